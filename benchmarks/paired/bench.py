@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paired import data, folds
-from benchmarks.paired.null import Rate, calls, drawn_runs, rates, spec_of
+from benchmarks.paired.null import Rate, Z, calls, drawn_runs, rates, spec_of
 from benchmarks.paired.widths import Width, widths
 
 APART = 0.1  # of an interval's width from the bootstrap's, at most
@@ -49,8 +50,8 @@ class Found:
 def _err(rates: dict[str, list[Rate]], between: tuple[float, float], enough: int) -> bool:
     """Tell whether verdicts err as often as they say; of few data sets, as far as these can tell."""
     verdicts = [rate for found in rates.values() for rate in found if rate.metric == "verdict"]
-    slack = [0.0 if one.tried >= enough else one.error for one in verdicts]
     low, high = between
+    slack = [0.0 if one.tried >= enough else Z * math.sqrt(high * (1 - high) / one.tried) for one in verdicts]
     return all(low - more <= one.share <= high + more for one, more in zip(verdicts, slack, strict=True))
 
 

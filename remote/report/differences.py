@@ -98,7 +98,7 @@ def conditions(run: RunResults) -> Iterator[str]:
         yield f"AUCs are compared within each {where}, so that their difference need not be that of the figures above."
     holdout = isinstance(run.spec.evaluation, Holdout)
     folds = "" if holdout else ", fold by fold from rows that folds mostly share"
-    others = "" if holdout else " Of models trained on other rows more do, above all where columns are many."
+    others = "" if holdout else " Of models trained on other rows more of them may."
     yield (
         f"Intervals of differences hold for the models as they were trained here{folds}: they leave out what other "
         f"training rows would change. One such interval in twenty misses by chance.{others}"
