@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankdad.common.errors import DataError
-from rankdad.common.spec.table_schema import Labelled, canonical
+from rankdad.common.spec.table_schema import Labelled, canonical, spelling
 from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
@@ -50,7 +50,9 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
 
 def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
     """Refuse numbers that differ by little more than what a dtype rounds away, such as times of this century."""
-    if not len(values) or np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
+    if not len(values) or not np.ptp(values):
+        return
+    if np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
         return
     said = f"{values.min():.9g} to {values.max():.9g} differ by too little for {dtype}, which would round them"
     advice = f"subtract the same number, such as {values.mean():.2g}, from all of them at every site"
@@ -97,8 +99,6 @@ def column_codes(
     Raises:
         DataError: a cell holds something else.
     """
-    from rankdad.local.data.spellings import spelling  # which profiles need, and they these cells
-
     places = {value: float(place) for place, values in enumerate(levels) for value in values}
     rest = float(len(levels)) if other else None
     codes: list[float] = []
