@@ -18,6 +18,7 @@ from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
 from rankdad.common.gradients.projections import pooled_projections
 from rankdad.common.metrics import Tally, summarise
+from rankdad.common.preparation.coefficients import OWN, untold
 from rankdad.common.protocol.messages import (
     Body,
     Buffers,
@@ -124,8 +125,9 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
 
 
 def _sums(sent: Sequence[Sums]) -> Sums:
-    """Add up what preparation needs, site after site."""
-    return Sums(stage=sent[0].stage, values=reduce(add, (one.values for one in sent)))
+    """Add up what preparation needs, site after site; of a site's own coefficients no other learns anything."""
+    total: Tensor = reduce(add, (one.values for one in sent))
+    return Sums(stage=sent[0].stage, values=untold(total) if sent[0].stage == OWN else total)
 
 
 def decided(views: Sequence[Decision]) -> Decision:

@@ -18,7 +18,7 @@ from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Failure, Farewell, Kind, Message, Roster, Step
+from rankdad.common.protocol.messages import Evaluation, Failure, Farewell, Kind, Message, Roster, Step
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
@@ -27,7 +27,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.remote.aggregation import aggregate
 from rankdad.remote.checks import Checks
-from rankdad.remote.children import introduced
+from rankdad.remote.children import bodies, introduced
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
 from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
@@ -502,6 +502,11 @@ class Aggregator:
         state.follow(update.message)
         if isinstance(body, Roster):
             self._checks.meet(introduced(self.children, ready.messages).samples)
+        if ready.kind is Kind.EVALUATION:
+            sent = zip(ready.places, bodies(ready.messages, Evaluation), strict=True)
+            self._checks.tests = {
+                self.children[at]: (one.tally, one.baseline, *one.references) for at, one in sent if one.baseline
+            }
         if state.fold != fold:
             self._residuals = {}
             self.barrier.latecomers.clear()

@@ -16,7 +16,7 @@ from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods.edad import EdadMethod
 from rankdad.common.gradients.projections import least_norm
 from rankdad.common.gradients.wire import BITS
-from rankdad.common.metrics import same_labels
+from rankdad.common.metrics import Tally, same_labels
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
     Buffers,
@@ -30,6 +30,7 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds import paired
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
@@ -58,6 +59,7 @@ class Checks:
 
     Attributes:
         samples: every child's in every fold, to train, to validate and to test; empty until all have said hello.
+        tests: of the last test the tallies of every child that took part: the model's, and those of its rivals.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan, state: RunState, node: Node) -> None:
@@ -65,6 +67,7 @@ class Checks:
         self._preparing = Preparing(spec)
         self._max_factor = min(MAX_SIZE, _largest(plan.wire))
         self.samples: Mapping[str, Sequence[Sequence[int]]] = {}
+        self.tests: Mapping[str, Sequence[Tally]] = {}
 
     def meet(self, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Take note of all sites' samples: a child's are those of all sites below it."""
@@ -108,6 +111,10 @@ class Checks:
             self._check_buffers(body)
         elif isinstance(body, Squares):
             self._check_count("d.samples", body.samples, self._samples(site, "test"))
+            tests = self.tests.get(site)
+            problem = tests and paired.problem_of(self._spec, body.values, tests)
+            if problem:
+                raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
         elif isinstance(body, Evaluation):
             expected = self._samples(site, body.split)
             for field, tally in (("tally", body.tally), ("baseline", body.baseline)):

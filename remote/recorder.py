@@ -271,9 +271,9 @@ class Recorder:
                 self.progress.study.around(self._preparing.fit(self._totals))
 
     def _record_coefficients(self, sent: Mapping[str, Tensor]) -> None:
-        people, own = self._preparing.solving.told(sent)
-        found = self._preparing.coefficients(self._kept, people)
+        found = self._preparing.coefficients(self._kept)
         if found is not None:
+            own = self._preparing.solving.told(sent)
             sites = {site: as_json(self._spec, one) for site, one in own.items()}
             self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
             self._write_table("coefficients", as_table(self.progress.coefficients))

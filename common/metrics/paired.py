@@ -29,6 +29,7 @@ LEAST = 8  # rows of a class behind any part of a histogram that all sites see: 
 EDGE = 25  # bins: to multiples of them the outermost scores are rounded outwards
 MAX_RANKED = 30  # outputs; of more, models are compared by loss and accuracy alone
 DIGITS = 11  # binary ones of a sum of squares: enough for an interval, too few to solve it for single rows
+ROUNDED, SLACK = 0.01, 1e-6  # of sums of squares, which are rounded, once more in a region; of what is not
 MOST = 1e290  # of a sum: of a model that diverges squares are no numbers any more, and its interval is endless
 NORMAL = NormalDist().inv_cdf(0.975)
 WITHIN = "auc_within"  # among measures: of the site's own rows alone
@@ -255,19 +256,47 @@ def coarse(sums: Tensor) -> Tensor:
     return rounded * torch.pow(2.0, exponent.double())
 
 
-def check_squares(task: TaskSpec, sums: Tensor, samples: int) -> None:
-    """Check that rows can have these sums.
+def contradiction(task: TaskSpec, sums: Tensor, tests: Sequence[Tally], least: int = LEAST) -> str | None:
+    """Return what no rows that were tested so add up to, in words; None where there are such rows.
 
-    Raises:
-        ValueError: they cannot.
+    Args:
+        task: what is predicted.
+        sums: float64 [rivals, measures, 1 or 2], as `squares` returns them, or several sites' added up.
+        tests: tallies of the same rows' tests, the model's and each rival's. A rival's that is of none is unknown.
+        least: rows of either class behind an AUC of all sites' rows.
     """
-    names = measures(task)
-    if bool((sums[:, :, 0] < 0).any()):
-        raise ValueError("a sum of squares is negative")
-    most = {"accuracy": samples**2, "auc": 4 * samples, WITHIN: 4 * samples}
-    for at, name in enumerate(names):
-        if bool((sums[:, at, 0] > most.get(name, math.inf) * 1.01).any()):
-            raise ValueError(f"the squares of {name} are larger than those of {samples} samples")
+    for found, other in zip(sums, tests[1:], strict=True):
+        if other.samples != tests[0].samples:
+            continue
+        _, sizes = _groups(parts(task, tests[0]))
+        for name, own, (low, high) in zip(measures(task), found, _bounds(task, tests[0], other, least), strict=True):
+            square = float(own[0])
+            if not low * (1 - ROUNDED) <= square <= high * (1 + ROUNDED):
+                return f"the squares of {name} are {square:g}, expected {low:g} to {high:g} of these rows"
+            if len(own) > 1 and abs(float(own[1])) > math.sqrt(square) * math.sqrt(sizes) * (1 + ROUNDED):
+                return f"a product of {name} is larger than its squares allow"
+    return None
+
+
+def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tuple[float, float]]:
+    """Return the least and largest sum of squares of each measure that rows with these tallies have."""
+    ours, theirs = parts(task, model), parts(task, other)
+    groups, sizes = _groups(ours)
+    alone, found = ours.clusters is None, list[tuple[float, float]]()
+    if not isinstance(task, Regression):
+        counts = histograms(task, model).sum(dim=2).double()
+        for fewest in (least, 2):
+            number = counts.clamp_min(fewest)  # of all sites' rows: a row's own part is within 2 of it
+            each = 4 * counts / number / (number - 1) if alone else 2 * counts / number
+            largest = each.sum(dim=1) if alone else each.sum(dim=1).square()
+            found.append((0.0, float(largest.max()) if ranked(task) else 0.0))
+    for name, mine, its in zip(compared(task)[-2:], _means(task, ours), _means(task, theirs), strict=True):
+        apart, most = max(abs(mine - its) - SLACK * (mine + its), 0.0), mine * mine + its * its
+        if name == "accuracy":
+            wrong = 2 * ours.samples - mine - its
+            most = min(mine + its, wrong) * (1 if alone else math.sqrt(sizes))
+        found.append((min(apart * apart / max(groups, 1), MOST), most))
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ CONVERGED = 1e-12  # of what a whole step would still win
 SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
 PART = 0.05  # of such a direction: a column with more belongs to it
 Problem = Literal["", "few-patients", "collinear", "separated"]
+SLACK = 1e-6  # of a part of 1, which rounding may break
 OWN = "own-coefficients"  # the round in which sites tell those of their own rows
 TOLD: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # what a site says of its own fit; None nothing
 
@@ -112,6 +113,32 @@ def packed_own(people: int, found: Coefficients | None, size: int) -> dict[str, 
             estimates, errors = found.estimates.nan_to_num(0.0).reshape(-1), found.errors.nan_to_num(0.0).reshape(-1)
     numbers = {name: torch.tensor(float(value)) for name, value in ({"people": people} | values).items()}
     return numbers | {"estimates": estimates, "errors": errors}
+
+
+def untold(total: Tensor) -> Tensor:
+    """Return sums of several sites [folds, ...] as others may see them: only of how many patients all rows are."""
+    return torch.cat([total[:, :1], torch.zeros_like(total[:, 1:])], dim=1)
+
+
+def contradiction(sums: Sums, fixed: Tensor) -> str | None:
+    """Return what no fit tells of itself, in words that begin with the field; None where one may.
+
+    Args:
+        sums: as `packed_own` returns them.
+        fixed: coefficients that others are compared with.
+    """
+    told, rows, freedom = (int(sums[name]) for name in ("told", "rows", "freedom"))
+    if told >= len(TOLD):
+        return f"told: expected at most {len(TOLD) - 1}"
+    figures = torch.cat([sums["determination"].reshape(1), sums["estimates"], sums["errors"]])
+    if TOLD[told] != "":
+        return "rows: expected none, nor figures, where there is no fit" if rows or freedom or figures.any() else None
+    if not 0 < freedom < rows or not sums["people"] <= rows:
+        return "freedom: expected that of a fit, and no more patients than rows"
+    if not -SLACK <= float(sums["determination"]) <= 1 + SLACK:
+        return "determination: expected a number from 0 to 1"
+    compared = fixed.reshape(-1) & ((sums["estimates"] != 0) | (sums["errors"] != 0))
+    return "estimates: expected none of what others are compared with" if compared.any() else None
 
 
 def unpacked_own(sums: Sums, like: Tensor) -> Coefficients | None:

@@ -27,6 +27,7 @@ MAX_OUTPUT = 1e20
 LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
 SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
 SLACK = 1e-6  # of what only rounding may break
+TINY = 1e-9  # of a slope
 FREE = "free-"  # before the names of the sums of a fit that holds no weights small
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
@@ -139,7 +140,14 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
     ends, most = own.sqrt(), rows * (1.0 if isinstance(task, Regression) else 0.25)
     if (curvature.abs() > torch.outer(ends, ends) * (1 + SLACK) + 1e-300).any():
         return "curvature: expected no more than its diagonal allows"
-    return f"curvature: expected that of {rows:g} rows" if (own[::size] > most * (1 + SLACK)).any() else None
+    if (own[::size] > most * (1 + SLACK)).any():
+        return f"curvature: expected that of {rows:g} rows"
+    loss, slope = float(found["loss"]), found["slope"].abs()
+    if isinstance(task, Regression):
+        largest = math.sqrt(2 * loss) * ends
+    else:  # by how much a row's probability is wrong is no more than its loss
+        slope, largest = slope[::size], torch.full((len(own) // size,), min(loss, rows))
+    return "slope: expected no more than its loss allows" if (slope > largest * (1 + SLACK) + TINY).any() else None
 
 
 @dataclass(frozen=True, eq=False)

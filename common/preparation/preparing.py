@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankdad.common.errors import SpecError
 from rankdad.common.preparation import combat, description, labels, moments
-from rankdad.common.preparation.coefficients import OWN, Coefficients
+from rankdad.common.preparation.coefficients import OWN, Coefficients, untold
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.inputs import Inputs, in_memory
 from rankdad.common.preparation.layout import Layout
@@ -128,7 +128,7 @@ class Preparing:
         """Return what several sites contribute to a stage as one would: float64 [folds, …]."""
         total = torch.stack(list(contributions)).sum(dim=0)
         if stage == OWN:
-            total[:, 1:] = 0.0  # a region tells no site's coefficients, only of how many patients all rows are
+            total = untold(total)
         if stage == "labels" and self._table:
             for fold in range(len(total)):
                 own = [self._stages[stage].unpack(vectors[fold]) for vectors in contributions]
@@ -174,9 +174,9 @@ class Preparing:
         """Tell whether a stage is due in a run that is solved exactly, or is not."""
         return exact or not self.solving.exact or stage not in self.solving.stages
 
-    def coefficients(self, totals: Mapping[str, Tensor], people: float) -> Coefficients | None:
+    def coefficients(self, totals: Mapping[str, Tensor]) -> Coefficients | None:
         """Return the coefficients of a linear model; see `Solving.coefficients`."""
-        return self.solving.coefficients(totals, self.fit(totals), people)
+        return self.solving.coefficients(totals, self.fit(totals))
 
     def own(self, fit: Fit, rows: Rows) -> OwnFit:
         """Return what a site's training rows say beyond the fit; of no rows, what changes nothing."""

@@ -53,6 +53,8 @@ class Solving:
 
     def check(self, stage: str, sums: linear.Sums, rows: float) -> str | None:
         """Return what is wrong with a round's sums over so many rows; None where nothing is."""
+        if stage == OWN:
+            return coefficients.contradiction(sums, self._coding.fixed)
         if stage not in self.rounds:
             return None
         problem = linear.contradiction(self._task, sums, math.inf if self.weighted else rows)
@@ -119,23 +121,22 @@ class Solving:
             found = coefficients.fitted(self._task, *rows, self._coding, people, self._units(fit))
         return coefficients.packed_own(people, found, fixed.numel())
 
-    def told(self, contributions: Totals) -> tuple[float, dict[str, Coefficients]]:
-        """Return of how many patients all rows are, and the coefficients that sites tell of their own, by site."""
+    def told(self, contributions: Totals) -> dict[str, Coefficients]:
+        """Return the coefficients that sites tell of their own rows, by site."""
         sums = {site: self.stages[OWN].unpack(vector) for site, vector in contributions.items()}
         found = {site: coefficients.unpacked_own(own, self._coding.fixed) for site, own in sums.items()}
-        people = sum(float(own["people"]) for own in sums.values())
-        return people, {site: one for site, one in found.items() if one is not None}
+        return {site: one for site, one in found.items() if one is not None}
 
-    def coefficients(self, totals: Totals, fit: Fit, people: float) -> Coefficients | None:
+    def coefficients(self, totals: Totals, fit: Fit) -> Coefficients | None:
         """Return the coefficients of the model that is kept; None where it has none.
 
         Args:
             totals: of the training that makes it.
             fit: of its rows.
-            people: patients that they are of, or rows.
         """
-        if not self._free or not all(name in totals for name in self.rounds):
+        if not self._free or not all(name in totals for name in self.stages):
             return None
+        people = float(self.stages[OWN].unpack(totals[OWN])["people"])
         rounds, units = self._unpenalised(totals), self._units(fit)
         return coefficients.from_totals(self._task, rounds, self.weights(totals), self._coding, people, units)
 

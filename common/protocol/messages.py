@@ -90,7 +90,7 @@ REFERENCES = packed(
     lambda data, plan, known: _tallies(data, plan) if known.get("split") == "test" or data else (),
 )
 SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
-SQUARES = packed(pack_sums, lambda data, plan, known: unpack_squares(plan, data, known.get("samples", 0)))
+SQUARES = packed(pack_sums, lambda data, plan, _: unpack_squares(plan, data))
 SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
 PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
 

@@ -21,8 +21,8 @@ from rankdad.common.metrics.paired import (
     LEAST,
     WITHIN,
     Rows,
-    check_squares,
     coarse,
+    contradiction,
     histograms,
     measures,
     positives,
@@ -132,13 +132,16 @@ def unpack_scores(plan: Plan, data: bytes) -> Tensor:
     return scores.reshape(-1, ranked(plan.task), 2, BINS)
 
 
-def unpack_squares(plan: Plan, data: bytes, samples: int) -> Tensor:
+def unpack_squares(plan: Plan, data: bytes) -> Tensor:
     """Return a site's sums [rivals, measures, 1 or 2] from the network.
 
     Raises:
-        ValueError: the size is wrong, or so many samples cannot have them.
+        ValueError: the size is wrong, or a number is NaN or too large.
     """
     count, names, columns = _shape(plan)
-    sums = unpack_sums(data, count * names, columns).reshape(count, names, columns)
-    check_squares(plan.task, sums, samples)
-    return sums
+    return unpack_sums(data, count * names, columns).reshape(count, names, columns)
+
+
+def problem_of(spec: RunSpec, sums: Tensor, tests: Sequence[Tally]) -> str | None:
+    """Return why rows with these tests cannot have such sums, in words; None where they can. See `contradiction`."""
+    return contradiction(spec.task, sums, tests, least(spec))

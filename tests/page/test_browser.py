@@ -19,6 +19,7 @@ from rankdad.remote.auth import hashed
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 from tests.page.looking import LOOKS, TEXT, check_look, until
+from tests.page.test_serving import still_improving
 from tests.remote.report.browser import Browser
 from tests.remote.report.test_browser import OUTSIDE
 from tests.remote.serving import serving
@@ -165,6 +166,17 @@ def test_a_site_shows_its_own_run(chromium: Browser, federation: Federation) -> 
     until(lambda: chromium.evaluate(last) > steps, what="the curve does not grow")
     assert text_of(chromium, "sites-table").count("alpha") == 1
     assert "beta" not in chromium.evaluate(TEXT)
+
+
+def test_a_training_that_was_still_improving_is_warned_of_with_its_remedy(chromium: Browser, tmp_path: Path) -> None:
+    token = "a viewer's token, which is long"
+    with serving(tmp_path / "run", viewers={"pi": hashed(token)}) as served:
+        still_improving(served.aggregator.recorder, best=1)
+        warning = served.aggregator.recorder.progress.undertrained["warning"]
+        for width, dark in LOOKS:
+            shown(chromium, Federation(f"http://127.0.0.1:{served.port}/", token, {}), width, dark=dark, drawn=0)
+            until(lambda: warning in text_of(chromium, "status"), 10, "the page does not warn")
+            check_look(chromium, width, dark=dark)
 
 
 def test_64_sites_and_100_000_steps_stay_smooth(chromium: Browser, tmp_path: Path) -> None:

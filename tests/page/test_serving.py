@@ -13,11 +13,13 @@ import httpx
 import pytest
 
 from rankdad.common.errors import UserError
+from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.page import serving as page_serving
 from rankdad.page.stream import MAX_VIEWERS
 from rankdad.page.viewers import VIEWER_TOKEN
 from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.config import Access
+from rankdad.remote.recorder import Recorder
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 
@@ -39,6 +41,15 @@ def client(served: Served) -> Iterator[httpx.Client]:
 
 def bearer(token: str = VIEWER) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
+
+
+def still_improving(recorder: Recorder, best: int) -> None:
+    """A training of two epochs ends, one of which was the best."""
+    values = dict.fromkeys(("loss", "auc"), 0.5)
+    where = {"split": "validation", "fold": 0, "epoch": 1, "samples": 9, "values": values, "auc_error": None}
+    recorder.progress.validation = PooledMetrics.model_validate(where | {"absent": 0})
+    recorder.progress.epoch, recorder.progress.best_epoch = 2, best
+    recorder._record_end()
 
 
 def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
@@ -92,6 +103,15 @@ def test_without_plotly_the_page_says_what_to_install(client: httpx.Client, monk
 
 
 @pytest.mark.slow
+def test_a_training_that_was_still_improving_is_warned_of_with_its_remedy(served: Served, client: httpx.Client) -> None:
+    recorder, stand = served.aggregator.recorder, []
+    for best in (0, 1):
+        still_improving(recorder, best)
+        stand.append(client.get("/page/state", headers=bearer()).json()["stand"]["warning"])
+    assert stand == ["", recorder.progress.undertrained["warning"]]
+    assert "training.epochs" in stand[1]
+
+
 def test_viewers_are_told_of_changes_once_a_second_and_all_the_same(served: Served, client: httpx.Client) -> None:
     with client.stream("GET", "/page/events", headers=bearer()) as one, httpx.Client(trust_env=False) as beside:
         lines = one.iter_lines()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.metrics import Tally
+from rankdad.common.metrics.paired import measures
 from rankdad.common.metrics.sums import parts
 from rankdad.common.policy import EVERYTHING
+from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import (
     Ask,
@@ -30,20 +33,25 @@ from rankdad.common.protocol.messages import (
     Kind,
     Message,
     Sketch,
+    Squares,
     Step,
     Sums,
 )
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import weights_of
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.simulations import lockstep
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
+from tests.simulations.test_patients import visits
 
 LIAR, HONEST = SITES[0], SITES[1:]  # what the first in the plan says has often decided for all
 METHOD = {"name": "rank-dad", "rank": 2}
@@ -326,3 +334,112 @@ def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
     ledger.close()
     assert max(sent.count(one) for one in sent) == 3
     assert len(sent) < 9 * run.round
+
+
+def put(values: torch.Tensor, *changes: tuple[int | tuple[int, ...], float]) -> torch.Tensor:
+    """Return float64 numbers, some changed: one by its place in the last axis, or by its whole place."""
+    changed = values.clone()
+    for place, value in changes:
+        changed[place if isinstance(place, tuple) else (..., place)] = value
+    return changed
+
+
+def sums_lies(spec: RunSpec, stage: str, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what no rows add up to, of a fold's sums [folds, ...] that are sent."""
+    yield "NaN", put(values, (0, float("nan")))
+    yield "infinity", put(values, (0, float("inf")))
+    yield "a negative square", put(values, (0, -1.0))
+    yield "beyond all sums", put(values, (1, 1e299))
+    yield "another size", torch.zeros(3, dtype=torch.float64)
+    if stage.startswith("linear"):
+        yield "a slope beyond its loss", put(values, (1, 1e9))
+        yield "no loss", put(values, (0, 0.0))
+        yield "a curvature of more rows", put(values, (1 + weights_of(spec), 1e9))
+        yield "a curvature beyond its diagonal", put(values, (2 + weights_of(spec), 1e9))
+    if stage == OWN:
+        people, told, rows, freedom = range(4)
+        yield "more patients than rows", put(values, (people, 1e6))
+        yield "half a patient", put(values, (people, 0.5))
+        yield "something else", put(values, (told, 4.0))
+        yield "figures without a fit", put(values, (told, 0.0), (4, 0.5))
+        yield "a fit of no rows", put(values, (told, 1.0), (rows, 0.0), (freedom, 0.0))
+        yield "more freedom than rows", put(values, (told, 1.0), (rows, 9.0), (freedom, 9.0))
+        yield "more than is explained", put(values, (told, 1.0), (rows, 20.0), (freedom, 9.0), (4, 1.5))
+        yield "a negative error", put(values, (-1, -1.0))
+
+
+def squares_lies(spec: RunSpec, stage: str, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what no rows come to, of sums [rivals, measures, 1 or 2] that are sent."""
+    for at, name in enumerate(measures(spec.task)):
+        for value in (float("nan"), float("inf"), -1.0, 1e299, 1e5):
+            yield f"{name} {value}", put(values, ((1, at, 0), value))
+        if values.shape[2] > 1:
+            yield f"{name}, a product", put(values, ((1, at, 1), 10 + 2 * float(values[1, at].abs().max()) * 1e3))
+    loss = measures(spec.task).index("loss")
+    yield "another size", torch.zeros(3, dtype=torch.float64)
+    yield "no squares of what differs", put(values, ((0, loss, 0), 0.0))
+
+
+CODES = {"sums-unusable", "body-malformed", "weight-differs", "fields-differ", "round-unexpected"}
+EXACT = {"model": {"name": "linear"}, "training": {"solver": "exact"}, "method": {"name": "dsgd"}}
+FITTED: dict[str, dict[str, Any]] = {
+    "steps": {"evaluation": {"name": "holdout", "references": ["linear", "site"]}},
+    "exact": EXACT | {"evaluation": {"name": "holdout", "references": ["site"]}},
+    "exact beside itself alone": EXACT | {"evaluation": {"name": "k-fold", "folds": 2, "references": ["linear"]}},
+    "groups": {"evaluation": {"name": "k-fold", "folds": 2, "refit": False, "references": ["linear"]}},
+}
+
+
+@pytest.mark.parametrize("fitted", FITTED)
+def test_sums_that_no_rows_have_are_refused_by_name_and_change_nothing(
+    tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch, fitted: str
+) -> None:
+    """Of the solver's rounds, of a site's coefficients and of a comparison: the liar tells each before the truth."""
+    spec = run_spec(**FITTED[fitted])
+    if fitted == "groups":
+        spec, data = visits(tmp_path, **FITTED[fitted])
+    else:
+        data = site_data(spec, (90, 60, 40))
+    lockstep.run(spec, data, tmp_path / "undisturbed")
+    real, told = Aggregator.take, dict[str, int]()
+
+    def state(aggregator: Aggregator) -> tuple[Any, ...]:
+        barrier, known = aggregator.barrier, aggregator.state
+        return barrier.round, barrier.missing(), barrier.stored, dict(barrier._bodies), known.fold, dict(known.totals)
+
+    def take(self: Aggregator, site: str, body: bytes) -> Any:
+        true = unpack(body, self.plan, up=True)
+        if site == spec.federation.sites[0] and isinstance(true.body, Sums | Squares):
+            stage = getattr(true.body, "stage", "paired")
+            wrong = squares_lies if isinstance(true.body, Squares) else sums_lies
+            lies: list[tuple[str, str, dict[str, Any]]] = []
+            lies += [("d.values", name, {"values": one}) for name, one in wrong(spec, stage, true.body.values)]
+            if isinstance(true.body, Squares):
+                lies += [("d.fold", "", {"fold": 7}), ("d.samples", "", {"samples": true.body.samples + 1})]
+            messages = [
+                (field, name, replace(true, body=true.body.model_copy(update=change))) for field, name, change in lies
+            ]
+            for field, name, lie in [*messages, ("r", "", replace(true, round=true.round + 1))]:
+                before = state(self)
+                refused: ProtocolError | None = None
+                try:
+                    real(self, site, pack(lie, self.plan, up=True))
+                except ProtocolError as error:
+                    refused = error
+                assert refused is not None, f"{stage}: {name} is taken"
+                assert (refused.field, refused.status // 100) == (field, 4), (stage, name)
+                assert refused.code in CODES
+                assert state(self) == before, (stage, name)
+            told[stage] = len(messages)
+        return real(self, site, body)
+
+    monkeypatch.setattr(Aggregator, "take", take)
+    lockstep.run(spec, data, tmp_path / "lied-to")
+    assert told.keys() >= {
+        "steps": {"linear-1", "paired"},
+        "exact": {"linear-1", OWN, "paired"},
+        "groups": {"paired"},
+    }.get(fitted, {"linear-1", OWN})
+    one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("undisturbed", "lied-to"))
+    for key in ("weights_sha256", "metrics", "coefficients"):
+        assert one.get(key) == other.get(key)

@@ -20,9 +20,10 @@ from rankdad.common.gradients.methods import Contribution, MethodState, method_f
 from rankdad.common.gradients.methods.base import pooled
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import description, in_memory
+from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Failure, Kind, Message, RegionHello, Step
+from rankdad.common.protocol.messages import Failure, Kind, Message, RegionHello, Step, Sums
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -192,6 +193,41 @@ def test_table_one_of_a_region_is_that_of_its_rows_together() -> None:
     for name, value in found.items():
         assert torch.allclose(value, expected[name], rtol=1e-12), name
     assert set(found) == {"table-squares", "table-label-squares"}
+
+
+@pytest.mark.parametrize("task", [{"name": "regression"}, {"name": "classification", "classes": 3}])
+def test_coefficients_of_a_tree_are_those_without_it_and_each_site_s_stay_in_its_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: dict[str, Any]
+) -> None:
+    """A region of one small site had coefficients of too few patients, and sites got the sum of all sites' own."""
+    told = list[Tensor]()
+    real = RunState.follow
+
+    def follow(self: RunState, message: Message) -> None:
+        if isinstance(message.body, Sums) and message.body.stage == OWN:
+            told.append(message.body.values)
+        real(self, message)
+
+    monkeypatch.setattr(RunState, "follow", follow)
+    regions, found = {"north": ["s0", "s1", "far"], "far": ["s2"], "south": ["s4"]}, {}
+    for name, tree in (("tree", regions), ("star", {})):
+        spec = spec_of(regions=tree, task=task, model={"name": "linear"}, training={"solver": "exact"})
+        run(spec, data_of(spec, tmp_path / "data"), tmp_path / name)
+        found[name] = summary_of(tmp_path / name)["coefficients"]
+    assert len(told) > len(SITES)
+    assert all(total[:, 0].any() and not total[:, 1:].any() for total in told), "nobody's own coefficients come down"
+    inside = {name: summary_of(region_directory(tmp_path / "tree", name))["coefficients"] for name in regions}
+    pooled = [found["star"]["pooled"], found["tree"]["pooled"], *(one["pooled"] for one in inside.values())]
+    assert [(one["problem"], one["rows"]) for one in pooled] == [("", pooled[0]["rows"])] * 5
+    for key in ("estimate", "se", "p"):
+        first, *others = ([row[key] for row in one["coefficients"]] for one in pooled)
+        assert all(one == pytest.approx(first, rel=1e-8, abs=1e-12) for one in others)
+    alone = found["star"]["sites"]
+    assert found["tree"]["sites"] == {site: alone[site] for site in ("s3", "s5") if site in alone}
+    assert inside["north"]["sites"] == {site: alone[site] for site in ("s0", "s1") if site in alone}
+    assert inside["far"]["sites"] == {site: alone[site] for site in ("s2",) if site in alone}
+    assert not inside["south"]["sites"], "of too few patients"
+    assert {"s0", "s5"} <= set(alone)
 
 
 def trainings(spec: RunSpec, tree: Tree, data: dict[str, SiteData]) -> dict[str, Any]:

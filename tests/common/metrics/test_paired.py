@@ -21,9 +21,9 @@ from rankdad.common.metrics.paired import (
     Difference,
     Rows,
     Sums,
-    check_squares,
     coarse,
     compared,
+    contradiction,
     differences,
     histograms,
     influences,
@@ -260,22 +260,26 @@ def test_an_output_without_a_class_is_in_no_mean() -> None:
 
 
 @TASKS
-def test_sums_that_no_rows_have_are_refused(task: TaskSpec) -> None:
-    labels, models, _ = drawn_models(task, 60)
-    sent = [test_of(task, out, labels, None)[0] for out in models]
-    good = squares(task, sent, positives(task, labels), None)
-    check_squares(task, good, 60)
-    names = measures(task)
-    for name in names:
-        bad = good.clone()
-        bad[0, names.index(name), 0] = -1.0
-        with pytest.raises(ValueError, match="negative"):
-            check_squares(task, bad, 60)
-    if "accuracy" in names:
-        bad = good.clone()
-        bad[0, names.index("accuracy"), 0] = 61.0**2
-        with pytest.raises(ValueError, match="accuracy"):
-            check_squares(task, bad, 60)
+@pytest.mark.parametrize("groups", [0, 20], ids=["rows", "groups"])
+def test_sums_that_no_rows_have_are_refused_and_those_that_some_have_are_not(task: TaskSpec, groups: int) -> None:
+    labels, models, of = drawn_models(task, 60, groups=groups)
+    for seed, size in ((0, 1.0), (1, 0.01), (2, 1e3)):  # alike, near, and wrong with certainty
+        models.append(models[0] + size * torch.randn(models[0].shape, generator=torch.Generator().manual_seed(seed)))
+    models.append(models[0])
+    tested = [test_of(task, out, labels, of) for out in models]
+    sent, tests = [one for one, _ in tested], [one for _, one in tested]
+    pooled = None if isinstance(task, Regression) else torch.stack([smoothed(histograms(task, t)) for t in tests])
+    good = squares(task, sent, positives(task, labels), pooled, of)
+    assert contradiction(task, good, tests) is None
+    again = coarse(coarse(good) + coarse(good))
+    assert contradiction(task, again, [one + one for one in tests]) is None, "a region's two members"
+    for at, name in enumerate(measures(task)):
+        least, most = 0.9 * float((tests[0].loss - tests[1].loss) ** 2 / 60), {"loss": 1e9, "mae": 1e9}.get(name, 61.0)
+        lies = [(0, -1.0), (0, most**2), (0, float("inf")), *[(0, 0.9 * least)] * (name == "loss" and not groups)]
+        for column, value in [*lies, *[(1, 1e9), (1, -1e9)] * bool(groups)]:
+            bad = good.clone()
+            bad[0, at, column] = value
+            assert contradiction(task, bad, tests) is not None, (name, column, value)
 
 
 def test_repeats_add_no_rows() -> None:

@@ -78,8 +78,8 @@ def solved(spec: RunSpec, rows: dict[str, Rows], fewest: int = 1) -> tuple[Coeff
         flags = {"kept": True, "tells": True}
         sent = {site: preparing.contribution(stage, totals, own, None, fewest, **flags) for site, own in rows.items()}
         totals[stage] = reduce(add, sent.values())
-    people, own = preparing.solving.told({site: vector for site, vector in sent.items() if stage == OWN})
-    found = preparing.coefficients(totals, people)
+    own = preparing.solving.told({site: vector for site, vector in sent.items() if stage == OWN})
+    found = preparing.coefficients(totals)
     assert found is not None
     return found, own
 
@@ -193,8 +193,8 @@ def test_a_site_tells_nothing_of_its_own_rows_where_its_policy_does_not_let_it()
     rows = rows_of("numbers", tables("numbers")["alpha"])
     for stage in preparing.stages:
         totals[stage] = preparing.contribution(stage, totals, rows, None, 1, kept=True, tells=False)
-    people, own = preparing.solving.told({"alpha": totals[OWN]})
-    assert (people, own) == (640.0, {})
+    assert preparing.solving.told({"alpha": totals[OWN]}) == {}
+    assert totals[OWN][0] == 640
     joined = preparing.joined(
         OWN, [preparing.contribution(OWN, totals, rows, None, 1, kept=True, tells=True)[None]] * 2
     )

@@ -65,11 +65,21 @@ def test_what_no_rows_add_up_to_is_named() -> None:
         (curvature + 7, -1.0, "curvature: expected none below 0"),
         (curvature + 8, 1e9, "curvature: expected no more than its diagonal allows"),
         (1, float("nan"), "slope: expected numbers"),
+        (1, 31.0, "slope: expected no more than its loss allows"),
     ):
         wild = sums.clone()
         wild[place] = value
         assert str(preparing.check("linear-1", wild, 30)).startswith(said)
     assert preparing.check("linear-1", sums, 30) is None
+    numbers = Preparing(run_spec(task=TASKS[-1], evaluation=LINEAR))
+    rows = honest_rows(TASKS[-1], 30, 1)
+    labels = numbers.contribution("labels", {}, rows)
+    totals = {"labels": labels, "label-squares": numbers.contribution("label-squares", {"labels": labels}, rows)}
+    sums = numbers.contribution("linear-1", totals, rows)
+    most = float(2 * sums[0] * sums[curvature + 7]) ** 0.5  # by Cauchy and Schwarz
+    for part in (0.99, -0.99, 1.01, -1.01):
+        sums[2] = part * most
+        assert (numbers.check("linear-1", sums, 30) is None) == (abs(part) < 1)
 
 
 def leading_to(weights: Tensor) -> dict[str, Tensor]:

@@ -22,8 +22,9 @@ from rankdad.common.metrics import tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
-from rankdad.common.protocol.messages import Evaluation, Failure, Goodbye, Kind, Message, Step
+from rankdad.common.protocol.messages import Evaluation, Failure, Goodbye, Kind, Message, PooledMetrics, Step
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.paired import scores_bytes
 from rankdad.common.run.weight_sketch import PARTS
 from tests.common.metrics.samples import tallied
 from tests.conftest import examples, run_spec
@@ -230,6 +231,39 @@ def test_nonsense_is_refused_with_a_reason(body: bytes, reason: str) -> None:
         unpack(body, PLAN, up=True)
     assert error.value.status == 422
     assert len(str(error.value)) < 300
+
+
+COMPARED = plan_of(evaluation={"name": "holdout", "references": ["site"]})
+COUNTS = torch.ones(scores_bytes(COMPARED) // 4)
+
+
+@pytest.mark.parametrize(
+    ("plan", "scores", "taken"),
+    [
+        (COMPARED, COUNTS, True),
+        (COMPARED, torch.cat([COUNTS, COUNTS]), False),
+        (COMPARED, COUNTS[:-1], False),
+        (PLAN, COUNTS, False),  # nothing is compared
+        *((COMPARED, torch.cat([COUNTS[1:], torch.tensor([one])]), False) for one in (-1.0, 1e10)),
+        *((COMPARED, torch.cat([COUNTS[1:], torch.tensor([float(one)])]), False) for one in ("nan", "inf")),
+    ],
+)
+def test_histograms_that_come_down_are_of_the_plan_s_size_and_are_counts(
+    plan: Plan, scores: torch.Tensor, taken: bool
+) -> None:
+    where: dict[str, Any] = {"split": "test", "fold": 0, "epoch": 0, "samples": 3, "values": {"auc": 0.5}, "absent": 0}
+    answer = PooledMetrics.model_construct(**where, auc_error=None, scores=scores)
+    body = pack(Message(Kind.EVALUATION, 0, answer), COMPARED, up=False)
+    if taken:
+        found = unpack(body, plan, up=False).body
+        assert isinstance(found, PooledMetrics)
+        assert found.scores is not None
+        assert torch.equal(found.scores.flatten(), scores)
+        return
+    with pytest.raises(ProtocolError) as error:
+        unpack(body, plan, up=False)
+    assert error.value.status in (413, 422)
+    assert error.value.field in ("d.scores", "")
 
 
 SITES = [f"site-{place}" for place in range(9)]
