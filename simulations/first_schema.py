@@ -12,6 +12,7 @@ from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import spelling
 from rankdad.local.data.identifiers import MANY_VISITS
+from rankdad.local.data.outcomes import outcome_of
 from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column, ordered
 from rankdad.local.data.reading import shown, told_together
 from rankdad.local.data.tables import no_column
@@ -236,10 +237,16 @@ def _task(
         notes.append(
             f"column {label}: values that differ only in how they are written are one class (data.merge): {said}"
         )
+    outcome = outcome_of([own[0] for own in cases]) if len(cases) == 2 else None
+    if outcome == cases[0][0]:
+        cases = cases[::-1]
     counts = [[sum(column.levels.get(value, 0) for value in own) for own in cases] for column in columns]
     values = [own[0] for own in cases]
     some = ", ".join(f"{value} ({sum(own)} rows)" for value, own in zip(values, zip(*counts, strict=True), strict=True))
     notes.append(f"column {label} is taken for {len(values)} classes: {some}")
+    if len(values) == 2:
+        doubt = "" if outcome else f" (if it is {values[0]}, write data.values the other way round)"
+        notes.append(f"the outcome, whose risk is predicted, is {label} = {values[-1]}{doubt}")
     for one, own in zip(found, counts, strict=True):
         notes += one_sided(own, one.site)
     if len(values) > 2 and numbers:

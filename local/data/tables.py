@@ -75,8 +75,10 @@ class Table:
         lacking = self.written.tokens_of(column)
         if not lacking:
             return texts
-        comma = form is canonical and column in self.decimals.comma  # a code is written as the column's numbers are
-        return ["" if form(text.replace(",", ".") if comma else text) in lacking else text for text in texts]
+        forms = [form]
+        if form is canonical and column in self.decimals.comma:  # -9,0 is the -9 of a column of decimal commas
+            forms.append(lambda text: canonical(text.replace(",", ".")))
+        return ["" if any(one(text) in lacking for one in forms) else text for text in texts]
 
     def ids(self, column: str) -> list[str]:
         """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankdad.common.spec.table_schema import spelling
+from rankdad.local.data.outcomes import outcome_of
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 
 POSITIVE = FIELDS["positive"]
-NEGATIVE = frozenset(
-    {
-        *("0", "no", "none", "false", "neg", "negative", "absent", "without"),
-        *("con", "control", "controls", "ctl", "ctrl", "hc", "healthy", "healthy control", "healthy controls"),
-        *("cn", "nl", "norm", "normal", "typical", "typically developing", "unaffected", "benign", "wild type"),
-        *("alive", "survived"),
-    }
-)
-NEGATED = ("no ", "non ", "non", "not ", "without ", "un")  # before the other value
 
 
 def outcome_last(values: Sequence[str], positive: str = "") -> tuple[list[str], bool]:
@@ -41,12 +33,10 @@ def outcome_last(values: Sequence[str], positive: str = "") -> tuple[list[str], 
         return list(values), False
     if positive:
         return sorted(values, key=lambda value: value == named), False
-    first, last = keys = [spelling(value) for value in values]
-    negated = [{f"{word}{other}" for word in NEGATED} for other in (last, first)]
-    negative = [key in NEGATIVE or key in found for key, found in zip(keys, negated, strict=True)]
-    if negative[0] == negative[1]:
+    outcome = outcome_of(values)
+    if outcome is None:
         return list(values), True
-    return sorted(values, key=lambda value: value != values[negative.index(True)]), False
+    return sorted(values, key=lambda value: value == outcome), False
 
 
 def same(values: Sequence[str], positive: str) -> str | None:

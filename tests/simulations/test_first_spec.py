@@ -107,6 +107,22 @@ def test_without_a_rule_stages_are_classes_and_the_rule_is_offered(folder: Path)
     assert any('--positive "> 0"' in note for note in document["notes"])
 
 
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [("control case", ["control", "case"]), ("no yes", ["no", "yes"]), ("ill healthy", ["healthy", "ill"]),
+     ("alive dead", ["alive", "dead"]), ("left right", ["left", "right"])],
+)  # fmt: skip
+def test_the_outcome_is_no_control(tmp_path: Path, values: str, order: list[str]) -> None:
+    """The risk of being a control was predicted, since "control" comes after "case"."""
+    rng = np.random.default_rng(0)
+    for site in ("north", "south"):
+        frame = pd.DataFrame({"age": rng.normal(60, 9, 60).round(1), "status": rng.choice(values.split(), 60)})
+        (tmp_path / site).mkdir()
+        frame.to_csv(tmp_path / site / "table.csv", index=False)
+    document = first_spec(tmp_path, "status")
+    assert document["run"]["data"]["values"] == order
+
+
 def refused(folder: Path, label: str, positive: str | None = None, **options: Any) -> tuple[str, str]:
     """Code and field of the error with which no spec is written."""
     with pytest.raises(UserError) as caught:
