@@ -270,7 +270,7 @@ def paired(
         "../shared/data"
     ),
     output: Annotated[Path, typer.Option(help="Folder of the runs that are done: the rest are added.")] = Path(
-        "paired"
+        "runs/paired"
     ),
 ) -> None:
     """Hold intervals of differences against the bootstrap, and count how often a verdict errs: forty minutes."""
