@@ -26,7 +26,7 @@ PAGE = {BLACK: "currentColor", GRID: "var(--line)", BLUE: "var(--blue)", ORANGE:
 WIDTH, HEIGHT, DPI = 4.8, 3.4, 150  # inches, inches, pixels per inch
 TINTS = 12  # of each colour in a file: enough for smooth edges, and a third of the bytes
 LEGEND = 66  # characters in a row of the legend
-MAX_NAME = 26  # characters of a name beside a plot
+MAX_NAME = 24  # characters of a name beside a plot
 MEASURES = {
     "auc": "AUC (0.5 is chance, 1 best)",
     "accuracy": "accuracy (proportion)",
