@@ -173,9 +173,10 @@ def test_a_training_that_was_still_improving_is_warned_of_with_its_remedy(chromi
     with serving(tmp_path / "run", viewers={"pi": hashed(token)}) as served:
         still_improving(served.aggregator.recorder, best=1)
         warning = served.aggregator.recorder.progress.undertrained["warning"]
+        status = "document.getElementById('status')?.innerText ?? ''"  # a page that loads has none yet
         for width, dark in LOOKS:
             shown(chromium, Federation(f"http://127.0.0.1:{served.port}/", token, {}), width, dark=dark, drawn=0)
-            until(lambda: warning in text_of(chromium, "status"), 10, "the page does not warn")
+            until(lambda: warning in chromium.evaluate(status), 10, "the page does not warn")
             check_look(chromium, width, dark=dark)
 
 
