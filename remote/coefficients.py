@@ -77,7 +77,7 @@ def _two_sided_t(statistic: float, freedom: int) -> float:
     """Return the probability of a larger t, by the regularised incomplete beta function; NaN for NaN."""
     if math.isnan(statistic) or freedom < 1:
         return math.nan
-    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + statistic**2), regularized=True))
+    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + statistic * statistic), regularized=True))
 
 
 def _critical(freedom: int) -> float:

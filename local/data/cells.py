@@ -16,6 +16,7 @@ from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, MOST, Arr
 from rankdad.local.data.tables import Table, holder
 
 LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
+NOISE = 1e-12  # of a number: what computing leaves of it, where all rows have the same
 MAX_ROUNDING = 1e-3  # standard deviations: more moves coefficients
 LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
@@ -50,7 +51,7 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
 
 def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
     """Refuse numbers that differ by little more than what a dtype rounds away, such as times of this century."""
-    if not len(values) or not np.ptp(values):
+    if not len(values) or np.ptp(values) <= NOISE * np.abs(values).max():
         return
     if np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
         return

@@ -308,8 +308,8 @@ def warnings(run: RunResults) -> Iterator[str]:
         chance = f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance"
         if ranks:
             yield (
-                f"{chance}: with the most probable class as its answer the model finds hardly any row of a rare class. "
-                "Its risks do rank rows better than chance: choose a threshold for them."
+                f"{chance}: with the most probable class as its answer the model finds the classes no better than a "
+                "guess. Its risks do rank rows better than chance: choose a threshold for them."
             )
         else:
             yield f"{chance}: the model tells the classes apart no better than a guess. {look}"

@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 import torch
+from scipy import stats
 from torch import Tensor
 
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.coefficients import OWN, Coefficients
 from rankdad.common.spec import RunSpec
-from rankdad.remote.coefficients import as_json
+from rankdad.remote.coefficients import _critical, _two_sided_t, as_json
 
 SIZES = {"alpha": 640, "beta": 210, "gamma": 24}
 DATA = {
@@ -200,3 +201,11 @@ def test_a_site_tells_nothing_of_its_own_rows_where_its_policy_does_not_let_it()
     )
     assert joined[0, 0] == 1280
     assert not joined[0, 1:].any()  # a region passes on no site's
+
+
+def test_p_values_are_those_of_scipy_and_no_size_ends_them() -> None:
+    for freedom in (1, 7, 873):
+        assert _critical(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+        for size in (0.0, 0.5, -3.0, 40.0):
+            assert _two_sided_t(size, freedom) == pytest.approx(2 * stats.t.sf(abs(size), freedom), rel=1e-8)
+        assert _two_sided_t(1e200, freedom) == 0.0

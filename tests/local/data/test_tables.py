@@ -295,3 +295,7 @@ def test_numbers_that_float32_would_round_are_refused(tmp_path: Path, beyond: fl
 
 def test_whole_numbers_of_a_small_table_are_not_refused(tmp_path: Path) -> None:
     read_samples(spec_of(), write(tmp_path, "subject,volume\ns1,250000\ns2,250001\ns3,250000\n"))
+
+
+def test_what_computing_leaves_of_a_constant_is_not_refused(tmp_path: Path) -> None:
+    read_samples(spec_of(), write(tmp_path, "subject,volume\ns1,0.3\ns2,0.30000000000000004\ns3,0.3\n"))
