@@ -44,8 +44,12 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
         even = any(one and one["low"] <= 0 <= one["high"] for one in whole)
         cancels = ", errors that cancel in the figures of all rows together" if all(large) and even else ""
         yield f"On the whole they are {' and '.join(where)}{cancels}."
-    if "slope" in differ and slope[0]:
-        yield f"High risks are too high and low ones too low at {listed(slope[0])} (calibration slope below 1)."
+    turned, _ = _beyond(sites, "slope", 0.0)
+    flat = [site for site in slope[0] if site not in turned]
+    if "slope" in differ and turned:
+        yield f"Higher risks go with a rarer outcome at {listed(turned)} (calibration slope below 0)."
+    if "slope" in differ and flat:
+        yield f"High risks are too high and low ones too low at {listed(flat)} (calibration slope below 1)."
     if "slope" in differ and slope[1]:
         yield f"Risks are too close to the average at {listed(slope[1])} (calibration slope above 1)."
 

@@ -142,7 +142,10 @@ def calibrated(one: dict[str, Any]) -> Iterator[str]:
         return
     value, low, high = (slope[name] for name in ("value", "low", "high"))
     close = abs(value - 1) <= CLOSE
-    if high < 1 - CLOSE / 2 or (high < 1 and not close):
+    if high < 0:
+        rarer = "the higher they are, the rarer the outcome"
+        yield f"Its risks are upside down: {rarer} (calibration slope {number(value, 2)})."
+    elif high < 1 - CLOSE / 2 or (high < 1 and not close):
         yield f"High risks are too high and low ones too low (calibration slope {number(value, 2)})."
     elif low > 1 + CLOSE / 2 or (low > 1 and not close):
         yield f"Its risks are too close to the average (calibration slope {number(value, 2)})."

@@ -187,6 +187,7 @@ def test_what_is_said_of_hospitals_is_true_of_each_that_is_named() -> None:
     [
         ((1.05, 0.3, 1.8), "too few to tell"),
         ((0.88, 0.8, 0.96), "too low"),
+        ((-2.4, -3.2, -1.7), "upside down"),
         ((1.13, 1.03, 1.23), "close to the average"),
         ((0.97, 0.9, 1.04), "about right"),
         ((0.8, 0.5, 1.1), "too few to tell"),
