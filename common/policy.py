@@ -55,6 +55,10 @@ class Policy(Part):
     unreduced_factors: bool = False
     """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
     into a layer, which for the first layer is the raw data."""
+    keyed_folds: bool = True
+    """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in
+    one fold. false: patients are dealt once, by a secret of the site, into at most ten parts of at least `min_rows`,
+    and every fold, validation and test set is made of parts: no difference of answers is about fewer patients."""
     site_coefficients: bool = True
     """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
     report, never those of fewer than three patients a column."""

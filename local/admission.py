@@ -56,7 +56,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", _fewest(data, tested))
         if solver == "steps" and "linear" in spec.references:
             _check_linear(policy, spec, data, tested, "evaluation.references", "leave out linear")
-    if (equations := _equations(spec)) > 1:
+    if (equations := _equations(spec, data)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
         field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
@@ -128,7 +128,7 @@ def fewest_of_linear(spec: RunSpec, data: SiteData) -> tuple[float, float]:
     """
     tested = spec.tested_folds * (1 + len(spec.candidates))
     fewest = float(_fewest(data, tested))
-    everyone = data.people(torch.arange(len(data.samples))) // _equations(spec)
+    everyone = data.people(torch.arange(len(data.samples))) // _equations(spec, data)
     return min(fewest, everyone) if math.isfinite(fewest) else fewest, float(_fewest_apart(data, tested))
 
 
@@ -153,11 +153,14 @@ def _fewest_apart(data: SiteData, tested: int) -> Tensor:
     return fewest_behind(data.splits, data.shares(torch.stack(sets, 1)), tested).min()
 
 
-def _equations(spec: RunSpec) -> int:
+def _equations(spec: RunSpec, data: SiteData) -> int:
     """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
 
-    Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model.
+    Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model. Unions of
+    parts are equations for parts.
     """
+    if data.parts is not None:
+        return 1
     repeats = spec.tested_folds // spec.folds_per_repeat
     if repeats == 1 and not spec.candidates:
         return 1

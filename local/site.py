@@ -39,6 +39,7 @@ from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
+from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.progress import SiteView
 from rankdad.local.progress import following as following_progress
 from rankdad.local.ranks.alone import Alone
@@ -223,7 +224,7 @@ def taking_part(
     spec = offered_spec(config, offered)
     called(spec.name)
     policy, replica, plan = permitted(config, spec)
-    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy))
+    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run_id(offered)))
 
 
 def permitted(config: SiteConfig, spec: RunSpec) -> tuple[Policy, Replica, Plan]:
@@ -276,10 +277,21 @@ def _print(line: str) -> None:
     print(visible(line, MAX_LINE), flush=True)
 
 
-def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy) -> SiteData:
-    """Read the site's samples, check them, and leave out what its policy does not evaluate."""
+def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: str | None = None) -> SiteData:
+    """Read the site's samples, check them, and leave out what its policy does not evaluate.
+
+    Without a run's identity nothing is kept of it.
+    """
     index = spec.federation.sites.index(config.name)
-    read = read_site(spec, Path(config.data), index, config.allow_factories, config.loading, Path(config.output))
+    read = read_site(
+        spec,
+        Path(config.data),
+        index,
+        config.allow_factories,
+        config.loading,
+        Path(config.output),
+        dealing_of(config.privacy_folder, config.name, policy, spec, run),
+    )
     data = admitted(policy, spec.at(config.name), plan, read)
     for note in data.notes:
         _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)

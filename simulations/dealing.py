@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hmac
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankdad.common.errors import SpecError
 from rankdad.common.policy import FILE
+from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.patterns import is_pattern
 from rankdad.common.spec.written import Written
 from rankdad.local.config import SiteConfig
 from rankdad.local.data import SiteData, read_site
+from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.log import DisclosureLog
 from rankdad.simulations.datasets import Dataset
 from rankdad.simulations.partition import Folder, partition
 from rankdad.simulations.sources import Folders, OneTable
@@ -57,6 +61,9 @@ def write_sites(
         output = folder / site
         output.mkdir(parents=True, exist_ok=True)
         (output / FILE).write_text(simulation.policy.text(), encoding="utf-8")
+        if not simulation.policy.keyed_folds:
+            own = hmac.digest(simulation.secret.encode(), site.encode(), "sha256")
+            DisclosureLog(output / "privacy", site, Secret(own)).secret  # noqa: B018  # which the site's process finds
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator if isinstance(aggregator, str) else aggregator[site],
@@ -108,7 +115,13 @@ def dealt_data(
     everyone = file.run.federation.sites
     return {
         name: read_site(
-            file.run, Path(config.data), everyone.index(name), allow_factories, config.loading, Path(config.output)
+            file.run,
+            Path(config.data),
+            everyone.index(name),
+            allow_factories,
+            config.loading,
+            Path(config.output),
+            dealing_of(config.privacy_folder, name, file.simulation.policy, file.run),
         )
         for name, config in configs.items()
     }

@@ -36,6 +36,9 @@ class SimulationSpec(Part):
     """Folder of the pretrained weights that the run names."""
     policy: Policy = Policy()
     """What may leave every site, and what else it takes: what is not named is as in a hospital's own default."""
+    secret: str = "simulation"
+    """What the sites' secrets follow from where the policy has no `keyed_folds`: with another one, patients are dealt
+    out anew."""
     relay: RelaySpec | None = None
     """What stands between sites and aggregator, slow and faulty; null connects them directly."""
 

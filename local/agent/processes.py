@@ -219,6 +219,7 @@ class Train:
         folder = RunFolder(self.config, self.run)
         address = f"{self.config.aggregator.rstrip('/')}/runs/{self.run}"
         own = {"aggregator": address, "output": str(folder.path), "spec": str(folder.spec)}
+        own["privacy"] = str(self.config.privacy_folder)  # one for all runs
         config = self.config.model_copy(update=own)
         with folder.log.open("a", encoding="utf-8", buffering=1) as log:
             os.dup2(log.fileno(), 1)

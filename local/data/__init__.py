@@ -32,11 +32,12 @@ from rankdad.local.data.loading import Loading
 from rankdad.local.data.npz import read_npz
 from rankdad.local.data.reading import Array, Reading, is_folder
 from rankdad.local.data.ts import read_ts
+from rankdad.local.privacy.dealing import Dealing, Dealt
 
 MEANING: dict[DataWarning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
     "missing-classes": "there are no samples of some class",
-    "fewer-samples-than-folds": "there are fewer samples than folds: some folds test none here",
+    "fewer-samples-than-folds": "there are fewer samples, or parts of them, than folds: some folds test none here",
 }
 
 
@@ -104,6 +105,7 @@ class SiteData:
         warnings: what is counted at the aggregator too.
         notes: what the person at the site should be told, one sentence each.
         tells_coefficients: whether a linear model's coefficients of this site's own rows may leave it.
+        parts: of which all sets are unions; None where folds follow from keys.
     """
 
     samples: Samples
@@ -117,6 +119,7 @@ class SiteData:
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     tells_coefficients: bool = False
+    parts: Dealt | None = None
 
     def shares(self, members: Tensor) -> Tensor:
         """Return which part of its group's members each sample is, float64 [samples, sets]: they add up to groups.
@@ -167,9 +170,11 @@ class SiteData:
     def order_key(self, fold: int) -> str:
         """Return what the order of a fold's batches is drawn from: a digest of its training rows, known here alone.
 
-        Whoever knew the order could solve the sums of many batches for single samples.
+        Whoever knew the order could solve the sums of many batches for single samples. With a secret it follows from
+        that, too: the digest of rows that can be guessed can be guessed.
         """
-        return self._digests[1 + fold]
+        own = self._digests[1 + fold]
+        return own if self.parts is None else self.parts.secret.name("order", own)
 
     @cached_property
     def _digests(self) -> tuple[str, ...]:
@@ -239,6 +244,7 @@ def read_site(
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
     output: Path | None = None,
+    dealing: Dealing | None = None,
 ) -> SiteData:
     """Read a site's data and split them.
 
@@ -249,6 +255,7 @@ def read_site(
         allowed: readers "package.module:function" that the site permits.
         loading: how samples of a file each are read.
         output: the site's own folder, for a cache on disk; without one there is none.
+        dealing: how the site deals its patients out to parts; None where folds follow from keys.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
@@ -257,7 +264,7 @@ def read_site(
     """
     check_augmentation_here(spec)
     reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
-    return split_samples(spec, reading, site_index, loading)
+    return split_samples(spec, reading, site_index, loading, dealing)
 
 
 def read_samples(
@@ -331,15 +338,19 @@ def split_samples(
     reading: Reading,
     site_index: int,
     loading: Loading = Loading(),  # noqa: B008
+    dealing: Dealing | None = None,
 ) -> SiteData:
     """Split what was read.
 
     Raises:
         DataError: there are no labels, or nothing is left to train on.
+        UserError: the site's log cannot be used.
     """
-    splits = folds(spec, reading, site_index)
+    dealt = None if dealing is None or reading.labels is None else dealing.deal(reading)
+    splits = folds(spec, reading, site_index, dealt)
     assert reading.labels is not None
-    warnings = _warnings(spec, reading.labels)
+    units = len(reading.labels) if dealt is None else len(dealt.sizes)
+    warnings = _warnings(spec, reading.labels, units)
     groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
     return SiteData(
         Samples(lazy_or_whole(reading.inputs, loading), torch.from_numpy(reading.labels)),
@@ -348,16 +359,17 @@ def split_samples(
         reading.keys or tuple(map(str, range(len(reading.labels)))),
         reading.dropped,
         warnings=warnings,
-        notes=reading.notes + tuple(MEANING[warning] for warning in warnings),
+        notes=(*reading.notes, *(MEANING[warning] for warning in warnings), *(() if dealt is None else dealt.notes())),
         groups=None if groups is None else torch.from_numpy(groups),
         group_names=reading.groups or (),
+        parts=dealt,
     )
 
 
-def _warnings(spec: RunSpec, labels: Array) -> tuple[DataWarning, ...]:
+def _warnings(spec: RunSpec, labels: Array, units: int) -> tuple[DataWarning, ...]:
     found: list[DataWarning] = []
     if isinstance(spec.task, Classification) and (classes := len(np.unique(labels))) < spec.task.classes:
         found.append("one-class" if classes == 1 else "missing-classes")
-    if isinstance(spec.evaluation, KFold) and len(labels) < spec.evaluation.folds:
+    if isinstance(spec.evaluation, KFold) and units < spec.evaluation.folds:
         found.append("fewer-samples-than-folds")
     return tuple(found)

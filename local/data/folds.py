@@ -2,7 +2,8 @@
 
 A sample's fold follows from a hash of its key, or of its group's: it depends on nothing else at this site or at others,
 so that it does not move when rows are sorted or added. Stratified folds depend on who else is of its class, too; a
-holdout, which has a size, on who else there is; and where samples have no keys, both on their places.
+holdout, which has a size, on who else there is; and where samples have no keys, both on their places. Where a site
+deals its patients out to parts, all of these are unions of parts, and which ones follows from the site's secret.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import DataError
+from rankdad.common.privacy.parts import chosen, fold_of
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import Holdout, KFold, RunSpec
 from rankdad.local.data.reading import Array, Reading
+from rankdad.local.privacy.dealing import NOT_USED, Dealt, strata
 
-TRAIN, VALIDATION, TEST = 0, 1, 2
-STRATA = 5  # of equally many samples, where labels are numbers
+TRAIN, VALIDATION, TEST, NOWHERE = 0, 1, 2, -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +34,14 @@ class Split:
     test: Tensor
 
 
-def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]:
+def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None = None) -> tuple[Split, ...]:
     """Return a site's splits, one for each time that the run trains: of candidates all alike, without a test.
+
+    Args:
+        spec: the run.
+        reading: what the site has read.
+        site_index: place of the site in the plan.
+        dealt: the parts in which its samples lie; None where folds follow from keys.
 
     Raises:
         DataError: there are no labels, nothing is left to train on, or the data have a split that is not asked for.
@@ -46,7 +54,8 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
             reading.source, f"has {found}, expected at least two: fewer are no training data", code="too-few-samples"
         )
     if isinstance(spec.evaluation, Holdout):
-        return _with_candidates(spec, [_checked(reading, _holdout(spec, reading, site_index))])
+        held = _holdout(spec, reading, site_index) if dealt is None else _held_parts(spec, reading, dealt)
+        return _with_candidates(spec, [_checked(reading, held)])
     if reading.split is not None:
         raise DataError(
             reading.source,
@@ -54,10 +63,10 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
             code="split-given",
             field="evaluation",
         )
-    units = _Units(spec, reading)
+    units = _Units(spec, reading) if dealt is None else _Parts(spec, dealt)
     if isinstance(spec.evaluation, KFold):
-        dealt = (units.folds(spec.evaluation.folds, repeat) for repeat in range(spec.evaluation.repeats))
-        tests = [own == fold for own in dealt for fold in range(spec.evaluation.folds)]
+        dealt_out = (units.folds(spec.evaluation.folds, repeat) for repeat in range(spec.evaluation.repeats))
+        tests = [own == fold for own in dealt_out for fold in range(spec.evaluation.folds)]
     else:
         everyone = np.ones(len(reading.labels), bool)
         tests = [everyone if fold == site_index else ~everyone for fold in range(spec.tested_folds)]
@@ -65,6 +74,7 @@ def folds(spec: RunSpec, reading: Reading, site_index: int) -> tuple[Split, ...]
     splits = []
     for fold, tested in enumerate(tests):
         parts = np.where(tested, TEST, TRAIN)
+        parts[units.left_out] = NOWHERE
         parts[~tested & units.chosen(fold, spec.validation, ~tested)] = VALIDATION
         splits.append(_split(parts))
     if not any(len(split.train) for split in splits):
@@ -149,7 +159,8 @@ class _Units:
         self._of = of[np.argsort(order)]
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
         stratified = isinstance(spec.evaluation, KFold) and spec.evaluation.stratified
-        self._strata = _strata(reading.labels[order][first]) if stratified else None
+        self._strata = strata(reading.labels[order][first]) if stratified else None
+        self.left_out = np.zeros(len(reading.labels), bool)
 
     def _hashes(self, *what: str | int) -> list[int]:
         return [derive(*what, self._seed, str(name)) for name in self.names]
@@ -179,9 +190,38 @@ class _Units:
         return found[self._of]
 
 
-def _strata(labels: Array) -> list[Sequence[int]]:
-    """Return the places of labels that are alike: of one class, or near one another where they are numbers."""
-    if labels.dtype.kind == "f" and labels.ndim == 1:
-        return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
-    _, inverse = np.unique(labels, axis=0, return_inverse=True)
-    return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
+class _Parts:
+    """What is dealt out to folds at a site that keeps a secret: parts of its patients."""
+
+    def __init__(self, spec: RunSpec, dealt: Dealt) -> None:
+        self._of, self._secret = dealt.parts, dealt.secret
+        self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
+        self.left_out = self._of == NOT_USED
+
+    def folds(self, count: int, repeat: int) -> Array:
+        """Return the fold of every sample, int64 [samples], -1 where none tests it; repeats permute the parts."""
+        tests = fold_of(self._among(~self.left_out), count, self._secret, self._seed, repeat)
+        return np.array([tests.get(part, -1) for part in self._of.tolist()], np.int64)
+
+    def chosen(self, fold: int | str, share: float, among: Array) -> Array:
+        """Return which samples are in about such a share of the parts, bool [samples]; from `among`."""
+        parts = chosen(self._among(among & ~self.left_out), share, self._secret, self._seed, fold)
+        return np.isin(self._of, list(parts)) & among
+
+    def _among(self, rows: Array) -> list[int]:
+        return sorted(set(self._of[rows].tolist()))
+
+
+def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
+    """Split parts by the data's own `split` where they have one, else by fractions, as the site's secret chooses."""
+    units = _Parts(spec, dealt)
+    if reading.split is None:
+        sets = np.full(len(dealt.parts), TRAIN)
+        sets[units.chosen("test", spec.training.test, sets == TRAIN)] = TEST
+        share = spec.validation / (1 - spec.training.test)
+    else:
+        sets, share = reading.split.copy(), spec.validation
+    sets[units.left_out] = NOWHERE
+    if not (sets == VALIDATION).any():
+        sets[units.chosen("validation", share, sets == TRAIN)] = VALIDATION
+    return _split(sets)

@@ -32,7 +32,7 @@ STATUS = {
 WARNINGS = {
     "weights-made-equal-after-a-comparison": "took over the aggregator's weights after a comparison",
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
-    "fewer-samples-than-folds": "has fewer samples than there are folds: some folds test none there",
+    "fewer-samples-than-folds": "has fewer samples, or parts of them, than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
     "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",

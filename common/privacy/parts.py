@@ -1,0 +1,132 @@
+"""Parts of a site's patients: dealt out once, so that every set that a run sums over is a union of them.
+
+However sums over unions of parts are added and subtracted, no smaller set than a part comes out.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+MOST = 10  # parts that patients are dealt out to at once: few, so that later studies of a subset can divide them
+Set = TypeVar("Set")
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What only one site knows. All that it draws of patients follows from it, and can be drawn again.
+
+    Args:
+        value: 32 bytes.
+    """
+
+    value: bytes = field(repr=False)
+
+    def number(self, *what: int | str) -> int:
+        """Return a number in [0, 2**63) that depends on all of `what` and on their order."""
+        text = "\0".join(str(part) for part in what).encode()
+        return int.from_bytes(hmac.digest(self.value, text, "sha256")[:8], "little") >> 1
+
+    def name(self, *what: int | str) -> str:
+        """Return 32 hexadecimal digits in place of a name that nobody else may learn."""
+        return hmac.digest(self.value, "\0".join(["name", *map(str, what)]).encode(), "sha256").hex()[:32]
+
+
+def count_parts(patients: int, fewest: int) -> int:
+    """Return into how many parts of at least `fewest` so many patients are dealt; 0 if they are too few for one."""
+    return min(MOST, patients // fewest)
+
+
+def deal(strata: Mapping[str, int], fewest: int, secret: Secret) -> dict[str, int]:
+    """Deal patients out to parts, numbered from 0, which differ by one patient at most; of each stratum, too.
+
+    Args:
+        strata: of every patient, the number of the stratum.
+        fewest: patients of a part.
+        secret: of the site.
+
+    Returns:
+        The part of every patient; nothing if they are too few.
+    """
+    count = count_parts(len(strata), fewest)
+    order = sorted(strata, key=lambda patient: (strata[patient], secret.number("part", patient)))
+    return {patient: place % count for place, patient in enumerate(order)} if count else {}
+
+
+def refine(
+    known: Mapping[str, int], sets: Mapping[str, Set], strata: Mapping[str, int], fewest: int, secret: Secret
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Refine a partition of a site's patients so that a run's sets are unions of its parts.
+
+    A part is divided only into parts of at least `fewest` patients, those whom the run leaves out being one of them;
+    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part.
+
+    Args:
+        known: the part of every patient of whom something has left the site.
+        sets: of every patient whom the run would use, which set they are in, such as training or test.
+        strata: of these patients, each with the number of a stratum; new ones are dealt out evenly.
+        fewest: patients of a part.
+        secret: of the site.
+
+    Returns:
+        The new partition, and the patients whom the run may use.
+    """
+    found, used = dict(known), set[str]()
+    members: dict[int, dict[Set | None, list[str]]] = {}
+    for patient, part in known.items():
+        members.setdefault(part, {}).setdefault(sets.get(patient), []).append(patient)
+    fresh = 1 + max(known.values(), default=-1)
+    for _, divided in sorted(members.items()):
+        if min(map(len, divided.values())) < fewest:
+            continue
+        asked = [patients for name, patients in divided.items() if name is not None]
+        for place, patients in enumerate(asked):
+            used.update(patients)
+            if place or None in divided:
+                found |= dict.fromkeys(patients, fresh)
+                fresh += 1
+    newcomers: dict[Set, dict[str, int]] = {}
+    for patient, name in sets.items():
+        if patient not in known:
+            newcomers.setdefault(name, {})[patient] = strata[patient]
+    for own in newcomers.values():
+        dealt = deal(own, fewest, secret)
+        used.update(dealt)
+        found |= {patient: fresh + part for patient, part in dealt.items()}
+        fresh += 1 + max(dealt.values(), default=-1)
+    return found, frozenset(used)
+
+
+def fold_of(parts: Collection[int], folds: int, secret: Secret, *what: int | str) -> dict[int, int]:
+    """Return the fold that tests each part, if there are several: of fewer parts than folds, some test none.
+
+    Args:
+        parts: of a site.
+        folds: how many.
+        secret: of the site.
+        what: else the folds depend on, such as the repeat.
+    """
+    if len(parts) < 2:
+        return {}
+    turns = sorted(range(folds), key=lambda fold: secret.number("turn", *what, fold))
+    order = sorted(parts, key=lambda part: secret.number("fold", *what, part))
+    return {part: turns[place % folds] for place, part in enumerate(order)}
+
+
+def chosen(parts: Collection[int], share: float, secret: Secret, *what: int | str) -> frozenset[int]:
+    """Return about such a share of some parts, never all of them."""
+    count = min(int(share * len(parts) + 0.5), max(len(parts) - 1, 0))
+    return frozenset(sorted(parts, key=lambda part: secret.number("chosen", *what, part))[:count])
+
+
+def partitions(parts: Sequence[int], folds: int, repeats: int, secret: Secret, *what: int | str) -> int:
+    """Return how many of a site's repeated partitions into folds differ."""
+    found = set[frozenset[frozenset[int]]]()
+    for repeat in range(repeats):
+        tests: dict[int, set[int]] = {}
+        for part, fold in fold_of(parts, folds, secret, *what, repeat).items():
+            tests.setdefault(fold, set()).add(part)
+        found.add(frozenset(map(frozenset, tests.values())))
+    return len(found)

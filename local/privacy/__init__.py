@@ -1,0 +1,1 @@
+"""What a site keeps for itself: a secret, and the log of what has left it."""

@@ -1,0 +1,98 @@
+"""Parts: whatever runs ask for, no set that leaves a site divides its patients into fewer than the policy says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankdad.common.privacy.parts import MOST, Secret, chosen, deal, fold_of, partitions, refine
+from tests.conftest import examples
+
+SECRET = Secret(bytes(32))
+
+
+def atoms(sets: list[frozenset[str]]) -> list[set[str]]:
+    """Return the smallest sets that sums over these sets tell of, however they are added and subtracted."""
+    found = defaultdict(set)
+    for patient in frozenset().union(*sets):
+        found[tuple(patient in one for one in sets)].add(patient)
+    return list(found.values())
+
+
+@settings(max_examples=examples(60))
+@given(data=st.data(), fewest=st.integers(1, 6))
+def test_sets_of_any_runs_have_no_smaller_intersections_than_parts(data: st.DataObject, fewest: int) -> None:
+    """Cohorts by rules that differ by a few patients, newcomers, withdrawals, and sets of the data's own."""
+    known: dict[str, int] = {}
+    left = list[frozenset[str]]()
+    everyone = [f"patient-{number}" for number in range(60)]
+    for _ in range(data.draw(st.integers(1, 5))):
+        first, last = data.draw(st.integers(0, 30)), data.draw(st.integers(30, 60))
+        gone = data.draw(st.sets(st.integers(0, 59), max_size=4))
+        cut = data.draw(st.integers(0, 60))
+        sets = {name: int(at >= cut) for at, name in enumerate(everyone[:last]) if at >= first and at not in gone}
+        known, used = refine(known, sets, {name: int(name[-1]) % 2 for name in sets}, fewest, SECRET)
+        assert used <= sets.keys()
+        of_parts = defaultdict(set)
+        for name in used:
+            of_parts[known[name]].add((name, sets[name]))
+        for part, members in of_parts.items():
+            assert {name for name, _ in members} == {name for name, own in known.items() if own == part}
+            assert len({own for _, own in members}) == 1
+            left.append(frozenset(name for name, _ in members))
+    assert all(size >= fewest for size in Counter(known.values()).values())
+    assert all(len(atom) >= fewest for atom in atoms(left) if left)
+
+
+def test_what_a_run_leaves_out_and_who_comes_later_wait_for_enough() -> None:
+    twenty = {f"p{number}": 0 for number in range(20)}
+    known, used = refine({}, twenty, twenty, 5, SECRET)
+    assert used == twenty.keys()
+    assert sorted(Counter(known.values()).values()) == [5] * 4
+    (part,) = {known["p0"]}
+    without = {name: 0 for name in twenty if name != "p0"}
+    again, used = refine(known, without, without, 5, SECRET)
+    assert again == known
+    assert used == {name for name in twenty if known[name] != part}, "the rest of the part would tell of p0"
+    more = twenty | {f"q{number}": 0 for number in range(4)}
+    assert refine(known, more, more, 5, SECRET) == (known, frozenset(twenty))
+    more["q4"] = 0
+    grown, used = refine(known, more, more, 5, SECRET)
+    assert used == more.keys()
+    assert {grown[name] for name in more if name.startswith("q")} == {1 + max(known.values())}
+
+
+def test_patients_are_dealt_evenly_within_strata_and_by_the_secret_alone() -> None:
+    strata = {f"p{number}": int(number % 5 == 0) for number in range(107)}
+    dealt = deal(strata, 8, SECRET)
+    assert max(dealt.values()) + 1 == MOST
+    for stratum in (0, 1):
+        sizes = Counter(dealt[name] for name, own in strata.items() if own == stratum)
+        assert max(sizes.values()) - min(sizes.values()) <= 1
+    assert deal(dict(reversed(strata.items())), 8, SECRET) == dealt
+    other = deal(strata, 8, Secret(b"x" * 32))
+    assert 0.02 < sum(other[name] == part for name, part in dealt.items()) / len(dealt) < 0.25
+    assert deal(strata, 108, SECRET) == {}
+
+
+@pytest.mark.parametrize(("parts", "folds", "tests"), [(10, 5, [2] * 5), (7, 5, [1, 1, 1, 2, 2]), (3, 5, [1] * 3)])
+def test_each_part_is_tested_once(parts: int, folds: int, tests: list[int]) -> None:
+    found = fold_of(range(parts), folds, SECRET, 0)
+    assert found.keys() == set(range(parts))
+    assert sorted(Counter(found.values()).values()) == tests
+    assert found != fold_of(range(parts), folds, SECRET, 1)
+
+
+def test_a_single_part_is_not_tested_and_never_all_are_chosen() -> None:
+    assert fold_of([4], 5, SECRET) == {}
+    assert chosen([4], 0.9, SECRET) == frozenset()
+    assert [len(chosen(range(8), share, SECRET)) for share in (0, 0.05, 0.15, 0.5, 1)] == [0, 0, 1, 4, 7]
+
+
+def test_repeats_of_few_parts_are_equal_partitions() -> None:
+    assert partitions(range(5), 5, 6, SECRET) == 1
+    assert partitions(range(4), 2, 50, SECRET) == 3
+    assert partitions(range(10), 5, 6, SECRET) == 6

@@ -1,0 +1,94 @@
+"""A site's secret and its log: kept together, over runs, and never more let out than before where one is lost."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rankdad.common.errors import UserError
+from rankdad.common.privacy.parts import Secret
+from rankdad.local.privacy.log import FILE, DisclosureLog
+
+SECRET = Secret(b"s" * 32)
+FORTY = [f"p{number}" for number in range(40)]
+
+
+def parts(folder: Path, run: str | None, names: list[str], fewest: int = 8, site: str = "alpha") -> dict[str, int]:
+    zeros = dict.fromkeys(names, 0)
+    return DisclosureLog(folder, site, SECRET).parts(run, "spec", zeros, zeros, fewest)
+
+
+def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp_path: Path) -> None:
+    began = parts(tmp_path, "first", FORTY)
+    assert sorted(Counter(began.values()).values()) == [8] * 5
+    women = [name for name in FORTY if int(name[1:]) % 2]
+    assert parts(tmp_path, "second", women) == {}, "every part would be divided into four and four"
+    assert parts(tmp_path, "third", women, fewest=4).keys() <= set(women)
+    assert parts(tmp_path, "first", FORTY) == began
+    assert len(set(parts(tmp_path, "fourth", FORTY, fewest=4).values())) > 5
+
+
+def test_looking_keeps_nothing_and_the_log_names_nobody(tmp_path: Path) -> None:
+    looked = parts(tmp_path, None, FORTY[:20])
+    assert parts(tmp_path, "run", FORTY).keys() == set(FORTY)
+    assert looked.keys() == set(FORTY[:20])
+    assert not any(name.encode() in (tmp_path / FILE).read_bytes() for name in FORTY)
+
+
+def test_of_two_runs_that_begin_at_once_each_is_within_one_partition(tmp_path: Path) -> None:
+    parts(tmp_path, None, FORTY)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda run: parts(tmp_path, run, FORTY if run == "a" else FORTY[:24]), ("a", "b"))
+    classes = Counter((first.get(name), second.get(name)) for name in FORTY)
+    assert all(count >= 8 for (one, other), count in classes.items() if (one, other) != (None, None))
+
+
+def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    folder = tmp_path / "privacy"
+    with ThreadPoolExecutor(4) as pool:
+        made = {secret.value for secret in pool.map(lambda _: DisclosureLog(folder, "alpha").secret, range(4))}
+    assert len(made) == 1
+    assert len(made.pop()) == 32
+    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert "s" * 8 not in repr(SECRET)
+    assert DisclosureLog(tmp_path, "alpha", SECRET).secret == DisclosureLog(tmp_path, "alpha").secret == SECRET
+
+
+def damage(log: Path, case: str) -> None:
+    if case == "truncated":
+        log.write_bytes(log.read_bytes()[:3000])
+    elif case == "no-log":
+        log.write_text("this is no log")
+    elif case == "newer":
+        with closing(sqlite3.connect(log)) as connection:
+            connection.execute("PRAGMA user_version = 7")
+    elif case == "folder":
+        log.unlink()
+        log.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [
+        ("truncated", "log-unusable"),
+        ("no-log", "log-unusable"),
+        ("folder", "log-unusable"),
+        ("newer", "log-version"),
+        ("another-site", "log-of-another-site"),
+    ],
+)
+def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Path, case: str, code: str) -> None:
+    parts(tmp_path, "first", FORTY)
+    damage(tmp_path / FILE, case)
+    before = None if case == "folder" else (tmp_path / FILE).read_bytes()
+    with pytest.raises(UserError) as raised:
+        parts(tmp_path, "second", FORTY, site="beta" if case == "another-site" else "alpha")
+    assert (raised.value.code, raised.value.field) == (code, "privacy")
+    assert before is None or (tmp_path / FILE).read_bytes() == before
