@@ -25,13 +25,14 @@ COMMAND = [sys.executable, "-m", "rankdad"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {"PYTHONPATH": str(ROOT)}
 
 
-def simulation(tmp_path: Path, samples: int = 150, **changes: Any) -> Path:
+def simulation(tmp_path: Path, samples: int = 150, *, keyed_folds: bool = True, **changes: Any) -> Path:
     """A quick simulation file over an npz of its own."""
     pool = write_site(tmp_path / "pool", samples, 0)
     document = {
         "run": run_document(**({"method": {"name": "rank-dad", "rank": 2}} | changes)),
-        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}, "policy": OPEN},
+        "simulation": {"source": {"name": "npz", "path": str(pool / "data.npz")}},
     }
+    document["simulation"]["policy"] = OPEN | {"keyed_folds": keyed_folds}
     path = tmp_path / "file.json"
     path.write_text(json.dumps(document))
     return path
@@ -94,7 +95,8 @@ def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, method: dict[
     )
     own = {"alpha": {"epochs": 1, "batch_size": 5}, "beta": {"local_steps": 3}} if "local_steps" in method else {}
     federation = {"sites": SITES, "overrides": own}
-    file = simulation(tmp_path, model=model, method=method, evaluation=evaluation, tuning=tuning, federation=federation)
+    changes = {"model": model, "method": method, "evaluation": evaluation, "tuning": tuning, "federation": federation}
+    file = simulation(tmp_path, keyed_folds="wire" in method, **changes)
     summaries = []
     for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
         done = rankdad("simulate", file, "--output", tmp_path / name, "--json", *options)
@@ -151,7 +153,7 @@ def test_started_by_hand_and_predicted_from(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_path: Path, number: int) -> None:
-    file = simulation(tmp_path, training={"epochs": 14})
+    file = simulation(tmp_path, keyed_folds=number == signal.SIGTERM, training={"epochs": 14})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
     address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
     assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0

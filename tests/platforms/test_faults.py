@@ -77,7 +77,7 @@ def test_a_site_that_cannot_write_in_the_first_iteration_is_named_with_its_reaso
 def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ValueError("Mrs Miller")
 
     monkeypatch.setattr(site_run, "read_site", broken)

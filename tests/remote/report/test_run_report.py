@@ -220,7 +220,7 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     assert page.fact("largest drift between sites").startswith("0.2 of the weights' size")
     assert page.fact("final weights").startswith("DIFFERENT between sites")
     assert "1 site has samples of one class alone" in page.text
-    assert "40 sites have fewer samples than" in page.text
+    assert "40 sites have fewer samples, or parts of them, than" in page.text
     assert "site-29 and 10 more" in page.text
     assert f"4 rows of data left out: {hostile} 3, beta 1." in page.text
     assert "script" not in dict(page.tags)
