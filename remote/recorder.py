@@ -274,7 +274,7 @@ class Recorder:
         found = self._preparing.coefficients(self._kept)
         if found is not None:
             own = self._preparing.solving.told(sent)
-            sites = {site: as_json(self._spec, one) for site, one in own.items()}
+            sites = {site: as_json(self._spec, one, own=True) for site, one in own.items()}
             self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
             self._write_table("coefficients", as_table(self.progress.coefficients))
             self.summarise()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rankdad.common.errors import counted
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
@@ -55,6 +56,13 @@ count = counted  # as templates call it
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as a paper prints it; – for None, NaN and infinity."""
     return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
+
+
+class Sentence(NamedTuple):
+    """A sentence of the verdict, and the name of what it says."""
+
+    code: str
+    text: str
 
 
 def percent(share: float, digits: int = 0) -> str:
