@@ -186,6 +186,7 @@ class Progress:
             grouped=spec.grouped,
             per_repeat=spec.folds_per_repeat,
             least=paired.least(spec),
+            regions=[name for name in sites if name in spec.federation.regions],
         )
         about = (spec.name, spec.method.name, sites, spec.task, spec.training.epochs, spec.folds)
         made = cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
+from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import ends, measure
 from rankdad.remote.report.metric_tables import NumberTable
@@ -71,11 +72,11 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
         if any(reference in run.summary.metrics.references for run in runs):
             name = measure(runs[0])
             rows.append([f"{NAMES[name]}, {said}", *(number(value(run, reference)[0]) for run in runs)])
-            apart = [run.differences_from(reference).get(name) for run in runs]
-            if any(apart):
-                rows.append(
-                    ["this run less it, on the same rows", *("–" if one is None else ends(one) for one in apart)]
-                )
+            for key, where in ((name, ""), (WITHIN, ", within hospitals")):
+                apart = [run.differences_from(reference).get(key) for run in runs]
+                if any(apart):
+                    cells = ("–" if one is None else ends(one) for one in apart)
+                    rows.append([f"this run less it, on the same rows{where}", *cells])
     if any(len(run.outcomes) == 1 for run in runs):
         brier = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
         rows.append(["Brier score", *map(number, brier)])

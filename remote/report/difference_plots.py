@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankdad.common.metrics.paired import Difference
+from rankdad.common.metrics.paired import WITHIN, Difference
 from rankdad.remote.report.differences import measure, of_site
 from rankdad.remote.report.narrative import NAMES
 from rankdad.remote.report.plot_style import BLACK, BLUE, legend, plain_axes, shortened
@@ -20,7 +20,10 @@ def differences(run: RunResults) -> Figure | None:
     """Draw by how much the model's figure differs from every reference's, and from the first one's at each site."""
     name = measure(run)
     pooled = {said: run.differences_from(rival).get(name) for rival, said in REFERENCES.items()}
-    rows = [(said, found, True) for said, found in pooled.items() if found is not None]
+    within = {
+        f"{said}, within hospitals": run.differences_from(rival).get(WITHIN) for rival, said in REFERENCES.items()
+    }
+    rows = [(said, found, True) for said, found in (pooled | within).items() if found is not None]
     if not rows:
         return None
     first = next((rival for rival in ALONE if rival in run.summary.metrics.differences), None)

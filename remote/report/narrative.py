@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
@@ -14,6 +14,7 @@ from rankdad.remote.view import bound, times_fewer
 
 NAMES = {
     "auc": "AUC",
+    "auc_within": "AUC within hospitals",
     "accuracy": "accuracy",
     "loss": "loss",
     "balanced_accuracy": "balanced accuracy",
@@ -38,6 +39,16 @@ WARNINGS = {
     "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
+Code = Literal[
+    "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
+    "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
+    "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
+    "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
+    "hospitals-too-far-apart", "hospitals-too-close",
+    "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
+    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model",
+    "opposite-effects", "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
+]  # fmt: skip
 UNSEEN = (
     "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
     "same for a whole site and errs away from it, which puts its AUC or correlation below chance. What the model gains "
@@ -61,7 +72,7 @@ def number(value: float | None, digits: int = 3) -> str:
 class Sentence(NamedTuple):
     """A sentence of the verdict, and the name of what it says."""
 
-    code: str
+    code: Code
     text: str
 
 

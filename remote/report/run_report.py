@@ -122,7 +122,7 @@ def report_page(run: RunResults) -> str:
         coefficients_by_site=site_coefficients(run),
         coefficient_notes=list(coefficient_notes(run)),
         differences=difference_table(run, {GUESS: narrative.baseline_name(run), **REFERENCES}),
-        conditions=" ".join(conditions(run)),
+        conditions=" ".join(sentence.text for sentence in conditions(run)),
         sites=tables.site_table(run, rows),
         baseline=baseline,
         unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),

@@ -62,6 +62,8 @@ class ReferenceMetrics(Part, extra="ignore"):
     """By metric."""
     intervals: dict[str, Interval] = Field(default={})
     """By metric; some have none."""
+    within_sites: Values = Field(default={})
+    """As of the model."""
 
 
 class RunMetrics(Part, extra="ignore"):
