@@ -13,7 +13,7 @@ from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import ends, measure
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
-from rankdad.remote.report.references import REFERENCES, value
+from rankdad.remote.report.references import REFERENCES, told, value
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import RunResults, damage_named, read_results
 from rankdad.remote.report.verdict import verdict
@@ -69,7 +69,7 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             best = _best(runs, name) if _same_rows(runs) else None
             rows.append([NAMES[name], *(_cell(run, name, run is best) for run in runs)])
     for reference, said in REFERENCES.items():
-        if any(reference in run.summary.metrics.references for run in runs):
+        if any(reference in told(run) for run in runs):
             name = measure(runs[0])
             rows.append([f"{NAMES[name]}, {said}", *(number(value(run, reference)[0]) for run in runs)])
             for key, where in ((name, ""), (WITHIN, ", within hospitals")):
@@ -116,8 +116,8 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "model": [run.spec.model.name for run in runs],
         "evaluation": [run.spec.evaluation.name for run in runs],
         "repeats": [f"{getattr(run.spec.evaluation, 'repeats', 1)}" for run in runs],
-        "epochs, best": [f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
-        "steps": [count(run.summary.steps, "step") for run in runs],
+        "epochs, best": ["–" if run.exact else f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
+        "steps": ["–" if run.exact else count(run.summary.steps, "step") for run in runs],
         "time": [duration(run.summary.seconds) for run in runs],
         f"up per {member}": [size(run.summary.bytes_up_per_site_step * run.summary.steps) for run in runs],
         f"down per {member}": [size(run.summary.bytes_down_per_site_step * run.summary.steps) for run in runs],
@@ -131,6 +131,8 @@ def _counted(value: float | None) -> str:
 
 
 def _method(run: RunResults) -> str:
+    if run.exact:
+        return "exact"
     method = run.spec.method
     rank, local, preset = getattr(method, "rank", None), run.spec.local_steps, getattr(method, "preset", None)
     between, said = f", local steps {local}" if local else "", {"name", "preset", "rank", "local_steps", "wire"}
@@ -140,6 +142,8 @@ def _method(run: RunResults) -> str:
 
 
 def _optimizer(run: RunResults) -> str:
+    if run.exact:
+        return "–"
     own, factored = run.spec.training.optimizer, run.spec.training.sends_projections
     return f"{own.name} {own.lr:g}" + ", factored" * factored + _others(own, {"name", "lr", "second_moment"})
 

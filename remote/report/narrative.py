@@ -46,7 +46,7 @@ Code = Literal[
     "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
-    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model",
+    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model",
     "opposite-effects", "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
 ]  # fmt: skip
 UNSEEN = (
@@ -111,9 +111,8 @@ def status(run: RunResults) -> str:
 def extent(run: RunResults) -> str:
     """Return how many sites trained, for how long."""
     spec, summary = run.spec, run.summary
-    exact = summary.solver.get("name") == "exact"
-    trained = "solved exactly" if exact else count(summary.epochs, "epoch")
-    if exact and spec.models > 1:
+    trained = "solved exactly" if run.exact else count(summary.epochs, "epoch")
+    if run.exact and spec.models > 1:
         trained = f"{count(spec.tested_folds, 'fold')}, each solved exactly"
     elif spec.models > 1:
         repeats = spec.tested_folds // spec.folds_per_repeat
@@ -121,7 +120,7 @@ def extent(run: RunResults) -> str:
         trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"
     trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
-    sites, steps = count(len(spec.federation.sites), "site"), "" if exact else f", {count(summary.steps, 'step')}"
+    sites, steps = count(len(spec.federation.sites), "site"), "" if run.exact else f", {count(summary.steps, 'step')}"
     return f"{sites}, {trained}{steps}, {duration(summary.seconds)}"
 
 
@@ -172,7 +171,7 @@ def tested(run: RunResults) -> str:
 
 def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
-    if run.summary.solver.get("name") == "exact":
+    if run.exact:
         return "the exact solution, which needs no epochs and sets nothing aside for validation"
     best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"

@@ -40,6 +40,14 @@ def value(run: RunResults, reference: str) -> tuple[float | None, Interval | Non
     return found.values.get(name), found.intervals.get(name)
 
 
+def told(run: RunResults) -> list[str]:
+    """Return the references that are told, in their order: of two that are one computation the first."""
+    found = [reference for reference in REFERENCES if reference in run.summary.metrics.references]
+    weighted = getattr(run.spec.task, "class_weights", "none") != "none"  # which linear models of one site do not know
+    same = {"local", "site"} <= set(found) and run.exact and not weighted
+    return [reference for reference in found if not (same and reference == "site")]
+
+
 def within_hospitals(run: RunResults, values: Values) -> float | None:
     """Return the AUC over pairs of rows of one hospital; None of one hospital, or where those of a region are one."""
     several = len(run.by_site) > 1 and not run.spec.federation.regions
@@ -48,8 +56,8 @@ def within_hospitals(run: RunResults, values: Values) -> float | None:
 
 def worth(run: RunResults) -> Iterator[Sentence]:
     """Yield how far the model is from each reference on the same rows, and where a hospital does better alone."""
-    name, references = measure(run), run.summary.metrics.references
-    known = [reference for reference in REFERENCES if reference in references and name in run.test]
+    name = measure(run)
+    known = [reference for reference in told(run) if name in run.test]
     for reference in known:
         reached, interval = value(run, reference)
         if reached is not None:
@@ -65,6 +73,8 @@ def worth(run: RunResults) -> Iterator[Sentence]:
         if reference != "linear":
             yield from _where(run, reference)
     if known:
+        if "site" in run.summary.metrics.references and "site" not in known:
+            yield Sentence("same-model", "A linear model of each hospital alone is that same model, and is told once.")
         yield from conditions(run)
 
 
@@ -130,7 +140,7 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
 def reference_table(run: RunResults) -> NumberTable | None:
     """Return the model beside its references, over all samples and by site; None where there are none."""
     found, name, rows = run.summary.metrics.references, measure(run), run.by_site
-    names = [reference for reference in REFERENCES if reference in found]
+    names = told(run)
     if not names or name not in run.test:
         return None
     pooled = [_cell(run.test[name], run.summary.metrics.intervals.get(name))]

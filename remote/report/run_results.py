@@ -198,6 +198,11 @@ class RunResults:
         return "member" if self.summary.regions else "site"
 
     @property
+    def exact(self) -> bool:
+        """Whether the model was solved exactly, without steps."""
+        return self.summary.solver.get("name") == "exact"
+
+    @property
     def tests(self) -> pd.DataFrame:
         """The pooled row of every test so far; a final training on all samples has none."""
         rows = self.metrics

@@ -189,7 +189,7 @@ def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.
     best = [1, 2, 3][int(validated.argmax())]
     assert summary["best_epoch"] == best == int(table[table["split"] == "test"]["epoch"].iloc[0])
     assert f"the best epoch, {best} of at most 3" in Page(report(finished)).text
-    show_result(summary, finished)
+    show_result(summary, finished, read_results(finished).spec)
     assert f"best epoch {best}," in capsys.readouterr().out
 
 
@@ -451,7 +451,7 @@ def test_the_page_says_which_settings_were_chosen_and_what_that_took(
     assert f"took {len(steps) / own.sum():.1f} times as many steps" in page.text
     assert f"and {sent.sum() / sent[own].sum():.1f} times as many bytes" in page.text
     assert "2 folds of at most 2 epochs, then all samples once more, each after 4 candidates" in page.text
-    show_result(summary, directory)
+    show_result(summary, directory, read_results(directory).spec)
     kept = tuned[-1]["candidates"][tuned[-1]["chosen"] - 1]
     chosen = f"chosen:  weight decay {kept['weight_decay']:g}, rank {kept['rank']}, {kept['best_epoch']} epochs for the"
     assert f"{chosen} final model, of 4 candidates" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from rankdad.remote.report.verdict import paragraphs
 from tests.conftest import run_spec
 
 Changes = dict[str, Any]
+BALANCED = {"name": "classification", "classes": 2, "class_weights": "balanced"}
 THREE, NUMBER = {"name": "classification", "classes": 3}, {"name": "regression"}
 
 
@@ -22,7 +23,7 @@ def run(**changes: Any) -> RunResults:
     task = changes.pop("task", {"name": "classification", "classes": 2})
     spec = run_spec(task=task, evaluation={"name": "k-fold", "refit": False}, federation={"sites": ["north", "south"]})
     sites = pd.DataFrame(changes.pop("sites", [hospital(), hospital("south")]))
-    rest = {name: changes.pop(name) for name in ("table1", "coefficients") if name in changes}
+    rest: Changes = {name: changes.pop(name) for name in ("table1", "coefficients", "solver") if name in changes}
     metrics: Changes = {"test": {"samples": 180}, **changes}
     summary = validate(Summary, {"metrics": metrics, **rest})
     empty, steps = pd.DataFrame(columns=list(METRICS)), pd.DataFrame(columns=list(STEPS))
@@ -83,6 +84,14 @@ def alone(
         "test": {"samples": 180, "auc": 0.8},
         "references": {reference: {"samples": samples, "values": {"auc": 0.79}}},
         "differences": {reference: found},
+    }
+
+
+def both_alone(solver: str) -> Changes:
+    known = alone(None)
+    return known | {
+        "solver": {"name": solver},
+        "references": dict.fromkeys(("local", "site"), known["references"]["local"]),
     }
 
 
@@ -175,6 +184,8 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         alone(None) | hospitals(auc=0.8, local_samples=0),
         alone(None) | hospitals(auc=0.8, local_samples=1),
     ),
+    ("same-model", both_alone("exact"), both_alone("steps")),
+    ("same-model", both_alone("exact"), both_alone("exact") | {"task": BALANCED}),
     ("in-folds", alone(BETTER | IN_FOLDS), alone(BETTER)),
     ("conditions", alone(BETTER), alone(None)),
     ("opposite-effects", effects(0.024), effects(0.025)),

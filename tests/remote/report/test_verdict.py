@@ -20,6 +20,7 @@ from rankdad.remote.report.run_report import report_page
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary
 from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
 from rankdad.remote.report.verdict import calibrated, verdict
+from rankdad.remote.result import _study
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 
@@ -72,6 +73,7 @@ def test_errors_that_cancel_over_all_rows_are_told_by_hospital() -> None:
         assert f"{row[3].split()[0]} at {site}" in text, "observed/expected"
     high, low = (text.index(word) for word in ("too high at north, east", "too low at south, west"))
     assert high < low
+    assert "observed/expected of class 1: north" in "".join(_study(run.summary.metrics.model_dump(), run.spec))
     assert "calibration_by_site" in figures(run)
     page = report_page(run)
     assert all(cell in page for row in table.rows for cell in row)
