@@ -85,8 +85,9 @@ def _everywhere(run: RunResults, reference: str, reached: str, within: Differenc
     text = f"Over all rows together it has an AUC of {reached}{less}"
     if found is None or judged("auc", found) == judged("auc", within):
         return Sentence("reference-everywhere", f"{text}.")
-    ranked = "that ranks rows of different hospitals by scores of different models"
-    return Sentence("everywhere-misleads", f"{text}: {ranked}, and does not tell whether a hospital should take part.")
+    ranked = "there scores of different models rank rows of different hospitals"
+    text += f": {ranked}, which does not tell whether a hospital should take part."
+    return Sentence("everywhere-misleads", text)
 
 
 def _apart(run: RunResults, reference: str, reached: float) -> str:

@@ -155,6 +155,11 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         apart(large=ends(-0.5, -0.9, -0.1), whole=ends(0.1, 0.0, 0.2)),
         apart(large=ends(-0.5, -0.9, -0.1), whole=ends(0.1, 0.01, 0.2)),
     ),
+    (
+        "hospitals-cancel",
+        apart(large=ends(-0.5, -0.9, -0.1), whole=ends(-0.1, -0.2, 0.0)),
+        apart(large=ends(-0.5, -0.9, -0.1), whole=ends(-0.1, -0.2, -0.01)),
+    ),
     ("hospitals-upside-down", apart(slope=ends(-1, -2, -0.01)), apart(slope=ends(-1, -2, 0.0))),
     ("hospitals-too-far-apart", apart(slope=ends(0.5, 0.1, 0.99)), apart(slope=ends(0.5, 0.1, 1.0))),
     ("hospitals-too-close", apart(slope=ends(2, 1.01, 3)), apart(slope=ends(2, 1.0, 3))),
@@ -198,6 +203,7 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         {"sites": [hospital(loss=0.4, baseline_loss=0.5), hospital("south")]},
     ),
     ("chance", hospitals(auc_low=0.5, auc_high=0.8), hospitals(auc_low=0.501, auc_high=0.8)),
+    ("chance", hospitals(auc_low=0.2, auc_high=0.5), hospitals(auc_low=0.2, auc_high=0.499)),
     ("below-chance", hospitals(auc_low=0.2, auc_high=0.499), hospitals(auc_low=0.2, auc_high=0.5)),
     ("site-untested", hospitals(samples=0), hospitals(samples=1)),
 ]
