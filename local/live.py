@@ -165,7 +165,7 @@ class SitePage:
         return {
             "run": {
                 "name": spec.name,
-                "method": spec.method.name,
+                "method": "exact" if run.exact else spec.method.name,
                 "members": f"at {self._site}",
                 "noun": "site",
                 "sites": [self._site],

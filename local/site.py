@@ -266,7 +266,7 @@ def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunS
         for warning in policy.warnings(spec):
             _log.warning(warning)
     _print(
-        f"{config.name} can take part in {spec.name} ({spec.method.name}), and its policy allows it: {_amounts(data)}; "
+        f"{config.name} can take part in {spec.name} ({spec.trained_by}), and its policy allows it: {_amounts(data)}; "
         f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
     )
     return spec, plan, data

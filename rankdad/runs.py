@@ -230,9 +230,13 @@ class Run:
         check_file(path)
         return path
 
+    @property
+    def _method(self) -> str:
+        return str(self.summary.get("method", "")) if self._ended else self.spec.trained_by
+
     def __repr__(self) -> str:
         figures = ", ".join(f"{label} {value}" for label, value, _ in self._figures()[:2])
-        about = f"{self.spec.name}: {self.spec.method.name}, {counted(len(self.spec.federation.sites), 'site')}"
+        about = f"{self.spec.name}: {self._method}, {counted(len(self.spec.federation.sites), 'site')}"
         return f"<rankdad.Run {about}{', ' * bool(figures)}{figures}, {self.directory}>"
 
     def _repr_html_(self) -> str:
@@ -256,7 +260,7 @@ class Run:
             for label, value, more in rows
         )
         sites = counted(len(self.spec.federation.sites), "site")
-        head = f"<b>{escape(self.spec.name)}</b>: {escape(self.spec.method.name)}, {sites}"
+        head = f"<b>{escape(self.spec.name)}</b>: {escape(self._method)}, {sites}"
         return f"<div>{head}<table>{cells}</table><code>{escape(str(self.directory))}</code></div>"
 
     def _figures(self) -> list[tuple[str, str, str]]:

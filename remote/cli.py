@@ -128,7 +128,7 @@ def aggregator(
         typer.echo(f"the live page: {access.scheme}://{address}:{bound}/page/, for those with a token of {where}")
         run = partial(run, viewers=lookers)
         run(spec, output, listening, console_here(quiet=quiet), allow_factory or ())
-    show_result(load_json(output / "summary.json"), output, spec.group_noun)
+    show_result(load_json(output / "summary.json"), output, spec)
 
 
 def export(

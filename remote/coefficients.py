@@ -19,15 +19,22 @@ Fit = dict[str, Any]
 POOLED = "all sites"
 MAX_NAMED = 6  # columns in a sentence
 INTERCEPT = "intercept"
+SITE_SD = "site SD"  # units of inputs that every site standardises by itself
 
 
-def as_json(spec: RunSpec, found: Coefficients) -> Fit:
+def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
     """Return a fit's coefficients as JSON: a figure that there is none of is null.
 
+    Args:
+        spec: of the run.
+        found: the fit.
+        own: whether it is of one site's rows, which does not tell what it lacks.
+
     Returns:
-        `rows`, `freedom`, `r2`, `statistic` (t or z), `why` there are no standard errors, "" where there are, and
-        `coefficients`: of each the outcome's `line`, the column's `name`, `estimate`, `se`, `statistic`, `p`, the ends
-        `low` and `high` of its 95 % interval, and of classes the `odds_ratio` with its own.
+        `rows`, `freedom`, `r2`, `statistic` (t or z), `units` (the columns' own, or each site's SD), `why` there are no
+        standard errors, "" where there are, and `coefficients`, none of sums that no rows add up to: of each the
+        outcome's `line`, the column's `name`, `estimate`, `se`, `statistic`, `p`, the ends `low` and `high` of its 95 %
+        interval, and of classes the `odds_ratio` with its own.
     """
     regression = isinstance(spec.task, Regression)
     names = [INTERCEPT, *_names(spec, found.estimates.shape[1] - 1)]
@@ -36,7 +43,7 @@ def as_json(spec: RunSpec, found: Coefficients) -> Fit:
     rows = []
     for line, outcome in enumerate(_lines(spec, len(found.estimates))):
         for place, name in enumerate(names):
-            if not kept[line, place]:
+            if not kept[line, place] or found.problem == "impossible-sums":
                 continue
             estimate, error = float(found.estimates[line, place]), float(found.errors[line, place])
             rows.append(
@@ -47,8 +54,9 @@ def as_json(spec: RunSpec, found: Coefficients) -> Fit:
         "freedom": found.freedom,
         "r2": _finite(found.determination),
         "statistic": "t" if regression else "z",
+        "units": SITE_SD if spec.preparation.standardise == "site" else "own",
         "problem": found.problem,
-        "why": _why(found, names),
+        "why": _why(found, names, own=own),
         "coefficients": rows,
     }
 
@@ -56,7 +64,7 @@ def as_json(spec: RunSpec, found: Coefficients) -> Fit:
 def as_table(coefficients: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of `coefficients.csv`: those of all sites, then those of each site that tells its own."""
     return [
-        {"site": site, **row, "df": fit["freedom"], "rows": fit["rows"], "r2": fit["r2"]}
+        {"site": site, **row, "df": fit["freedom"], "rows": fit["rows"], "r2": fit["r2"], "units": fit["units"]}
         for site, fit in [(POOLED, coefficients.get("pooled")), *coefficients.get("sites", {}).items()]
         if fit
         for row in fit["coefficients"]
@@ -109,15 +117,22 @@ def _lines(spec: RunSpec, count: int) -> Iterator[str]:
         yield named(place + first)
 
 
-def _why(found: Coefficients, names: list[str]) -> str:
+def _why(found: Coefficients, names: list[str], *, own: bool) -> str:
     """Return why there are no standard errors, as a clause; "" where there are."""
     if found.problem == "few-patients":
         return f"there are fewer than {FEWEST} patients, or rows, for each column"
     if found.problem == "separated":
-        return "the columns tell the classes apart without a mistake, or nearly, and the largest likelihood is nowhere"
+        apart = "the columns tell the classes apart without a mistake, or nearly, and the largest likelihood is nowhere"
+        return apart + ", or a class has no row" * own
+    if found.problem == "no-class":
+        return "a class, or a label, has no row"
+    if found.problem == "impossible-sums":
+        return "R² is no number from 0 to 1: the label does not vary, or a site's sums are not those of its rows"
+    listed = [names[place] for place in found.collinear]
+    more = f" and {len(listed) - MAX_NAMED} more" * (len(listed) > MAX_NAMED)
+    which = f": {', '.join(listed[:MAX_NAMED])}{more}" if listed else ""
+    if found.problem == "no-level":
+        return f"no row has the level that others are compared with{which}"
     if found.problem == "collinear":
-        listed = [names[place] for place in found.collinear]
-        more = f" and {len(listed) - MAX_NAMED} more" * (len(listed) > MAX_NAMED)
-        which = f": {', '.join(listed[:MAX_NAMED])}{more}" if listed else ""
-        return f"some columns follow from others{which}"
+        return f"some columns follow from others{which}" + ", or a level has no row" * own
     return ""

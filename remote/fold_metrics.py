@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from operator import add
@@ -41,10 +41,11 @@ from rankdad.common.metrics import (
     within_sites,
 )
 from rankdad.common.metrics.paired import LEAST
+from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.paired import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
-from rankdad.remote.paired_folds import DIFFERENCE, PairedFolds
+from rankdad.remote.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
 from rankdad.remote.paired_folds import ends as _ends
 
 INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
@@ -61,6 +62,7 @@ class FoldMetrics:
         grouped: whether samples are of groups.
         per_repeat: how many folds test every sample once; None for all of them.
         least: rows of either class that an AUC needs to be compared with another model's.
+        regions: which of the sites are several.
     """
 
     def __init__(
@@ -72,13 +74,14 @@ class FoldMetrics:
         grouped: bool = False,
         per_repeat: int | None = None,
         least: int = LEAST,
+        regions: Sequence[str] = (),
     ) -> None:
         self._task, self._sites, self._references = task, sites, references
         self._grouped, self._per_repeat = grouped, per_repeat
         self._like = {"models": empty(task, grouped), "baseline": empty(task)}
         self._like |= dict.fromkeys(references, self._like["models"])
         self._tallies = {name: [self._nothing(name)] for name in self._like}  # of each repeat, by site
-        self._rivals = PairedFolds(task, rivals(references), sites, least)
+        self._rivals = PairedFolds(task, rivals(references), sites, least, regions)
         self._tests = 0
         self._folds: list[Metrics] = []
         self._document: dict[str, Any] = {}  # of the folds so far
@@ -218,10 +221,9 @@ class FoldMetrics:
 
     def differences(self) -> dict[str, dict[str, Any]]:
         """Return as JSON how far the model is from each of its rivals over all samples, as far as it is known."""
-        return {
-            rival: {name: asdict(one) for name, one in found.items() if one is not None}
-            for rival, found in self._rivals.differences(self._whole).items()
-        }
+        everywhere, within = (self._rivals.differences(self._whole, place) for place in (EVERYWHERE, WITHIN))
+        known = {rival: [*found.items(), (AUC_WITHIN, within[rival].get("auc"))] for rival, found in everywhere.items()}
+        return {rival: {name: asdict(one) for name, one in found if one is not None} for rival, found in known.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""

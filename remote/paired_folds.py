@@ -21,11 +21,12 @@ from rankdad.common.metrics.paired import (
     mean_differences,
     ranked,
     sums_of,
+    sums_within,
 )
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
 DIFFERENCE = "_difference"  # suffix of a metric's column: the model's less the other model's, on the same rows
-EVERYWHERE = ""  # among sites: all of them
+EVERYWHERE, WITHIN = "", " "  # among sites: all of them, and pairs of rows of one of them
 NEVER = 2**62  # more rows than any run has
 Found = dict[Metric, Difference | None]
 
@@ -38,10 +39,14 @@ class PairedFolds:
         rivals: their names, in the order of the sums.
         sites: in the plan's order.
         least: rows of either class that an AUC of all sites' rows needs.
+        regions: sites that are several: how sure an AUC is of rows of one site is not known of them.
     """
 
-    def __init__(self, task: TaskSpec, rivals: Sequence[str], sites: Sequence[str], least: int) -> None:
+    def __init__(
+        self, task: TaskSpec, rivals: Sequence[str], sites: Sequence[str], least: int, regions: Sequence[str] = ()
+    ) -> None:
         self._task, self._rivals, self._sites, self._least = task, tuple(rivals), tuple(sites), least
+        self._regions = frozenset(regions)
         self._repeats: list[dict[str, dict[str, Sums]]] = []  # by rival and site
         self._tested: list[dict[str, int]] = []  # rows of each repeat, by site
         self._last: Mapping[str, Mapping[str, Tally]] = {}
@@ -52,10 +57,10 @@ class PairedFolds:
             return
         while len(self._repeats) <= repeat:
             self._repeats.append({rival: {} for rival in self._rivals})
-            self._tested.append(dict.fromkeys((*self._sites, EVERYWHERE), 0))
+            self._tested.append(dict.fromkeys((*self._sites, EVERYWHERE, WITHIN), 0))
         self._last = tallies
         for site, tally in tallies["model"].items():
-            for name in (site, EVERYWHERE):
+            for name in (site, EVERYWHERE, WITHIN):
                 self._tested[-1][name] += tally.samples
 
     def add(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> None:
@@ -73,15 +78,20 @@ class PairedFolds:
                 for site, tally in models.items()
                 if tally.samples and site in found and site in theirs and theirs[site].samples == tally.samples
             ]
+            own = dict[str, Sums]()
             for site in both:
-                one = sums_of(self._task, models[site], theirs[site], found[site][at], least=2, within=True)
-                repeat[rival][site] = repeat[rival].get(site, Sums()) + one
+                least = NEVER if site in self._regions else 2
+                own[site] = sums_of(self._task, models[site], theirs[site], found[site][at], least=least, within=True)
+                repeat[rival][site] = repeat[rival].get(site, Sums()) + own[site]
             if both and len(both) == sum(1 for tally in models.values() if tally.samples):
                 model, other = (reduce(add, (of[site] for site in both)) for of in (models, theirs))
                 squares = torch.stack([found[site][at] for site in both]).sum(dim=0)
                 least = self._least if self._are_all(model, pooled) else NEVER
                 one = sums_of(self._task, model, other, squares, least=least, within=False)
                 repeat[rival][EVERYWHERE] = repeat[rival].get(EVERYWHERE, Sums()) + one
+                if len(both) > 1 and not self._regions and ranked(self._task):
+                    one = sums_within([(own[site], models[site]) for site in both], self._task, model.samples)
+                    repeat[rival][WITHIN] = repeat[rival].get(WITHIN, Sums()) + one
 
     def _are_all(self, total: Tally, pooled: Tensor | None) -> bool:
         """Tell whether samples are all that AUCs were compared by: those of a region are but a part."""

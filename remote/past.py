@@ -44,7 +44,7 @@ def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tup
     document = {
         "run": {
             "name": spec.name,
-            "method": spec.method.name,
+            "method": summary["method"],
             "members": counted(len(sites), "site"),
             "noun": "site",
             "sites": list(sites),

@@ -76,7 +76,7 @@ class Progress:
 
     Args:
         name: of the run.
-        method: its name.
+        method: its name, or exact; exact or its name until policies have said which.
         sites: that send to this aggregator, in order; regions among them count as one each.
         task: what is predicted.
         epochs: of a fold, at most.
@@ -186,8 +186,9 @@ class Progress:
             grouped=spec.grouped,
             per_repeat=spec.folds_per_repeat,
             least=paired.least(spec),
+            regions=[name for name in sites if name in spec.federation.regions],
         )
-        about = (spec.name, spec.method.name, sites, spec.task, spec.training.epochs, spec.folds)
+        about = (spec.name, spec.trained_by, sites, spec.task, spec.training.epochs, spec.folds)
         made = cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
         made.monitor = str(spec.monitor)
         made.regions = [name for name in sites if name in spec.federation.regions]

@@ -166,7 +166,7 @@ class Recorder:
             "rankdad": self._plan.version,
             "task": spec.task.name,
             "model": spec.model.name,
-            "method": spec.method.name,
+            "method": spec.trained_by,
             "sites": str(len(spec.federation.sites)),
             "epochs": str(spec.training.epochs),
             "seed": str(spec.seed),
@@ -223,6 +223,7 @@ class Recorder:
                 progress.steps = progress.batches = progress.epochs = 0
             self._record_hello(ready)
             progress.solver = how_solved(self._spec, update.exact, progress.warnings)
+            progress.method = "exact" if update.exact else self._spec.method.name
             self.summarise()
         elif isinstance(update, Sums):
             self._record_sums(ready, update)
@@ -274,7 +275,7 @@ class Recorder:
         found = self._preparing.coefficients(self._kept)
         if found is not None:
             own = self._preparing.solving.told(sent)
-            sites = {site: as_json(self._spec, one) for site, one in own.items()}
+            sites = {site: as_json(self._spec, one, own=True) for site, one in own.items()}
             self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
             self._write_table("coefficients", as_table(self.progress.coefficients))
             self.summarise()

@@ -8,14 +8,16 @@ from typing import Any
 
 from rankdad.common.errors import counted
 from rankdad.common.metrics.site_calibration import SURE
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
+from rankdad.remote.table_one import outcome_names
 from rankdad.remote.view import figures, size, times_fewer
 
 
-def _study(metrics: dict[str, Any], noun: str) -> Iterator[str]:
+def _study(metrics: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     for name, interval in metrics["intervals"].items():
         label, low, high = shown(name), interval["low"], interval["high"]
-        method = interval["method"].replace("over groups", f"over {noun}s")
+        method = interval["method"].replace("over groups", f"over {spec.group_noun}s")
         yield f"         95 % interval of {label}: {low:.4f} to {high:.4f} ({method})"
     within, alone = metrics["within_sites"].get("auc"), metrics.get("site_alone", {}).get("auc")
     if within is not None and alone is not None:
@@ -24,7 +26,8 @@ def _study(metrics: dict[str, Any], noun: str) -> Iterator[str]:
         if any(p is not None and p < SURE for p in one["differ"].values()):
             ratios = {site["site"]: site["observed_expected"] for site in one["sites"]}
             each = ", ".join(f"{site} {ratio['value']:.2f}" for site, ratio in ratios.items() if ratio)
-            yield f"         calibration differs between sites: observed/expected of outcome {one['outcome']}: {each}"
+            named = outcome_names(spec)(one["outcome"])
+            yield f"         calibration differs between sites: observed/expected of {named}: {each}"
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
     for over, by_metric in spreads.items():
         several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}
@@ -52,23 +55,23 @@ def _settings(model: dict[str, Any]) -> str:
     )
 
 
-def show_result(summary: dict[str, Any], directory: Path, noun: str = "group") -> None:
+def show_result(summary: dict[str, Any], directory: Path, spec: RunSpec) -> None:
     """Print a run's result in a few lines.
 
     Args:
         summary: of the run.
         directory: of the run.
-        noun: what rows are of, in the singular.
+        spec: of the run.
     """
-    print("", *result_lines(summary, noun), f"output:  {directory} (rankdad predict {directory} DATA)", sep="\n")
+    print("", *result_lines(summary, spec), f"output:  {directory} (rankdad predict {directory} DATA)", sep="\n")
 
 
-def result_lines(summary: dict[str, Any], noun: str = "group") -> Iterator[str]:
+def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     """Return lines that say what a run has come to.
 
     Args:
         summary: of the run.
-        noun: what rows are of, in the singular.
+        spec: of the run.
     """
     test = summary["metrics"]["test"] or {}
     equal = len(set(summary["weights_sha256"].values())) == 1
@@ -84,9 +87,9 @@ def result_lines(summary: dict[str, Any], noun: str = "group") -> Iterator[str]:
         known = {
             name: value for name, value in test.items() if name not in ("samples", "groups", "auc_error", "absent")
         }
-        groups = f"{counted(test['groups'], noun)}, " if "groups" in test else ""
+        groups = f"{counted(test['groups'], spec.group_noun)}, " if "groups" in test else ""
         yield f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}"
-        yield from _study(summary["metrics"], noun)
+        yield from _study(summary["metrics"], spec)
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             yield f"chosen:  {_settings(model)}"

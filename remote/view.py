@@ -104,7 +104,8 @@ class PlainView:
     def start(self) -> None:
         """Say what begins."""
         p = self._progress
-        self._say(f"{p.name}: {p.method}, {p.members}, at most {counted(p.epochs, 'epoch')}")
+        most = "" if p.method.startswith("exact") else f", at most {counted(p.epochs, 'epoch')}"
+        self._say(f"{p.name}: {p.method}, {p.members}{most}")
 
     def tick(self) -> None:
         """Say what is new."""

@@ -53,7 +53,10 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
-    """Print how every parameter travels, and how large a step's body is in each direction."""
+    """Print how every parameter travels, and how large a step's body is in each direction; of no steps nothing."""
+    if spec.solver == "exact":
+        console.print(f"exact, {counted(len(plan.sites), 'site')}: no step", highlight=False)
+        return
     table = Table("parameter", "shape", "route", "reducer", "residual", "rows", "bytes up", "bytes down")
     sizes = [_slot_bytes(plan, up=True), _slot_bytes(plan, up=False)]
     for route in plan.routes:
@@ -65,7 +68,7 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         console.print(f"warning: {warning}", highlight=False)
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     console.print(
-        f"{spec.method.name}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
+        f"{spec.trained_by}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
         f"and step{_batches(spec)}{f', {PROJECTED} included' * spec.training.sends_projections}, "
         f"{times_fewer(2 * plan.dense_bytes / (up + down))} than "
         f"{'full gradients' if spec.local_steps is None else 'whole differences'} ({plan.dense_bytes:,})",

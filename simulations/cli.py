@@ -160,7 +160,7 @@ def _show(run: RunSpec, directory: Path, summary: dict[str, Any], *, json_: bool
     if json_:
         typer.echo(json.dumps(summary, indent=2))
     else:
-        show_result(summary, directory, run.group_noun)
+        show_result(summary, directory, run)
 
 
 def _new_directory(output: Path | None, run: RunSpec) -> Path:

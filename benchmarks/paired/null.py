@@ -150,7 +150,8 @@ def calls(run: RunResults) -> dict[str, bool]:
 
     Where folds share training rows, also whether it did so if it were as wide as by Nadeau and Bengio.
     """
-    said, found = next(text for text in worth(run) if "A linear model" in text), run.differences_from(REFERENCE)
+    said = next(sentence.text for sentence in worth(run) if sentence.code == "reference")
+    found = run.differences_from(REFERENCE)
     made = {"verdict": ", which is better" in said or ", which is worse" in said}
     made |= {name: is_clear(one) for name, one in found.items()}
     if (folds := run.spec.folds_per_repeat) > 1:

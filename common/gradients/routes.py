@@ -175,7 +175,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     if hooked := [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]:
         check_wire(getattr(spec.method, "wire", ""), hooked[0], "method.wire")
     for field in ("rank", "density"):
-        if hasattr(spec.method, field) and all(route.dense for route in chosen):
+        if hasattr(spec.method, field) and spec.solver == "steps" and all(route.dense for route in chosen):
             value = getattr(spec.method, field)
             warnings += (f"{field} {value} makes no layer smaller: everything travels dense",)
     return chosen, warnings

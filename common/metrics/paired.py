@@ -363,6 +363,23 @@ def sums_of(task: TaskSpec, model: Tally, other: Tally, found: Tensor, *, least:
     return known + Sums(weight=weight, auc=weight * (areas[0] - areas[1]), auc_square=weight**2 * variance, folds=1)
 
 
+def sums_within(found: Sequence[tuple[Sums, Tally]], task: TaskSpec, samples: int) -> Sums:
+    """Return what is known of the AUC within sites over one fold's rows: the sites' differences, weighted by pairs.
+
+    Args:
+        found: each site's own sums, and the tally of its test.
+        task: what is predicted.
+        samples: rows of the fold.
+    """
+    known = [(one, histograms(task, tally).sum(dim=2).double().prod(dim=1).sum()) for one, tally in found if one.weight]
+    total = float(sum(pairs for _, pairs in known))
+    if not total:
+        return Sums(samples, uncompared=samples)
+    parts = [(one, samples * float(pairs) / total / one.weight) for one, pairs in known]
+    value, square = sum(part * one.auc for one, part in parts), sum(part**2 * one.auc_square for one, part in parts)
+    return Sums(samples, weight=samples, auc=value, auc_square=square, folds=1)
+
+
 def area(scores: Tensor, least: int) -> float | None:
     """Return the mean AUC of outputs that have one; None where one of them has too few rows of a class."""
     number = scores.sum(dim=2)

@@ -26,10 +26,11 @@ FEWEST = 3  # patients for each column
 CONVERGED = 1e-12  # of what a whole step would still win
 SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
 PART = 0.05  # of such a direction: a column with more belongs to it
-Problem = Literal["", "few-patients", "collinear", "separated"]
+Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums"]
 SLACK = 1e-6  # of a part of 1, which rounding may break
 OWN = "own-coefficients"  # the round in which sites tell those of their own rows
 TOLD: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # what a site says of its own fit; None nothing
+HELD_BACK: dict[Problem, Problem] = {"no-level": "collinear", "no-class": "separated"}  # few rows a site does not count
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,9 @@ class Coefficients:
         rows: that the fit is of.
         freedom: rows less coefficients.
         determination: R²; of classes McFadden's, which is 1 − the log-likelihood over that of intercepts alone.
-        problem: why the estimates are those of the ridge, without errors; "" where they are not.
-        collinear: places of columns, the intercept's being 0, that others add up to.
+        problem: why the estimates are those of the ridge, without errors; "" where they are not. Of sums that no rows
+            add up to there are none.
+        collinear: places of columns, the intercept's being 0, that others add up to; of levels the first, without rows.
     """
 
     estimates: Tensor
@@ -106,8 +108,9 @@ def packed_own(people: int, found: Coefficients | None, size: int) -> dict[str, 
     nothing = torch.zeros(size, dtype=torch.float64)
     values = {"told": 0, "rows": 0, "freedom": 0, "determination": 0.0}
     estimates = errors = nothing
-    if found is not None and found.problem in TOLD and (found.problem or math.isfinite(found.determination)):
-        values["told"] = TOLD.index(found.problem)
+    problem = None if found is None else HELD_BACK.get(found.problem, found.problem)
+    if found is not None and problem in TOLD:
+        values["told"] = TOLD.index(problem)
         if not found.problem:
             values |= {"rows": found.rows, "freedom": found.freedom, "determination": found.determination}
             estimates, errors = found.estimates.nan_to_num(0.0).reshape(-1), found.errors.nan_to_num(0.0).reshape(-1)
@@ -182,6 +185,8 @@ def from_totals(
     inverse = curvature
     if columns > people / FEWEST or freedom < 1:
         problem = "few-patients"
+    elif not isinstance(task, Regression) and bool((_class_sizes(task, totals[0], width) < 0.5).any()):
+        problem = "no-class"
     elif not isinstance(task, Regression) and not found.decrement <= CONVERGED * max(1.0, rows):
         problem = "separated"
     else:
@@ -191,14 +196,20 @@ def from_totals(
             problem = "collinear"
             part = vectors[:, values < SINGULAR].abs().amax(1) > PART
             singular = tuple(sorted({int(place) % width for place in places[part]}))
+            firsts = {int(coding.first[place]) for place in singular}
+            if empty := tuple(sorted(place for place in firsts if place and fixed[-1, place] and constant[place])):
+                problem, singular = "no-level", empty
         inverse = (vectors / values.clamp_min(SINGULAR)) @ vectors.T / torch.outer(ends, ends)
     at = found.at.reshape(count, width)
-    loss, least = _losses(task, totals, found, count, width)
+    loss, least = _losses(task, totals, found, width)
+    determination = 1 - loss / least if least > 0 else math.nan
+    if not problem and not -SLACK <= determination <= 1 + SLACK:
+        problem = "impossible-sums"
     if problem:
         estimates = torch.where(constant, math.nan, _in_units(task, coding.apply(ridge), units))
         nothing = torch.full_like(estimates, math.nan)
+        estimates = nothing if problem == "impossible-sums" else estimates
         return Coefficients(estimates, nothing, rows, max(freedom, 0), math.nan, problem, singular)
-    determination = 1 - loss / least if least > 0 else math.nan
     scale = 2 * loss / freedom if isinstance(task, Regression) else 1.0
     covariance = torch.zeros(count * width, count * width, dtype=torch.float64)
     covariance[places[:, None], places] = inverse * scale
@@ -227,19 +238,22 @@ def _rows(task: TaskSpec, first: Sums) -> int:
     return round(float(linear.square(first["curvature"])[0, 0]) / each)
 
 
-def _losses(
-    task: TaskSpec, totals: Sequence[Sums], found: linear.Newton, count: int, width: int
-) -> tuple[float, float]:
+def _class_sizes(task: TaskSpec, first: Sums, width: int) -> Tensor:
+    """Return how many rows have each class, or have each label and lack it."""
+    count, rows = lines(task), _rows(task, first)
+    ones = first["slope"].reshape(count, width)[:, 0]  # what each is expected to be without weights, less what it is
+    if isinstance(task, Classification) and count > 1:
+        return rows / count - ones
+    return torch.cat([rows / 2 - ones, rows / 2 + ones])
+
+
+def _losses(task: TaskSpec, totals: Sequence[Sums], found: linear.Newton, width: int) -> tuple[float, float]:
     """Return the loss of the fit, and that of intercepts alone."""
     first, rows = totals[0], _rows(task, totals[0])
     if isinstance(task, Regression):
         total, explained = -float(first["slope"][0]), -float(first["slope"] @ found.at)
         return float(first["loss"]) - explained / 2, float(first["loss"]) - total**2 / rows / 2
-    ones = first["slope"].reshape(count, width)[:, 0]  # what each is expected to be without weights, less what it is
-    if isinstance(task, Classification) and count > 1:
-        counts = rows / count - ones
-    else:
-        counts = torch.cat([rows / 2 - ones, rows / 2 + ones])
+    counts = _class_sizes(task, first, width)
     return found.loss, -float(torch.special.xlogy(counts, counts / rows).sum())
 
 

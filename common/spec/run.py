@@ -223,6 +223,12 @@ class RunSpec(Part):
         return "steps" if asked == "auto" and why_steps(self) else asked
 
     @property
+    def trained_by(self) -> str:
+        """What trains the model: the exact solver, the method of steps, or whichever policies allow."""
+        method = self.method.name
+        return {"exact": "exact", "auto": f"exact or {method}", "steps": method}[self.solver]
+
+    @property
     def references(self) -> tuple[Reference, ...]:
         """What the model is measured against; an exact solution is the linear reference itself."""
         named = self.evaluation.references

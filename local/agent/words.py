@@ -32,14 +32,15 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     else:
         lines.append(f"reads samples of shape {list(data.shape)} by the reader {data.reader}, and their labels")
     rows, training = rows_sent(spec), spec.training
-    lines.append(f"method: {spec.method.name}, task: {spec.task.name}")
+    lines.append(f"method: {spec.trained_by}, task: {spec.task.name}")
     most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
     sent = "gradients whole, of any rank" if rows is None else most_rows
     even = ", fewer where another hospital has more rows (batches are even)" * (training.batches == "even")
-    lines.append(f"sends in every step {sent}, of at most {counted(training.step_size, 'row')} of data{even}")
-    most = policy.rank(training.step_size)
-    if rows is not None and most is not None and most < rows:
-        lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
+    if spec.solver != "exact":
+        lines.append(f"sends in every step {sent}, of at most {counted(training.step_size, 'row')} of data{even}")
+        most = policy.rank(training.step_size)
+        if rows is not None and most is not None and most < rows:
+            lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
     stages = ", ".join(stage.name for stage in plan.stages)
     if stages:
         lines.append(f"sends sums for preparation before that: {stages}")
@@ -47,12 +48,13 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         lines.append(f"sends how well models to compare with do: {', '.join(plan.references)}")
     if isinstance(data, TableData):
         lines.append("sends once Table 1: of each column counts, mean and spread, or rows by level")
-    lines.append(f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down in a step")
     trainings = f", {spec.folds} times" if spec.folds > 1 else ""
     if spec.solver != "steps":
         where = ", if the policies allow that, else by steps" * (spec.solver == "auto")
         lines.append(f"solves the model exactly{where}: sends sums of products of all columns{trainings}")
     if spec.solver != "exact":
+        up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
+        lines.append(f"at most {up:,} bytes up and {down:,} down in a step")
         lines.append(f"trains for at most {training.epochs} epochs{trainings}")
     return lines
 

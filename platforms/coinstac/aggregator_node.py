@@ -141,7 +141,8 @@ class AggregatorNode:
             raise FormError(filled.refused(error)) from None
         for line in warnings:
             self._say(f"warning: {line}")
-        self._say(f"{spec.name}: {len(sites)} sites, {spec.method.name}, {spec.training.epochs} epochs")
+        epochs = f", {spec.training.epochs} epochs" * (spec.solver == "steps")
+        self._say(f"{spec.name}: {len(sites)} sites, {spec.trained_by}{epochs}")
         return outputs.Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
 
     def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path, *, whole: bool = True) -> Aggregator:

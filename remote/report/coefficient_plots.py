@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rankdad.common.spec.tasks import Regression
+from rankdad.remote.coefficients import SITE_SD
 from rankdad.remote.report.coefficient_tables import name_of
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, ORANGE, legend, plain_axes, shortened
 from rankdad.remote.report.run_results import RunResults
@@ -31,8 +32,9 @@ def coefficients(run: RunResults) -> Figure | None:
         (site, [row for row in fit["coefficients"] if row["name"] != "intercept"], colour)
         for (site, fit), colour in zip(sites.items(), SITES, strict=False)
     ]
+    unit = SITE_SD if found["pooled"]["units"] == SITE_SD else "unit"
     figure, axes = plain_axes(
-        "coefficient, in its standard errors over all sites" if regression else "odds ratio of one unit more",
+        "coefficient, in its standard errors over all sites" if regression else f"odds ratio of one {unit} more",
         "",
         height=min(8.0, 1.4 + 0.16 * len(kept) * (1 + len(named))),
     )

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankdad.common.spec.tasks import Regression
+from rankdad.remote.coefficients import INTERCEPT, SITE_SD
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import count, listed, number
+from rankdad.remote.report.narrative import Sentence, count, listed, number
 from rankdad.remote.report.run_results import RunResults
 
 MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
 MAX_SITES = 6  # with columns of their own
+SURE = 0.05  # of opposite effects: how often any at all may be named by chance
 SMALL = 1e-3  # a p-value below it is only said to be
 
 Fit = Mapping[str, Any]
@@ -57,7 +59,8 @@ def displayed_coefficients(run: RunResults) -> dict[str, dict[str, str]]:
     found = run.summary.coefficients
     fits = {"all sites": found.get("pooled"), **found.get("sites", {})}
     shown = {name: dict(_lines(run, fit)) for name, fit in fits.items() if fit and fit["coefficients"]}
-    return shown or {"all sites": {"none": "the model is not linear, or was trained by steps"}}
+    why = found["pooled"]["why"] if found else "the model is not linear, or was trained by steps"
+    return shown or {"all sites": {"none": why}}
 
 
 def _lines(run: RunResults, fit: Fit) -> Iterator[tuple[str, str]]:
@@ -70,7 +73,8 @@ def _lines(run: RunResults, fit: Fit) -> Iterator[tuple[str, str]]:
             if not regression:
                 line += f"; odds ratio {short(row['odds_ratio'])}"
         yield name_of(rows, row), line
-    yield "fit", fit["why"] or f"{fit['rows']:,} rows, R² {number(fit['r2'])}"
+    units = f", in units of one {fit['units']}" * (fit["units"] == SITE_SD)
+    yield "fit", fit["why"] or f"{fit['rows']:,} rows, R² {number(fit['r2'])}{units}"
 
 
 def coefficient_notes(run: RunResults) -> Iterator[str]:
@@ -81,31 +85,65 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     pooled, spec = found["pooled"], run.spec
     whose = "Least squares" if isinstance(spec.task, Regression) else "The maximum of the likelihood"
     r2 = "R²" if isinstance(spec.task, Regression) else "McFadden's R²"
-    if why := pooled["why"]:
+    site_sd = pooled["units"] == SITE_SD
+    units = "standard deviations of each site's own rows" if site_sd else "the columns' own units"
+    if not pooled["coefficients"]:
+        yield f"There are no coefficients, because {pooled['why']}."
+    elif why := pooled["why"]:
         yield (
             f"There are no standard errors, because {why}. The estimates are those of the model that predicts, whose "
-            "weights are held small."
+            f"weights are held small, in {units}."
         )
     else:
         rows = count(pooled["rows"], "training row")
         yield (
-            f"{whose} over {rows} of all sites, in the columns' own units, with no weight held small; the model that "
-            f"predicts holds them small. {r2} {number(pooled['r2'])}. Where the run fills gaps, errors take what fills "
-            "them for values."
+            f"{whose} over {rows} of all sites, in {units}, with no weight held small; the model that predicts "
+            f"holds them small. {r2} {number(pooled['r2'])}. Where the run fills gaps, errors take what fills them for "
+            "values."
         )
-    if spec.grouped and not why:
+    if spec.grouped and not pooled["why"]:
         yield f"Standard errors take rows for independent, those of one {spec.group_noun} too: they are too small."
-    if spec.preparation.standardise == "site":
-        yield "Every site standardises by itself: inputs are in its standard deviations, not in their own units."
+    if site_sd and pooled["coefficients"]:
+        yield "Every site standardises by itself: one more is one of its own SDs, and not one of the column's unit."
+    if still := [name_of(pooled["coefficients"], row) for row in pooled["coefficients"] if row["estimate"] is None]:
+        yield f"All rows are alike there, as where a level has no row, and there is no coefficient: {listed(still)}."
+    yield from (sentence.text for sentence in opposite_effects(found))
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
     if silent:
         yield f"Not by site, for too few patients or by its policy (site_coefficients): {listed(silent)}."
     if unfit:
         each = [f"{site} ({found['sites'][site]['problem']})" for site in unfit]
-        yield f"No such fit of its own rows alone: {listed(each)}."
+        yield (
+            f"No such fit of its own rows alone: {listed(each)}. Collinear may mean that a level has no row there, and "
+            "separated that a class has none."
+        )
     if len(pooled["coefficients"]) > MAX_ROWS or len(found["sites"]) > MAX_SITES:
         yield "All coefficients, of all sites, are in coefficients.csv."
+
+
+def opposite_effects(coefficients: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Yield the columns that raise the outcome at one site and lower it at another, each beyond doubt."""
+    fits = {site: fit["coefficients"] for site, fit in coefficients.get("sites", {}).items()}
+    told = [
+        (place, site, row)
+        for site, rows in fits.items()
+        for place, row in enumerate(rows)
+        if row["p"] is not None and row["name"] != INTERCEPT
+    ]
+    sure = [one for one in told if one[2]["p"] * len(told) < SURE]  # Bonferroni
+    opposite = []
+    for place in sorted({place for place, _, _ in sure}):
+        rows = {site: row for at, site, row in sure if at == place}
+        if len({row["estimate"] > 0 for row in rows.values()}) > 1:
+            each = listed([f"{short(row['estimate'])} at {site}" for site, row in rows.items()])
+            opposite.append(f"{name_of(next(iter(fits.values())), next(iter(rows.values())))} ({each})")
+    if opposite:
+        yield Sentence(
+            "opposite-effects",
+            f"Effects are opposite between hospitals, and one model for all has but one: {listed(opposite)}. Of each "
+            f"coefficient p, times the {len(told)} that were looked at, is below {SURE:g}.",
+        )
 
 
 def name_of(rows: Any, row: Mapping[str, Any]) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
+from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import ends, measure
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
-from rankdad.remote.report.references import REFERENCES, value
+from rankdad.remote.report.references import REFERENCES, told, value
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import RunResults, damage_named, read_results
 from rankdad.remote.report.verdict import verdict
@@ -68,14 +69,14 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             best = _best(runs, name) if _same_rows(runs) else None
             rows.append([NAMES[name], *(_cell(run, name, run is best) for run in runs)])
     for reference, said in REFERENCES.items():
-        if any(reference in run.summary.metrics.references for run in runs):
+        if any(reference in told(run) for run in runs):
             name = measure(runs[0])
             rows.append([f"{NAMES[name]}, {said}", *(number(value(run, reference)[0]) for run in runs)])
-            apart = [run.differences_from(reference).get(name) for run in runs]
-            if any(apart):
-                rows.append(
-                    ["this run less it, on the same rows", *("–" if one is None else ends(one) for one in apart)]
-                )
+            for key, where in ((name, ""), (WITHIN, ", within hospitals")):
+                apart = [run.differences_from(reference).get(key) for run in runs]
+                if any(apart):
+                    cells = ("–" if one is None else ends(one) for one in apart)
+                    rows.append([f"this run less it, on the same rows{where}", *cells])
     if any(len(run.outcomes) == 1 for run in runs):
         brier = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
         rows.append(["Brier score", *map(number, brier)])
@@ -115,8 +116,8 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "model": [run.spec.model.name for run in runs],
         "evaluation": [run.spec.evaluation.name for run in runs],
         "repeats": [f"{getattr(run.spec.evaluation, 'repeats', 1)}" for run in runs],
-        "epochs, best": [f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
-        "steps": [count(run.summary.steps, "step") for run in runs],
+        "epochs, best": ["–" if run.exact else f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
+        "steps": ["–" if run.exact else count(run.summary.steps, "step") for run in runs],
         "time": [duration(run.summary.seconds) for run in runs],
         f"up per {member}": [size(run.summary.bytes_up_per_site_step * run.summary.steps) for run in runs],
         f"down per {member}": [size(run.summary.bytes_down_per_site_step * run.summary.steps) for run in runs],
@@ -130,6 +131,8 @@ def _counted(value: float | None) -> str:
 
 
 def _method(run: RunResults) -> str:
+    if run.exact:
+        return "exact"
     method = run.spec.method
     rank, local, preset = getattr(method, "rank", None), run.spec.local_steps, getattr(method, "preset", None)
     between, said = f", local steps {local}" if local else "", {"name", "preset", "rank", "local_steps", "wire"}
@@ -139,6 +142,8 @@ def _method(run: RunResults) -> str:
 
 
 def _optimizer(run: RunResults) -> str:
+    if run.exact:
+        return "–"
     own, factored = run.spec.training.optimizer, run.spec.training.sends_projections
     return f"{own.name} {own.lr:g}" + ", factored" * factored + _others(own, {"name", "lr", "second_moment"})
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankdad.common.metrics.paired import Difference
+from rankdad.common.metrics.paired import WITHIN, Difference
 from rankdad.remote.report.differences import measure, of_site
 from rankdad.remote.report.narrative import NAMES
 from rankdad.remote.report.plot_style import BLACK, BLUE, legend, plain_axes, shortened
-from rankdad.remote.report.references import REFERENCES
+from rankdad.remote.report.references import REFERENCES, told
 from rankdad.remote.report.run_results import RunResults
 
 MAX_SITES = 30
@@ -19,8 +19,10 @@ ALONE = ("local", "site", "linear")  # the first of which is shown by site
 def differences(run: RunResults) -> Figure | None:
     """Draw by how much the model's figure differs from every reference's, and from the first one's at each site."""
     name = measure(run)
-    pooled = {said: run.differences_from(rival).get(name) for rival, said in REFERENCES.items()}
-    rows = [(said, found, True) for said, found in pooled.items() if found is not None]
+    known = {REFERENCES[rival]: run.differences_from(rival) for rival in told(run)}
+    pooled = {said: own.get(name) for said, own in known.items()}
+    within = {f"{said}, within hospitals": own.get(WITHIN) for said, own in known.items()}
+    rows = [(said, found, True) for said, found in (pooled | within).items() if found is not None]
     if not rows:
         return None
     first = next((rival for rival in ALONE if rival in run.summary.metrics.differences), None)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 
 from rankdad.common.metrics.paired import IN_FOLDS, Difference
+from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.rounds.paired import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, number
+from rankdad.remote.report.narrative import NAMES, Sentence, number
 from rankdad.remote.report.run_results import RunResults
 
 DIFFERENCE = "_difference"  # suffix of a site's columns
@@ -41,6 +42,11 @@ def is_clear(found: Difference) -> bool:
 def is_better(name: str, found: Difference) -> bool:
     """Tell whether the model's figure is the better one."""
     return found.value != 0 and (found.value < 0) == (name in LOWER_IS_BETTER)
+
+
+def judged(name: str, found: Difference) -> int:
+    """Return 1 of a figure that is surely better, −1 of one that is surely worse, else 0."""
+    return 0 if not is_clear(found) else 1 if is_better(name, found) else -1
 
 
 def ends(found: Difference) -> str:
@@ -88,20 +94,22 @@ def against_guess(run: RunResults) -> Iterator[str]:
             yield f"{reached} ({WITHIN} {number(interval.low)} to {number(interval.high)})."
 
 
-def conditions(run: RunResults) -> Iterator[str]:
+def conditions(run: RunResults) -> Iterator[Sentence]:
     """Yield when the intervals of differences are true."""
     known = [one for found in run.summary.metrics.differences.values() for one in found.values()]
     if not known:
         return
     if any(IN_FOLDS in one.method for one in known):
         where = "hospital" if isinstance(run.spec.evaluation, LeaveOneSiteOut) else "fold"
-        yield f"AUCs are compared within each {where}, so that their difference need not be that of the figures above."
+        text = f"AUCs are compared within each {where}, so that their difference need not be that of the figures above."
+        yield Sentence("in-folds", text)
     holdout = isinstance(run.spec.evaluation, Holdout)
     folds = "" if holdout else ", fold by fold from rows that folds mostly share"
     others = "" if holdout else " Of models trained on other rows more of them may."
-    yield (
+    yield Sentence(
+        "conditions",
         f"Intervals of differences hold for the models as they were trained here{folds}: they leave out what other "
-        f"training rows would change. One such interval in twenty misses by chance.{others}"
+        f"training rows would change. One such interval in twenty misses by chance.{others}",
     )
 
 
@@ -121,7 +129,8 @@ def difference_table(run: RunResults, named: dict[str, str]) -> NumberTable | No
     rivals = {rival: found for rival in named if (found := run.differences_from(rival))}
     if not rivals:
         return None
-    names = [name for name in run.spec.task.metrics if any(name in found for found in rivals.values())]
+    metrics = [name for metric in run.spec.task.metrics for name in (metric, *[AUC_WITHIN] * (metric == "auc"))]
+    names = [name for name in metrics if any(name in found for found in rivals.values())]
     rows = [
         [named[rival], *(ends(found[name]) if name in found else "–" for name in names)]
         for rival, found in rivals.items()

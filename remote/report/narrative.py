@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
@@ -13,6 +14,7 @@ from rankdad.remote.view import bound, times_fewer
 
 NAMES = {
     "auc": "AUC",
+    "auc_within": "AUC within hospitals",
     "accuracy": "accuracy",
     "loss": "loss",
     "balanced_accuracy": "balanced accuracy",
@@ -37,6 +39,16 @@ WARNINGS = {
     "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
+Code = Literal[
+    "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
+    "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
+    "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
+    "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
+    "hospitals-too-far-apart", "hospitals-too-close",
+    "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
+    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model",
+    "opposite-effects", "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
+]  # fmt: skip
 UNSEEN = (
     "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
     "same for a whole site and errs away from it, which puts its AUC or correlation below chance. What the model gains "
@@ -55,6 +67,13 @@ count = counted  # as templates call it
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as a paper prints it; – for None, NaN and infinity."""
     return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
+
+
+class Sentence(NamedTuple):
+    """A sentence of the verdict, and the name of what it says."""
+
+    code: Code
+    text: str
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -92,9 +111,8 @@ def status(run: RunResults) -> str:
 def extent(run: RunResults) -> str:
     """Return how many sites trained, for how long."""
     spec, summary = run.spec, run.summary
-    exact = summary.solver.get("name") == "exact"
-    trained = "solved exactly" if exact else count(summary.epochs, "epoch")
-    if exact and spec.models > 1:
+    trained = "solved exactly" if run.exact else count(summary.epochs, "epoch")
+    if run.exact and spec.models > 1:
         trained = f"{count(spec.tested_folds, 'fold')}, each solved exactly"
     elif spec.models > 1:
         repeats = spec.tested_folds // spec.folds_per_repeat
@@ -102,7 +120,7 @@ def extent(run: RunResults) -> str:
         trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"
     trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
-    sites, steps = count(len(spec.federation.sites), "site"), "" if exact else f", {count(summary.steps, 'step')}"
+    sites, steps = count(len(spec.federation.sites), "site"), "" if run.exact else f", {count(summary.steps, 'step')}"
     return f"{sites}, {trained}{steps}, {duration(summary.seconds)}"
 
 
@@ -153,7 +171,7 @@ def tested(run: RunResults) -> str:
 
 def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
-    if run.summary.solver.get("name") == "exact":
+    if run.exact:
         return "the exact solution, which needs no epochs and sets nothing aside for validation"
     best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankdad.common.metrics import Interval
-from rankdad.common.metrics.paired import LEAST, MAX_RANKED
+from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN, Difference
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
-from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, measure, of_site
+from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, judged, measure, of_site
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, count, listed, number
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.narrative import NAMES, Sentence, count, listed, number
+from rankdad.remote.report.run_results import RunResults, Values, finite
 
 REFERENCES = {
     "local": "each hospital alone",
@@ -40,20 +40,54 @@ def value(run: RunResults, reference: str) -> tuple[float | None, Interval | Non
     return found.values.get(name), found.intervals.get(name)
 
 
-def worth(run: RunResults) -> Iterator[str]:
+def told(run: RunResults) -> list[str]:
+    """Return the references that are told, in their order: of two that are one computation the first."""
+    found = [reference for reference in REFERENCES if reference in run.summary.metrics.references]
+    weighted = getattr(run.spec.task, "class_weights", "none") != "none"  # which linear models of one site do not know
+    same = {"local", "site"} <= set(found) and run.exact and not weighted
+    return [reference for reference in found if not (same and reference == "site")]
+
+
+def within_hospitals(run: RunResults, values: Values) -> float | None:
+    """Return the AUC over pairs of rows of one hospital; None of one hospital, or where those of a region are one."""
+    several = len(run.by_site) > 1 and not run.spec.federation.regions
+    return finite(values).get("auc") if several else None
+
+
+def worth(run: RunResults) -> Iterator[Sentence]:
     """Yield how far the model is from each reference on the same rows, and where a hospital does better alone."""
-    name, references = measure(run), run.summary.metrics.references
-    known = [reference for reference in REFERENCES if reference in references and name in run.test]
+    name = measure(run)
+    known = [reference for reference in told(run) if name in run.test]
     for reference in known:
         reached, interval = value(run, reference)
         if reached is not None:
-            within = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
-            has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{within}"
-            yield f"{has}: {_apart(run, reference, reached)}."
+            between = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
+            within = run.differences_from(reference).get(WITHIN)
+            if reference == "linear" or within is None:
+                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{between}"
+                yield Sentence("reference", f"{has}: {_apart(run, reference, reached)}.")
+            else:
+                has = f"{MODELS[reference]} is compared within hospitals: on the same rows this model's AUC is"
+                yield Sentence("reference-within", f"{has} {apart(name, within)}.")
+                yield _everywhere(run, reference, f"{number(reached)}{between}", within)
         if reference != "linear":
             yield from _where(run, reference)
     if known:
+        if "site" in run.summary.metrics.references and "site" not in known:
+            yield Sentence("same-model", "A linear model of each hospital alone is that same model, and is told once.")
         yield from conditions(run)
+
+
+def _everywhere(run: RunResults, reference: str, reached: str, within: Difference) -> Sentence:
+    """Return what the models of each hospital reach over all rows, and that it decides nothing where it differs."""
+    found = run.differences_from(reference).get("auc")
+    less = f", and this model's less it is {ends(found)}" if found else ""
+    text = f"Over all rows together it has an AUC of {reached}{less}"
+    if found is None or judged("auc", found) == judged("auc", within):
+        return Sentence("reference-everywhere", f"{text}.")
+    ranked = "there scores of different models rank rows of different hospitals"
+    text += f": {ranked}, which does not tell whether a hospital should take part."
+    return Sentence("everywhere-misleads", text)
 
 
 def _apart(run: RunResults, reference: str, reached: float) -> str:
@@ -72,7 +106,7 @@ def _apart(run: RunResults, reference: str, reached: float) -> str:
     return f"this model is {figures} by its figure ({few}); on the same rows {', '.join(others)}"
 
 
-def _where(run: RunResults, reference: str) -> Iterator[str]:
+def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
     """Yield where a hospital does better alone, surely or by its figures, and where nothing is known."""
     name, rows = measure(run), run.by_site
     theirs = f"{reference}_{name}"
@@ -91,24 +125,31 @@ def _where(run: RunResults, reference: str) -> Iterator[str]:
     of = count(len(both), "hospital")
     better = f"of {of} {what} has the better {NAMES[name]}"
     if sure:
-        yield f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {listed(sure)}."
+        text = f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {listed(sure)}."
+        yield Sentence("own-model-better", text)
     if unsure:
-        yield f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {listed(unsure)}."
+        text = f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {listed(unsure)}."
+        yield Sentence("own-model-better-by-chance", text)
     if both and not sure and not unsure:
         where = "the one hospital" if len(both) == 1 else f"none of {of}"
-        yield f"At {where} {what} has {'no' if len(both) == 1 else 'a'} better {NAMES[name]} on the rows tested."
+        text = f"At {where} {what} has {'no' if len(both) == 1 else 'a'} better {NAMES[name]} on the rows tested."
+        yield Sentence("own-model-no-better", text)
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
-        yield f"There is no model of its own to compare with at {listed(missing)}."
+        yield Sentence("no-own-model", f"There is no model of its own to compare with at {listed(missing)}.")
 
 
 def reference_table(run: RunResults) -> NumberTable | None:
     """Return the model beside its references, over all samples and by site; None where there are none."""
     found, name, rows = run.summary.metrics.references, measure(run), run.by_site
-    names = [reference for reference in REFERENCES if reference in found]
+    names = told(run)
     if not names or name not in run.test:
         return None
     pooled = [_cell(run.test[name], run.summary.metrics.intervals.get(name))]
     cells = [["all sites", *pooled, *(_cell(*value(run, reference)) for reference in names)]]
+    within = within_hospitals(run, run.summary.metrics.within_sites)
+    if name == "auc" and within is not None:
+        others = (within_hospitals(run, found[reference].within_sites) for reference in names)
+        cells.append(["within hospitals", number(within), *map(number, others)])
     shown = list(rows)
     if len(rows) > MAX_SITES:
         theirs = f"{next((one for one in names if one != 'linear'), names[0])}_{name}"

@@ -12,7 +12,7 @@ from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
 from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
 from rankdad.remote.report.differences import against_guess, conditions, difference_table
-from rankdad.remote.report.references import REFERENCES, reference_table
+from rankdad.remote.report.references import REFERENCES, reference_table, told
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
 from rankdad.remote.report.site_calibration import site_calibration_table
@@ -59,6 +59,7 @@ CAPTIONS = {
 }
 MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # that sites are compared by
 PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation", "tuning")
+OF_EXACT = {"solver", "test", "dtype", "threads"}  # settings of training that an exact solution has
 MAX_ITEMS = 30  # of a list in the specification
 MAX_THRESHOLD_TABLES = 4  # outcomes that have a table of thresholds
 MAX_CONFUSION_CLASSES = 12  # in a table; a plot shows more
@@ -94,6 +95,7 @@ def report_page(run: RunResults) -> str:
     rows, validation, drawings = run.by_site, tables.last_validation(run), _drawings(run)
     baseline = {name.removeprefix(BASELINE) for row in rows.values() for name in row if name.startswith(BASELINE)}
     agreement = run.summary.metrics.agreement
+    rivals = {GUESS: narrative.baseline_name(run)} | {name: REFERENCES[name] for name in told(run)}
     return render(
         TEMPLATES,
         "run.html",
@@ -121,8 +123,8 @@ def report_page(run: RunResults) -> str:
         coefficients=coefficient_table(run),
         coefficients_by_site=site_coefficients(run),
         coefficient_notes=list(coefficient_notes(run)),
-        differences=difference_table(run, {GUESS: narrative.baseline_name(run), **REFERENCES}),
-        conditions=" ".join(conditions(run)),
+        differences=difference_table(run, rivals),
+        conditions=" ".join(sentence.text for sentence in conditions(run)),
         sites=tables.site_table(run, rows),
         baseline=baseline,
         unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),
@@ -155,8 +157,9 @@ def _specification(run: RunResults) -> dict[str, str]:
     spec, plan, dense = run.spec, run.plan, run.summary.dense_bytes
     facts = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for part in PARTS:
-        if (own := getattr(spec, part)) is not None:
-            facts[part] = _plain(own.model_dump(mode="json", exclude={"sites"}, exclude_none=True))
+        if (own := getattr(spec, part)) is not None and not (run.exact and part == "method"):
+            only = OF_EXACT if run.exact and part == "training" else None
+            facts[part] = _plain(own.model_dump(mode="json", include=only, exclude={"sites"}, exclude_none=True))
     facts["trained parameters"] = f"{dense // 4:,}" if dense else "–"
     facts["sha256 of the specification"] = spec.sha256()
     facts["sha256 of the first weights"] = plan.weights_sha256 or "–"

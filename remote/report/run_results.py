@@ -62,6 +62,8 @@ class ReferenceMetrics(Part, extra="ignore"):
     """By metric."""
     intervals: dict[str, Interval] = Field(default={})
     """By metric; some have none."""
+    within_sites: Values = Field(default={})
+    """As of the model."""
 
 
 class RunMetrics(Part, extra="ignore"):
@@ -194,6 +196,11 @@ class RunResults:
     def member(self) -> str:
         """What is called who sends to this aggregator."""
         return "member" if self.summary.regions else "site"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the model was solved exactly, without steps."""
+        return self.summary.solver.get("name") == "exact"
 
     @property
     def tests(self) -> pd.DataFrame:

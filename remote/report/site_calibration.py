@@ -8,7 +8,7 @@ from typing import Any
 
 from rankdad.common.metrics.site_calibration import SURE
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import listed, number
+from rankdad.remote.report.narrative import Sentence, listed, number
 from rankdad.remote.report.run_results import RunResults
 
 
@@ -26,7 +26,7 @@ def differs(run: RunResults, outcome: int) -> list[str]:
     return []
 
 
-def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[str]:
+def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
     """Yield where an outcome's risks are wrong, if hospitals differ in that; else nothing."""
     differ, sites = differs(run, outcome), by_site(run, outcome)
     if not differ:
@@ -34,7 +34,8 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
     ratios = {site: one["observed_expected"]["value"] for site, one in sites.items() if one["observed_expected"]}
     furthest = sorted(ratios, key=lambda site: -abs(_log(ratios[site])))
     each = listed([f"{number(ratios[site], 2)} at {site}" for site in furthest])
-    yield f"Whether {risks} are right depends on the hospital: observed/expected is {each}."
+    text = f"Whether {risks} are right depends on the hospital: observed/expected is {each}."
+    yield Sentence("hospitals-differ", text)
     large, slope = (_beyond(sites, *pair) for pair in (("in_the_large", 0.0), ("slope", 1.0)))
     if any(large):
         where = [f"too {word} at {listed(there)}" for word, there in zip(("high", "low"), large, strict=True) if there]
@@ -42,16 +43,20 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
             one["recalibration"].get("in_the_large") for one in run.summary.metrics.risks if one["outcome"] == outcome
         ]
         even = any(one and one["low"] <= 0 <= one["high"] for one in whole)
-        cancels = ", errors that cancel in the figures of all rows together" if all(large) and even else ""
-        yield f"On the whole they are {' and '.join(where)}{cancels}."
+        text, cancel = f"On the whole they are {' and '.join(where)}", all(large) and even
+        cancels = ", errors that cancel in the figures of all rows together" * cancel
+        yield Sentence("hospitals-cancel" if cancel else "hospitals-off", f"{text}{cancels}.")
     turned, _ = _beyond(sites, "slope", 0.0)
     flat = [site for site in slope[0] if site not in turned]
     if "slope" in differ and turned:
-        yield f"Higher risks go with a rarer outcome at {listed(turned)} (calibration slope below 0)."
+        text = f"Higher risks go with a rarer outcome at {listed(turned)} (calibration slope below 0)."
+        yield Sentence("hospitals-upside-down", text)
     if "slope" in differ and flat:
-        yield f"High risks are too high and low ones too low at {listed(flat)} (calibration slope below 1)."
+        text = f"High risks are too high and low ones too low at {listed(flat)} (calibration slope below 1)."
+        yield Sentence("hospitals-too-far-apart", text)
     if "slope" in differ and slope[1]:
-        yield f"Risks are too close to the average at {listed(slope[1])} (calibration slope above 1)."
+        text = f"Risks are too close to the average at {listed(slope[1])} (calibration slope above 1)."
+        yield Sentence("hospitals-too-close", text)
 
 
 def _beyond(sites: Mapping[str, Mapping[str, Any]], name: str, right: float) -> tuple[list[str], list[str]]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.report.narrative import NAMES, baseline_name, count, listed, number, percent, rows_tested
-from rankdad.remote.report.references import worth
+from rankdad.remote.report.coefficient_tables import opposite_effects
+from rankdad.remote.report.narrative import NAMES, Sentence, baseline_name, count, listed, number, percent, rows_tested
+from rankdad.remote.report.references import within_hospitals, worth
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 from rankdad.remote.report.site_calibration import told_apart
 from rankdad.remote.table_one import outcome_names
@@ -22,15 +23,20 @@ FAR = 0.5  # of an end of its interval from 1: too wide to say so
 
 def verdict(run: RunResults) -> list[str]:
     """Return the verdict, a paragraph each; none before the first test."""
+    return [" ".join(sentence.text for sentence in paragraph) for paragraph in paragraphs(run)]
+
+
+def paragraphs(run: RunResults) -> list[list[Sentence]]:
+    """Return the verdict's paragraphs, each its sentences."""
     if not run.test.get("samples"):
         return []
-    regression = isinstance(run.spec.task, Regression)
-    found = [" ".join([*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)])]
-    found += [" ".join(_number(run) if regression else _risk(run))]
-    return [text for text in [*found, " ".join(worth(run)), *_sites(run)] if text]
+    measured = _number(run) if isinstance(run.spec.task, Regression) else _risk(run)
+    found = [[*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)], [*measured], [*worth(run)]]
+    found += [[sentence] for sentence in (*opposite_effects(run.summary.coefficients), *_sites(run))]
+    return [paragraph for paragraph in found if paragraph]
 
 
-def _studied(run: RunResults) -> Iterator[str]:
+def _studied(run: RunResults) -> Iterator[Sentence]:
     spec = run.spec
     there = spec.federation.sites if spec.federation.regions or not run.by_site else _tested_at(run)
     rows, hospitals = rows_tested(run, "row"), count(len(there), "hospital")
@@ -41,14 +47,14 @@ def _studied(run: RunResults) -> Iterator[str]:
         tested = f"tested on {rows} of {hospitals}, each hospital by a model that has seen none of its rows"
     else:
         tested = f"tested on {rows} of {hospitals}, each row by a model that has not seen it"
-    yield f"The model predicts {what}. It was {tested}."
+    yield Sentence("studied", f"The model predicts {what}. It was {tested}.")
     one = _only_outcome(run)
     if one:
         share = one["events"] / one["samples"]
-        yield f"{one['events']:,} of these rows ({percent(share)}) have the outcome."
+        yield Sentence("events", f"{one['events']:,} of these rows ({percent(share)}) have the outcome.")
     label = run.summary.table1.get("pooled", {}).get("label", {})
     if label.get("mean") is not None and label.get("sd") is not None:
-        yield f"In all tables it is {_short(label['mean'])} ± {_short(label['sd'])} (mean ± SD)."
+        yield Sentence("label", f"In all tables it is {_short(label['mean'])} ± {_short(label['sd'])} (mean ± SD).")
 
 
 def _what(run: RunResults) -> str:
@@ -62,7 +68,7 @@ def _what(run: RunResults) -> str:
     return f"which of {run.spec.task.outputs} {kind} a row has"
 
 
-def _quality(run: RunResults) -> Iterator[str]:
+def _quality(run: RunResults) -> Iterator[Sentence]:
     test, intervals = run.test, run.summary.metrics.intervals
     name = "mae" if isinstance(run.spec.task, Regression) else "auc"
     if name not in test:
@@ -70,36 +76,36 @@ def _quality(run: RunResults) -> Iterator[str]:
     interval, said = intervals.get(name), _short if name == "mae" else number
     within = f" (95 % interval {said(interval.low)} to {said(interval.high)})" if interval else ""
     if name == "mae":
-        yield f"On average its predictions are {_short(test['mae'])} off{within}."
+        yield Sentence("mae", f"On average its predictions are {_short(test['mae'])} off{within}.")
     else:
         pairs = percent(test["auc"], int(test["auc"] > 0.985))
         area = f"AUC {number(test['auc'])}{within}"
         if _only_outcome(run):
-            yield f"It ranks a row with the outcome above one without it in {pairs} of pairs: {area}."
+            yield Sentence("auc", f"It ranks a row with the outcome above one without it in {pairs} of pairs: {area}.")
         else:
             classes = isinstance(run.spec.task, Classification)
             which = "a class above one of the others" if classes else "with a label above one without it"
             mean = f"on average over {run.spec.task.outputs} {'classes' if classes else 'labels'}"
-            yield f"It ranks a row {'of ' * classes}{which} in {pairs} of pairs, {mean}: {area}."
+            yield Sentence("auc", f"It ranks a row {'of ' * classes}{which} in {pairs} of pairs, {mean}: {area}.")
 
 
-def _of_hospitals(run: RunResults) -> Iterator[str]:
+def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
     """Yield what is left of the AUC within hospitals, and what the hospital alone tells."""
-    metrics = run.summary.metrics
-    within, alone = metrics.within_sites.get("auc"), metrics.site_alone.get("auc")
-    if within is None or alone is None or len(run.by_site) < 2:
+    within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
+    if within is None or alone is None:
         return
     weights = (
         "with the outcome and one without it" if _only_outcome(run) else "of a class, or with a label, and another"
     )
-    yield (
+    yield Sentence(
+        "auc-within",
         f"Within hospitals its AUC is {number(within)}: the mean of the hospitals' own, each weighted by its pairs of "
         f"a row {weights}. A guess by the hospital alone, its share of the outcome for each of its rows, reaches "
-        f"{number(alone)}."
+        f"{number(alone)}.",
     )
 
 
-def _missed(run: RunResults) -> Iterator[str]:
+def _missed(run: RunResults) -> Iterator[Sentence]:
     """Yield every class, or label, of which the model finds hardly a row."""
     found, named, classes = dict[str, float | None](), outcome_names(run.spec), run.spec.task.name == "classification"
     for place, row in enumerate(run.confusion):
@@ -109,74 +115,78 @@ def _missed(run: RunResults) -> Iterator[str]:
         f"{name} (recall {percent(share)})" for name, share in found.items() if share is not None and share < RARE
     ]
     if hardly:
-        yield f"It finds hardly a row of {', '.join(hardly)}."
+        yield Sentence("hardly-found", f"It finds hardly a row of {', '.join(hardly)}.")
     if untested := [name for name, share in found.items() if share is None]:
-        yield f"No row of {', '.join(untested)} was tested."
+        yield Sentence("class-untested", f"No row of {', '.join(untested)} was tested.")
 
 
-def _risk(run: RunResults) -> Iterator[str]:
+def _risk(run: RunResults) -> Iterator[Sentence]:
     """Yield what the model adds over today's base rate, and whether its risks can be taken at their word."""
     one = _only_outcome(run)
     if one is None:
         guess, test = finite(run.summary.metrics.baseline), run.test
         if {"accuracy"} <= guess.keys() & test.keys():
             right, guessed = percent(test["accuracy"]), percent(guess["accuracy"])
-            yield f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}."
+            yield Sentence("accuracy", f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}.")
         for name, several in run.outcomes.items():
             yield from told_apart(run, several["outcome"], f"the risks of {name}")
         return
     if one["brier_skill"] is not None:
         skill, rate = one["brier_skill"], one["events"] / one["samples"]
         better = f"{percent(skill)} smaller" if skill > 0 else "no smaller"
-        yield (
+        yield Sentence(
+            "brier" if skill > 0 else "brier-no-smaller",
             f"The squared error of its risks (Brier score {number(one['brier'])}) is {better} than if every row were "
-            f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])})."
+            f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])}).",
         )
     yield from list(told_apart(run, one["outcome"])) or calibrated(one)
 
 
-def calibrated(one: dict[str, Any]) -> Iterator[str]:
+def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     """Yield whether an outcome's predicted risks can be taken at their word, where hospitals do not differ in that."""
     slope, large = (one["recalibration"].get(name) for name in ("slope", "in_the_large"))
     if slope is None or large is None:
         return
     value, low, high = (slope[name] for name in ("value", "low", "high"))
-    close = abs(value - 1) <= CLOSE
+    close, found = abs(value - 1) <= CLOSE, f"calibration slope {number(value, 2)}"
     if high < 0:
         rarer = "the higher they are, the rarer the outcome"
-        yield f"Its risks are upside down: {rarer} (calibration slope {number(value, 2)})."
+        yield Sentence("upside-down", f"Its risks are upside down: {rarer} ({found}).")
     elif high < 1 - CLOSE / 2 or (high < 1 and not close):
-        yield f"High risks are too high and low ones too low (calibration slope {number(value, 2)})."
+        yield Sentence("too-far-apart", f"High risks are too high and low ones too low ({found}).")
     elif low > 1 + CLOSE / 2 or (low > 1 and not close):
-        yield f"Its risks are too close to the average (calibration slope {number(value, 2)})."
+        yield Sentence("too-close", f"Its risks are too close to the average ({found}).")
     elif close and max(1 - low, high - 1) <= FAR:
-        yield f"The spread of its risks is about right (calibration slope {number(value, 2)})."
+        yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
     else:
-        found = f"calibration slope {number(value, 2)}, 95 % interval {number(low, 2)} to {number(high, 2)}"
-        yield f"These rows are too few to tell whether the spread of its risks is right ({found})."
+        found += f", 95 % interval {number(low, 2)} to {number(high, 2)}"
+        text = f"These rows are too few to tell whether the spread of its risks is right ({found})."
+        yield Sentence("spread-unknown", text)
     if large["high"] < 0:
-        yield "On the whole its risks are too high."
+        yield Sentence("too-high", "On the whole its risks are too high.")
     elif large["low"] > 0:
-        yield "On the whole its risks are too low."
+        yield Sentence("too-low", "On the whole its risks are too low.")
 
 
-def _number(run: RunResults) -> Iterator[str]:
+def _number(run: RunResults) -> Iterator[Sentence]:
     """Yield what the model adds over predicting the mean, and between which limits it errs."""
     if "r2" in run.test:
         reached = run.test["r2"]
         less = f"{percent(reached)} smaller" if reached > 0 else "no smaller"
-        yield f"Its squared error is {less} than if every row were given the mean (R² {number(reached)})."
+        text = f"Its squared error is {less} than if every row were given the mean (R² {number(reached)})."
+        yield Sentence("r2" if reached > 0 else "r2-no-smaller", text)
     yield from predictions_between(run)
 
 
-def predictions_between(run: RunResults) -> Iterator[str]:
+def predictions_between(run: RunResults) -> Iterator[Sentence]:
     """Yield how far off most of the tested predictions are, as counted; nothing of too few rows."""
     if middle := run.summary.metrics.agreement.get("middle"):
         ends = f"{_short(middle['low'])} and {_short(middle['high'])}"
-        yield f"On the rows tested, {SHARES[middle['share']]} predictions lie between {ends} of the true value."
+        text = f"On the rows tested, {SHARES[middle['share']]} predictions lie between {ends} of the true value."
+        yield Sentence("between", text)
 
 
-def _sites(run: RunResults) -> Iterator[str]:
+def _sites(run: RunResults) -> Iterator[Sentence]:
     """Yield where the model fails, by name."""
     name = "mae" if isinstance(run.spec.task, Regression) else "loss"
     rows = {site: row for site, row in run.by_site.items() if row.get("samples") and BASELINE + name in row}
@@ -185,16 +195,20 @@ def _sites(run: RunResults) -> Iterator[str]:
     of = f"{len(rows)} {members}" + " that are compared with it" * (len(rows) < len(run.by_site))
     guess = f"{baseline_name(run)} on the rows tested"
     if worse:
-        yield f"At {len(worse)} of {of}, {listed(worse)}, it is by its {NAMES[name]} no better than {guess}."
+        text = f"At {len(worse)} of {of}, {listed(worse)}, it is by its {NAMES[name]} no better than {guess}."
+        yield Sentence("no-better-than-guess", text)
     elif len(rows) > 1:
-        yield f"At each of the {of} it is by its {NAMES[name]} better than {guess}."
+        text = f"At each of the {of} it is by its {NAMES[name]} better than {guess}."
+        yield Sentence("better-than-guess", text)
     ranks = {site: (row["auc_low"], row["auc_high"]) for site, row in run.by_site.items() if "auc_low" in row}
     if unsure := [site for site, (low, high) in ranks.items() if low <= 0.5 <= high]:
-        yield f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."
+        text = f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."
+        yield Sentence("chance", text)
     if below := [site for site, (_, high) in ranks.items() if high < 0.5]:
-        yield f"It ranks worse than chance (the interval of the AUC lies below 0.5) at {listed(below)}."
+        text = f"It ranks worse than chance (the interval of the AUC lies below 0.5) at {listed(below)}."
+        yield Sentence("below-chance", text)
     if none := [site for site in run.by_site if site not in _tested_at(run)]:
-        yield f"No row of {listed(none)} is in these figures."
+        yield Sentence("site-untested", f"No row of {listed(none)} is in these figures.")
 
 
 def _tested_at(run: RunResults) -> list[str]:

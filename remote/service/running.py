@@ -162,7 +162,7 @@ class RunningRun:
                             return State.FAILED, progress.reason
                         with suppress(OSError, UserError):  # the disk is full: the run has ended all the same
                             summary = load_json(self.directory / "summary.json")
-                            print(*result_lines(summary, made[0].group_noun), sep="\n", file=log)
+                            print(*result_lines(summary, made[0]), sep="\n", file=log)
                         return State.ENDED, ""
                 except RankdadError as error:
                     if fresh and (made is None or isinstance(error, SpecError)):  # another try would not mend it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pandas as pd
@@ -10,8 +12,10 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import auc, average_precision_score, roc_auc_score
+from torch import Tensor
 
-from rankdad.common.metrics import Tally, empty, summarise
+from rankdad.common.metrics import Tally, empty, paired, summarise, tally
+from rankdad.common.metrics.paired import Rows, histograms, positives, smoothed, squares
 from rankdad.common.metrics.risk import mean_curve, precision_recall, roc
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -90,6 +94,47 @@ def test_a_fold_that_tests_nothing_and_a_site_that_is_away_are_no_figures() -> N
     assert study.summary()["folds"]["loss"]["sd"] is None, "there is one fold"
     assert [row["samples"] for row in study.by_site()] == [40, 0, 0]
     assert study.by_site()[1]["loss"] is None
+
+
+def test_the_difference_within_sites_is_delongs_of_each_weighted_by_its_pairs() -> None:
+    """Where sites' shares of the outcome differ, each site's own model ranks rows of different sites by that alone."""
+    task, generator = Classification(classes=2), torch.Generator().manual_seed(0)
+    study = FoldMetrics(task, SITES, ("local",))
+    values, errors = [], []
+    for _ in range(2):
+        tests, sent, parts = dict[str, list[Tally]](), dict[str, list[Rows]](), []
+        positive = dict[str, Tensor]()
+        for site, share, size in zip(SITES, (0.1, 0.5, 0.9), (200, 120, 160), strict=True):
+            labels = (torch.rand(size, generator=generator) < share).long()
+            signal = labels + torch.randn(size, generator=generator, dtype=torch.float64)
+            noise = 0.5 * torch.randn(size, generator=generator, dtype=torch.float64)
+            scores = signal, signal + noise + 4 * share  # the federated model, and the site's own
+            outputs = [torch.stack([torch.zeros(size), one], dim=1) for one in scores]
+            loss = torch.zeros(size, dtype=torch.float64)
+            tests[site] = [tally(task, one, labels, loss) for one in (outputs[0], outputs[0], outputs[1])]
+            sent[site] = [paired.rows(task, one, labels, loss) for one in (outputs[0], outputs[0], outputs[1])]
+            positive[site] = positives(task, labels)
+            higher = [(one[labels == 1][:, None] > one[labels == 0]).double() for one in scores]
+            up, down = ((higher[0] - higher[1]).mean(dim) for dim in (1, 0))
+            parts.append((len(up) * len(down), float(up.mean()), float(up.var() / len(up) + down.var() / len(down))))
+        model, guess, local = ({site: own[at] for site, own in tests.items()} for at in range(3))
+        study.add(model, guess, {"local": local})
+        pooled = torch.stack([smoothed(histograms(task, reduce(add, one.values()))) for one in (model, guess, local)])
+        study.compare({site: squares(task, own, positive[site], pooled) for site, own in sent.items()}, pooled)
+        pairs = np.array([one for one, _, _ in parts])
+        weights = pairs / pairs.sum()
+        values.append(float(weights @ [value for _, value, _ in parts]))
+        errors.append(float(weights**2 @ [variance for _, _, variance in parts]) ** 0.5)
+    found = study.differences()["local"]
+    within, everywhere = found["auc_within"], found["auc"]
+    assert within["value"] == pytest.approx(np.mean(values), abs=2e-3)
+    assert (within["high"] - within["value"]) / 1.96 == pytest.approx(np.hypot(*errors) / 2, rel=0.03)
+    assert everywhere["high"] < 0 < within["low"], "all rows together say the opposite"
+    in_a_region = FoldMetrics(task, SITES, ("local",), regions=SITES[:1])
+    in_a_region.add(model, guess, {"local": local})
+    in_a_region.compare({site: squares(task, own, positive[site], pooled) for site, own in sent.items()}, pooled)
+    assert "auc_within" not in in_a_region.differences()["local"]
+    assert [row["local_auc_difference"] is None for row in in_a_region.by_site()] == [True, False, False]
 
 
 def test_repeats_of_models_on_other_scales_have_one_auc_in_figures_curves_and_thresholds() -> None:

@@ -66,6 +66,13 @@ def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for
         assert part in text, part
 
 
+def test_no_epochs_are_promised_of_a_run_that_may_have_none() -> None:
+    for method, told in (("dsgd", True), ("exact or dsgd", False), ("exact", False)):
+        said = shown(begun(method, ("alpha", "beta")), Waiting(), terminal=False)
+        assert f"study: {method}, 2 sites" in said
+        assert ("at most 4 epochs" in said) == told
+
+
 def test_bytes_compare_with_full_gradients_of_every_batch() -> None:
     progress = running()
     progress.batches = 5 * progress.steps

@@ -81,7 +81,7 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys:
         assert found == dict.fromkeys("12", twice["metrics"]["test"]["samples"])
     results = read_results(run)
     assert "3 sites, 3 folds, 2 times, of at most 1 epoch, " in extent(results)
-    show_result(twice, run, results.spec.group_noun)
+    show_result(twice, run, results.spec)
     said = capsys.readouterr().out
     assert "120 patients, " in said
     assert "over patients" in said

@@ -133,7 +133,7 @@ def test_members_of_unequal_size_get_what_scikit_learn_makes_of_all_rows(
     page = report(tmp_path / "run")
     assert "What each column adds" in page
     assert "odds ratio" in page if label == "sick" else "odds ratio" not in page
-    assert any(line.startswith("solver:") for line in result_lines(summary))
+    assert any(line.startswith("solver:") for line in result_lines(summary, spec))
 
 
 @pytest.mark.parametrize("label", ["sick", "days"])
@@ -245,6 +245,7 @@ def test_which_solver_a_specification_asks_for(changes: dict[str, Any], solver: 
     plain: dict[str, Any] = {"name": "x", "task": {"name": "regression"}, "data": {"shape": [5]}}
     spec = validate(RunSpec, plain | {"federation": {"sites": ["a", "b"]}} | changes)
     assert spec.solver == solver
+    assert spec.trained_by == {"auto": "exact or dsgd", "steps": spec.method.name}.get(solver, solver)
     again = validate(RunSpec, json.loads(spec.model_dump_json()))
     assert (again.solver, again.sha256()) == (solver, spec.sha256())
     assert spec.validation == (spec.training.validation if solver == "steps" else 0)
@@ -259,7 +260,7 @@ def test_what_cannot_be_solved_is_refused_by_name() -> None:
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, processes: bool) -> None:
     """References, predictions, its saved model: in one process, and between processes over HTTP."""
-    references = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["local", "linear"]}}
+    references = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["local", "linear", "site"]}}
     simulation = {
         "source": {"name": "folders", "path": str(folder)},
         "partition": {"name": "folder"},
@@ -267,9 +268,15 @@ def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, proc
     }
     spec = {"run": document("sick", **references), "simulation": simulation}
     done = simulate(spec, output=tmp_path / "run", processes=processes, progress=False)
-    assert done.summary["solver"]["name"] == "exact"
-    assert set(done.summary["metrics"]["references"]) == {"local"}
-    local = done.summary["metrics"]["references"]["local"]["values"]["auc"]
+    assert (done.summary["solver"]["name"], done.summary["method"]) == ("exact", "exact")
+    alone = done.summary["metrics"]["references"]
+    local = alone["local"]["values"]["auc"]
+    assert set(alone) == {"local", "site"}
+    assert alone["site"]["values"]["loss"] == pytest.approx(alone["local"]["values"]["loss"], rel=1e-6)
+    page = report(tmp_path / "run")
+    assert "is that same model, and is told once" in page
+    assert "linear, each hospital alone" not in page
+    assert not any(word in page for word in ("dsgd", "adam", "12 epochs"))
     assert 0.5 < local <= done.summary["metrics"]["test"]["auc"] + 0.02
     assert len(set(done.summary["weights_sha256"].values())) == 1
     assert done.summary["aggregator_sha256"] in done.summary["weights_sha256"].values()
@@ -296,7 +303,7 @@ def test_a_run_whose_last_epoch_was_the_best_warns_and_names_the_remedy(folder: 
     assert (found["trainings"], found["of"]) == (3, 3)
     for remedy in ("training.epochs", "training.optimizer.lr", "training.solver"):
         assert remedy in found["warning"]
-    assert f"warning: {found['warning']}" in list(result_lines(summary))
+    assert f"warning: {found['warning']}" in list(result_lines(summary, spec))
     assert found["warning"][1:] in report(tmp_path / "run").replace("&#34;", '"')
     enough = training | {"epochs": 12, "optimizer": {"name": "sgd", "lr": 0.5}}
     spec = validate(RunSpec, document("days", training=enough, evaluation={"name": "holdout"}))

@@ -12,13 +12,16 @@ import pytest
 import statsmodels.api as sm
 import torch
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 from torch import Tensor
 
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.coefficients import OWN, Coefficients
+from rankdad.common.preparation.solving import Solving
 from rankdad.common.spec import RunSpec
-from rankdad.remote.coefficients import _critical, _two_sided_t, as_json
+from rankdad.remote.coefficients import _critical, _two_sided_t, as_json, as_table
+from rankdad.remote.report.coefficient_tables import opposite_effects
 
 SIZES = {"alpha": 640, "beta": 210, "gamma": 24}
 DATA = {
@@ -163,6 +166,61 @@ def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, p
         assert row["se"] is row["p"] is row["low"] is None
     if problem == "collinear":
         assert {1, 2} <= set(pooled.collinear)
+
+
+@pytest.mark.parametrize(("problem", "own"), [("no-class", "separated"), ("no-level", "collinear")])
+def test_rows_without_a_class_or_a_first_level_are_called_so_and_a_site_does_not_count_its_own(
+    problem: str, own: str
+) -> None:
+    """They were "told apart without a mistake", or had columns that follow from others."""
+    spec, found = spec_of("two classes"), tables("two classes")
+    for table in found.values():
+        table["y" if problem == "no-class" else "stage"] = 0 if problem == "no-class" else table["stage"].clip(1)
+    pooled, sites = solved(spec, {site: rows_of("two classes", table) for site, table in found.items()})
+    assert (pooled.problem, sites["alpha"].problem) == (problem, own)
+    assert ("stage" in as_json(spec, pooled)["why"]) == (problem == "no-level")
+
+
+def test_a_loss_that_no_rows_have_leads_to_no_coefficients() -> None:
+    """Of a lie R² was −4.5e216, and its coefficients stood in the report."""
+    spec, found = spec_of("two classes"), tables("two classes")
+    honest = Solving.sums
+
+    def lying(self: Solving, *given: Any, **named: Any) -> dict[str, Tensor]:
+        return honest(self, *given, **named) | {"free-loss": torch.tensor(1e219, dtype=torch.float64)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Solving, "sums", lying)
+        pooled, _ = solved(spec, {site: rows_of("two classes", table) for site, table in found.items()})
+    figures = as_json(spec, pooled)
+    assert (figures["problem"], figures["r2"], figures["coefficients"]) == ("impossible-sums", None, [])
+
+
+def test_opposite_effects_are_those_that_bonferroni_leaves_of_statsmodels_p_values() -> None:
+    drawn, found = np.random.default_rng(0), tables("two classes")
+    del found["gamma"]
+    for site, of_age, of_bp in [("alpha", 0.08, 0.05), ("beta", -0.08, -0.02)]:
+        score = of_age * (found[site]["age"] - 60) + of_bp * (found[site]["bp"] - 130)
+        found[site]["y"] = (drawn.random(len(score)) < 1 / (1 + np.exp(-score))).astype(float)
+    spec = spec_of("two classes")
+    _, own = solved(spec, {site: rows_of("two classes", table) for site, table in found.items()})
+    fits = {site: sm.Logit(table["y"], design(table)).fit(disp=0) for site, table in found.items()}
+    signs = np.stack([np.sign(fit.params[1:]) for fit in fits.values()])
+    p_values = np.stack([fit.pvalues[1:] for fit in fits.values()])
+    sure = multipletests(p_values.ravel(), 0.05, "bonferroni")[0].reshape(p_values.shape)
+    for certain, expected in [(p_values < 0.05, [True, True]), (sure, [True, False])]:
+        assert ((signs * certain).min(axis=0) * (signs * certain).max(axis=0) < 0)[:2].tolist() == expected
+    (said,) = opposite_effects({"sites": {site: as_json(spec, fit, own=True) for site, fit in own.items()}})
+    assert [name in said.text for name in ("age", "bp", "sex", "stage")] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("standardise", ["federated", "site"])
+def test_coefficients_say_whose_units_they_are_in(standardise: str) -> None:
+    spec, found = spec_of("numbers", preparation={"standardise": standardise}), tables("numbers")
+    pooled, _ = solved(spec, {site: rows_of("numbers", table) for site, table in found.items()})
+    figures = as_json(spec, pooled)
+    assert figures["units"] == ("site SD" if standardise == "site" else "own")
+    assert {row["units"] for row in as_table({"pooled": figures})} == {figures["units"]}
 
 
 def test_more_columns_than_a_third_of_the_patients_have_no_errors() -> None:

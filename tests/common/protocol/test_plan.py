@@ -121,6 +121,13 @@ def test_a_rank_beyond_every_layers_sends_gradients_whole_and_says_so(name: str,
     assert plan.warnings == (f"rank {rank} makes no layer smaller: everything travels dense",)
 
 
+@pytest.mark.parametrize(("solver", "warnings"), [("exact", 0), ("auto", 0), ("steps", 1)])
+def test_a_run_without_steps_has_no_rank_to_warn_of(solver: str, warnings: int) -> None:
+    changes = {"method": {"name": "rank-dad", "rank": 40}, "training": {"solver": solver}, "data": {"shape": [5]}}
+    spec = run_spec(model={"name": "linear"}, **changes)
+    assert len(make_plan(spec, build_model(spec)).warnings) == warnings
+
+
 @pytest.mark.parametrize(("wire", "rows"), [("float32", 2), ("int8", None)])
 def test_factor_or_dense_is_a_matter_of_bytes_on_this_wire(wire: str, rows: int | None) -> None:
     """A 3 × 7 matrix: 2 rows are 20 numbers of 21, but in int8 their four scales are 16 bytes and the matrix's 12."""

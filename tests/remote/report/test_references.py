@@ -59,7 +59,7 @@ def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_
     run = made(tmp_path / "run", {"auc": 0.9}, sites, local=local, linear=linear, site=site)
     metrics = json.loads((run / "summary.json").read_text())["metrics"]
     (run / "summary.json").write_text(json.dumps({"metrics": metrics | {"differences": differences}}))
-    said = [text.replace("\N{NO-BREAK SPACE}", " ") for text in worth(read_results(run))]
+    said = [one.text.replace("\N{NO-BREAK SPACE}", " ") for one in worth(read_results(run))]
     assert said == [
         "The same model, trained at each hospital alone, has an AUC of 0.883 (95 % interval 0.870 to 0.910): on the "
         "same rows this model's is 0.017 higher, which is better (95 % interval of the difference 0.006 to 0.028).",
@@ -82,7 +82,7 @@ def test_a_smaller_error_is_the_better_one_and_other_rows_are_not_compared(tmp_p
     local, site = ({"samples": count, "values": {"mae": 3.0}} for count in (90, 80))
     sites = "site,samples,mae,local_samples,local_mae\nalpha,90,2.5,90,3.0\n"
     found = read_results(made(tmp_path / "run", {"mae": 2.5}, sites, "regression", local=local, site=site))
-    first, second, *others = worth(found)
+    first, second, *others = (one.text for one in worth(found))
     assert "this model is 0.500 better" in first
     assert second == "At the one hospital its own model has no better MAE on the rows tested."
     assert not any("of 3.000" in text for text in others), "80 rows are not the same rows"
@@ -119,10 +119,12 @@ def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None
         rows = {row["site"]: row for row in csv.DictReader(file)}
     table = reference_table(found)
     assert table is not None
-    assert [row[0] for row in table.rows] == ["all sites", *SITES]
+    assert [row[0] for row in table.rows] == ["all sites", "within hospitals", *SITES]
     pooled = [summary["test"]["auc"], *(summary["references"][name]["values"]["auc"] for name in NAMES)]
     assert [cell.split()[0] for cell in table.rows[0][1:]] == [f"{value:.3f}" for value in pooled]
-    for site, *cells in table.rows[1:]:
+    within = [summary["within_sites"], *(summary["references"][name]["within_sites"] for name in NAMES)]
+    assert table.rows[1][1:] == [f"{own['auc']:.3f}" for own in within]
+    for site, *cells in table.rows[2:]:
         keys = ("auc", "local_auc", "linear_auc", "site_auc")
         assert [cell.split()[0] for cell in cells] == [f"{float(rows[site][key]):.3f}" for key in keys]
     html = report(finished)

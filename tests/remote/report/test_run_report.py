@@ -32,7 +32,6 @@ from rankdad.remote.report.run_plots import run_drawings, run_plots
 from rankdad.remote.report.run_report import CAPTIONS, report
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
 from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
-from rankdad.remote.report.verdict import calibrated
 from rankdad.remote.result import show_result
 from rankdad.simulations.lockstep import run
 from tests.common.metrics.samples import draw, tallied
@@ -190,7 +189,7 @@ def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.
     best = [1, 2, 3][int(validated.argmax())]
     assert summary["best_epoch"] == best == int(table[table["split"] == "test"]["epoch"].iloc[0])
     assert f"the best epoch, {best} of at most 3" in Page(report(finished)).text
-    show_result(summary, finished)
+    show_result(summary, finished, read_results(finished).spec)
     assert f"best epoch {best}," in capsys.readouterr().out
 
 
@@ -452,22 +451,7 @@ def test_the_page_says_which_settings_were_chosen_and_what_that_took(
     assert f"took {len(steps) / own.sum():.1f} times as many steps" in page.text
     assert f"and {sent.sum() / sent[own].sum():.1f} times as many bytes" in page.text
     assert "2 folds of at most 2 epochs, then all samples once more, each after 4 candidates" in page.text
-    show_result(summary, directory)
+    show_result(summary, directory, read_results(directory).spec)
     kept = tuned[-1]["candidates"][tuned[-1]["chosen"] - 1]
     chosen = f"chosen:  weight decay {kept['weight_decay']:g}, rank {kept['rank']}, {kept['best_epoch']} epochs for the"
     assert f"{chosen} final model, of 4 candidates" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("slope", "words"),
-    [
-        ((0.77, 0.55, 1.02), "too few to tell"),
-        ((1.05, 0.7, 1.4), "about right"),
-        ((0.77, 0.65, 0.89), "too high and low ones"),
-    ],
-)
-def test_a_slope_far_from_1_is_not_called_right(slope: tuple[float, float, float], words: str) -> None:
-    parts = {"slope": slope, "in_the_large": (0.0, -0.1, 0.1)}
-    found = {name: dict(zip(("value", "low", "high"), ends, strict=True)) for name, ends in parts.items()}
-    (sentence,) = calibrated({"recalibration": found})
-    assert words in sentence
