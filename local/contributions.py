@@ -97,8 +97,12 @@ class Contributions:
                 field="data",
             )
         if self._run.exact and NOT_EXACT in self._data.warnings:
-            problem = "d.exact: got true, but this site has said that its policy lets out no sums of an exact solution"
-            raise ProtocolError(502, problem, code="solver-differs", field="d.exact")
+            raise ProtocolError(
+                502,
+                "d.exact: got true, but this site has said that its policy lets out no sums of an exact solution",
+                code="solver-differs",
+                field="d.exact",
+            )
         if self._run.exact:
             return
         sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]

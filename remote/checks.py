@@ -125,8 +125,12 @@ class Checks:
             for field, named, tally in others:
                 self._check_count(f"d.{named}", tally.samples, expected)
                 if not same_labels(self._spec.task, tally, body.tally):
-                    said = f"d.{named}: is of other labels than those of d.tally"
-                    raise ProtocolError(422, said, code="labels-differ", field=f"d.{field}")
+                    raise ProtocolError(
+                        422,
+                        f"d.{named}: is of other labels than those of d.tally",
+                        code="labels-differ",
+                        field=f"d.{field}",
+                    )
 
     def _samples(self, site: str, split: Literal["train", "validation", "test"]) -> int:
         return self.samples[site][self._state.fold][PLACES[split]]

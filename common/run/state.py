@@ -362,8 +362,12 @@ class RunState:
         body = update.body
         if isinstance(body, Roster):
             if body.exact is {"steps": True, "exact": False}.get(self.spec.solver):
-                problem = f"d.exact: got {str(body.exact).lower()}, but the run's solver is {self.spec.solver}"
-                raise ProtocolError(502, problem, code="solver-differs", field="d.exact")
+                raise ProtocolError(
+                    502,
+                    f"d.exact: got {str(body.exact).lower()}, but the run's solver is {self.spec.solver}",
+                    code="solver-differs",
+                    field="d.exact",
+                )
             self.exact = body.exact
             self._meet(body.train)
         elif isinstance(body, Sums):
