@@ -74,8 +74,8 @@ def test_a_site_that_is_away_where_models_are_compared_is_named(tmp_path: Path, 
     """Nothing is known of any difference then, and nobody said why."""
     evaluation = {"name": "holdout", "references": ["site"]}
     changes: dict[str, Any] = {"model": {"name": "linear"}, "method": {"name": "dsgd"}, "training": {"solver": "exact"}}
-    spec = run_spec(**changes, evaluation=evaluation, federation=QUORUM)
-    run = Run(spec, site_data(spec, (90, 60, 40)), tmp_path)
+    spec = run_spec(**changes, task={"name": "regression"}, evaluation=evaluation, federation=QUORUM)
+    run = Run(spec, site_data(spec), tmp_path)
 
     def crash(message: int) -> None:
         if (due := run.aggregator.state.due) is not None and due.kind is Kind.PAIRED:
