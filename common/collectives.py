@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported later, it holds the group, whose threads abort a process that ends
 from torch import Tensor
 
 from rankdad.common.errors import UserError, one_line

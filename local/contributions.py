@@ -18,6 +18,7 @@ from rankdad.common.rounds import paired
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
@@ -83,6 +84,7 @@ class Contributions:
         Raises:
             UserError: the run began with other data.
             PolicyError: steps have too few samples.
+        ProtocolError: the run is solved exactly, against this site's policy.
         """
         actual, expected = [train for train, *_ in self._samples()], [fold[self._index] for fold in self._run.roster]
         if actual != expected:
@@ -93,6 +95,13 @@ class Contributions:
                 "the same data",
                 code="data-changed",
                 field="data",
+            )
+        if self._run.exact and NOT_EXACT in self._data.warnings:
+            raise ProtocolError(
+                502,
+                "d.exact: got true, but this site has said that its policy lets out no sums of an exact solution",
+                code="solver-differs",
+                field="d.exact",
             )
         if self._run.exact:
             return

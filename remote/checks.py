@@ -117,19 +117,20 @@ class Checks:
                 raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
         elif isinstance(body, Evaluation):
             expected = self._samples(site, body.split)
-            for field, tally in (("tally", body.tally), ("baseline", body.baseline)):
-                if tally is not None:
-                    self._check_count(f"d.{field}", tally.samples, expected)
+            self._check_count("d.tally", body.tally.samples, expected)
+            others = [("baseline", "baseline", body.baseline)] if body.baseline is not None else []
             for name, tally in zip(self._plan.references, body.references, strict=False):  # a validation has none
                 if tally.samples:
-                    self._check_count(f"d.references: {name}", tally.samples, expected)
-                    if not same_labels(self._spec.task, tally, body.tally):
-                        raise ProtocolError(
-                            422,
-                            f"d.references: {name}: is of other labels than those of d.tally",
-                            code="labels-differ",
-                            field="d.references",
-                        )
+                    others.append(("references", f"references: {name}", tally))
+            for field, named, tally in others:
+                self._check_count(f"d.{named}", tally.samples, expected)
+                if not same_labels(self._spec.task, tally, body.tally):
+                    raise ProtocolError(
+                        422,
+                        f"d.{named}: is of other labels than those of d.tally",
+                        code="labels-differ",
+                        field=f"d.{field}",
+                    )
 
     def _samples(self, site: str, split: Literal["train", "validation", "test"]) -> int:
         return self.samples[site][self._state.fold][PLACES[split]]

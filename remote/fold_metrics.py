@@ -117,10 +117,10 @@ class FoldMetrics:
         self._tests += 1
         self._document = {}
 
-    def compare(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> None:
+    def compare(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> list[str]:
         """Add what sites say of the last fold's test where its models are compared: see `PairedFolds.add`."""
-        self._rivals.add(found, pooled)
         self._document = {}
+        return self._rivals.add(found, pooled)
 
     def state(self) -> dict[str, Any]:
         """Return the state as JSON."""

@@ -63,12 +63,15 @@ class PairedFolds:
             for name in (site, EVERYWHERE, WITHIN):
                 self._tested[-1][name] += tally.samples
 
-    def add(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> None:
+    def add(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> list[str]:
         """Add what sites say of the last test: of a rival that one of them lacks nothing is known of all of them.
 
         Args:
             found: float64 [rivals, measures, 1 or 2], by site; see `common.metrics.paired.squares`.
             pooled: all sites' histograms, by which they have compared AUCs; None where there was one site alone.
+
+        Returns:
+            The sites that were tested and say nothing.
         """
         models, repeat = self._last["model"], self._repeats[-1]
         for at, rival in enumerate(self._rivals):
@@ -92,6 +95,7 @@ class PairedFolds:
                 if len(both) > 1 and not self._regions and ranked(self._task):
                     one = sums_within([(own[site], models[site]) for site in both], self._task, model.samples)
                     repeat[rival][WITHIN] = repeat[rival].get(WITHIN, Sums()) + one
+        return [site for site, tally in models.items() if tally.samples and site not in found]
 
     def _are_all(self, total: Tally, pooled: Tensor | None) -> bool:
         """Tell whether samples are all that AUCs were compared by: those of a region are but a part."""

@@ -409,7 +409,7 @@ class Recorder:
     def _record_paired(self, ready: Ready) -> None:
         study = self.progress.study
         sent = {site: message.body.values for site, message in self._sent(ready) if isinstance(message.body, Squares)}
-        study.compare(sent, self._scores)
+        self.progress.warn("left-out-of-a-comparison", study.compare(sent, self._scores))
         self._write_table("sites", study.by_site())
         self.summarise()
 

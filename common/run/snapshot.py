@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Control, Count, Figure, Measure
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import PowerSgd, RunSpec
@@ -59,7 +60,8 @@ def check_snapshot(
         ValueError: folds, sums, late sites, best weights or directions are not those of this run.
     """
     folds, totals = plan.folds, under("total", named)
-    shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in plan.stages}
+    summed = [stage for stage in plan.stages if Preparing(spec).is_due(stage.name, exact=False)]  # where steps are made
+    shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in summed}
     if snapshot.fold >= folds or [len(fold) for fold in snapshot.roster] != [len(plan.sites)] * folds:
         raise ValueError(f"fold {snapshot.fold} or its roster is none of this run's {folds} folds")
     most, due = spec.training.epochs, snapshot.fold % (1 + len(spec.candidates))

@@ -361,9 +361,13 @@ class RunState:
         self.check(update, 502)
         body = update.body
         if isinstance(body, Roster):
-            if body.exact and self.spec.solver == "steps":
-                problem = "d.exact: got true, but this run makes steps"
-                raise ProtocolError(502, problem, code="solver-not-exact", field="d.exact")
+            if body.exact is {"steps": True, "exact": False}.get(self.spec.solver):
+                raise ProtocolError(
+                    502,
+                    f"d.exact: got {str(body.exact).lower()}, but the run's solver is {self.spec.solver}",
+                    code="solver-differs",
+                    field="d.exact",
+                )
             self.exact = body.exact
             self._meet(body.train)
         elif isinstance(body, Sums):

@@ -37,6 +37,8 @@ WARNINGS = {
     "fewer-samples-than-folds": "has fewer samples, or parts of them, than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
     "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
+    "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
+    "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
 Code = Literal[

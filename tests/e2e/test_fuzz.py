@@ -26,6 +26,7 @@ from rankdad.common.protocol.messages import Ask, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
 from rankdad.local.data import read_site
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.training import TrainingState, train
@@ -42,18 +43,28 @@ from tests.remote.test_fuzz import run as in_one_process
 pytestmark = pytest.mark.slow
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
-MESSAGES = 2_000  # of every kind
+MESSAGES = 1_000  # of every kind and run
 CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
 WARM = 0.1  # part of the messages after which memory is looked at first
-CHANGES: dict[str, Any] = {  # of a run that exchanges every kind of message
-    "method": {"name": "rank-dad", "rank": 2},
-    "model": MODEL,
-    "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
-    "preparation": {"standardise": "federated"},
-    "evaluation": {"name": "k-fold", "folds": 2, "references": ["local"]},
-    "training": {"epochs": 2},
-    "federation": {"sites": list(SITES), "compare_every": 2},
+RUNS: dict[str, dict[str, Any]] = {  # which together exchange every kind of message
+    "steps": {
+        "method": {"name": "rank-dad", "rank": 2},
+        "model": MODEL,
+        "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
+        "preparation": {"standardise": "federated"},
+        "evaluation": {"name": "k-fold", "folds": 2, "references": ["local"]},
+        "training": {"epochs": 2},
+        "federation": {"sites": list(SITES), "compare_every": 2},
+    },
+    "exact": {
+        "method": {"name": "dsgd"},
+        "model": {"name": "linear"},
+        "preparation": {"standardise": "federated"},
+        "evaluation": {"name": "k-fold", "folds": 2, "repeats": 2, "references": ["local", "site"]},
+        "training": {"solver": "exact"},
+    },
 }
+KINDS = {"steps": set(Kind), "exact": {Kind.HELLO, Kind.SUMS, Kind.EVALUATION, Kind.PAIRED, Kind.GOODBYE, Kind.FAILURE}}
 POLICY = {"min_rows": 1, "rows_per_rank": None}  # there are few samples
 
 
@@ -136,13 +147,13 @@ class Attack:
 
 
 @contextlib.contextmanager
-def processes(tmp_path: Path, port: int) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """An aggregator that asks for tokens, alpha and beta; what they print goes into files."""
     tokens, policy, factory = tmp_path / "tokens.json", tmp_path / "policy.json", MODEL["factory"]
     tokens.write_text(json.dumps({site: hashed(token) for site, token in TOKENS.items()}))
     policy.write_text(json.dumps(POLICY))
     spec = tmp_path / "run.json"
-    spec.write_text(json.dumps(run_document(**CHANGES)))
+    spec.write_text(json.dumps(run_document(**changes)))
     started: dict[str, subprocess.Popen[bytes]] = {}
     with contextlib.ExitStack() as stack:
 
@@ -174,32 +185,34 @@ def processes(tmp_path: Path, port: int) -> Iterator[dict[str, subprocess.Popen[
 
 
 @pytest.mark.timeout(240)
-def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Path, name: str) -> None:
     """Gamma is played here: before each of its contributions, others that are broken come from all sides."""
-    undisturbed, digest = in_one_process(Recording, tmp_path / "undisturbed", CHANGES, sent=[])
+    changes = RUNS[name]
+    undisturbed, digest = in_one_process(Recording, tmp_path / "undisturbed", changes, sent=[])
     plan, others, true = undisturbed.plan, undisturbed.sent[2::3], frozenset(undisturbed.sent)
     times = Counter(kind_of(body) for body in others)
-    times[Kind.FAILURE] = times[Kind.STEP]
-    assert set(times) == set(Kind)
+    times[Kind.FAILURE] = times[Kind.EVALUATION]
+    assert set(times) == KINDS[name]
     data, port, run = tmp_path / "undisturbed" / "data" / "gamma", free_port(), tmp_path / "run"
     (tmp_path / "token").write_text(TOKENS["gamma"])
     config = site_config(port, name="gamma", patience=60, token_file=str(tmp_path / "token"))
     client = AggregatorClient(config)
     memory: list[tuple[int, int]] = []  # messages so far, and what the aggregator then has
-    with processes(tmp_path, port) as started, client:
+    with processes(tmp_path, port, changes) as started, client:
         attack, began = Attack(port, client.run()["id"], plan, others, true), time.monotonic()
 
         def besiege(kind: Kind, valid: bytes) -> None:
             attack.send(kind, valid, math.ceil(MESSAGES / times[kind]))
             memory.append((attack.sent, status_of(started["aggregator"].pid)[0]))
 
-        take_part(plan, data, client, besiege)
+        take_part(run_spec(**changes), plan, data, client, besiege)
         seconds = time.monotonic() - began
         for connection in attack.connections:
             connection.close()
-        for name in ("alpha", "beta", "aggregator"):
-            assert started[name].wait(60) == 0, (name, (tmp_path / f"{name}.log").read_text()[-2000:])
-    for kind in Kind:
+        for who in ("alpha", "beta", "aggregator"):
+            assert started[who].wait(60) == 0, (who, (tmp_path / f"{who}.log").read_text()[-2000:])
+    for kind in times:
         statuses = {status: times for (of, status), times in sorted(attack.answered.items()) if of is kind}
         print(f"{kind.name:<10} {sum(statuses.values()):>6} messages {statuses}")
         assert sum(statuses.values()) >= MESSAGES
@@ -215,9 +228,10 @@ def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Pat
     assert "Traceback" not in (tmp_path / "aggregator.log").read_text()
 
 
-def take_part(plan: Plan, data: Path, client: AggregatorClient, before: Callable[[Kind, bytes], None]) -> None:
-    """Train as gamma; call `before` with each contribution when all others' are in, and at a step with a failure."""
-    spec = run_spec(**CHANGES)
+def take_part(
+    spec: RunSpec, plan: Plan, data: Path, client: AggregatorClient, before: Callable[[Kind, bytes], None]
+) -> None:
+    """Train as gamma; call `before` with each contribution when all others' are in, and at a test with a failure."""
     run_state = RunState(spec, plan, Replica(spec, [MODEL["factory"]]))
     training = train(spec, plan, read_site(spec, data, 2), TrainingState("gamma", run_state), EVERYTHING)
     message = next(training)
@@ -229,7 +243,7 @@ def take_part(plan: Plan, data: Path, client: AggregatorClient, before: Callable
             body = pack(message, plan, up=True)
             wait_for_gamma(client, message.round)
             before(message.kind, body)
-            if message.kind is Kind.STEP:
+            if message.kind is Kind.EVALUATION:
                 failure = Message(Kind.FAILURE, message.round, Failure(site="gamma", reason="is ill"))
                 before(Kind.FAILURE, pack(failure, plan, up=True))
             answer = unpack(client.exchange(body, message.round), plan, up=False)

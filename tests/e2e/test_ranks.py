@@ -290,7 +290,6 @@ def ranks_of(torchrun: int) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.flaky(reruns=2)  # one run in eight a rank aborts in gloo as it comes back: not found yet
 def test_torchrun_ends_with_the_rank_that_is_killed_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
     with house(tmp_path / "undisturbed", **changes) as found:

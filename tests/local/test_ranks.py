@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -206,6 +208,26 @@ def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group(
     said, seconds, _ = answer_of(cannot_go_on)
     assert said == "rank 1: has no data"
     assert seconds < 8, "not only when its process has ended"
+
+
+ENDS = """
+import os
+import torch
+from rankdad.local.ranks.group import Ranks
+with Ranks():
+    import torch.distributed.fsdp  # as torch does where a model is made
+    torch.distributed.all_reduce(torch.ones(1))
+print([open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")])
+"""
+
+
+@pytest.mark.slow
+def test_no_thread_of_a_group_outlives_it() -> None:
+    """Now and then one of them aborted a rank that had ended well. What forks has imported more, and shows nothing."""
+    variables = os.environ | torchrun(0, free_port()) | {"WORLD_SIZE": "1"}
+    done = subprocess.run([sys.executable, "-c", ENDS], env=variables, capture_output=True, text=True, check=True)
+    assert "python" in done.stdout
+    assert "gloo" not in done.stdout
 
 
 @pytest.mark.slow

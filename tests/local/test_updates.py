@@ -7,6 +7,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pytest
 from rankdad.common.errors import ProtocolError, RankdadError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask, Kind
+from rankdad.common.protocol.messages import Ask, DataWarning, Kind
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
@@ -32,6 +34,12 @@ SPECS: dict[str, dict[str, Any]] = {
     "two exchanges": {"method": {"name": "powersgd", "rank": 2}, "evaluation": {"name": "k-fold", "folds": 2}},
     "int8": {"method": {"name": "dsgd", "wire": "int8"}, "task": {"name": "regression"}},
     "activations": {"method": {"name": "edad"}, "training": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}},
+    "exact": {
+        "method": {"name": "dsgd"},
+        "model": {"name": "linear"},
+        "training": {"solver": "exact"},
+        "evaluation": {"name": "k-fold", "folds": 2, "references": ["local", "site"]},
+    },
     "combat": {
         "method": {"name": "dsgd"},
         "preparation": {"harmonise": {"name": "combat", "keep": ["age"]}},
@@ -102,3 +110,27 @@ def test_a_step_is_weighted_by_the_samples_of_who_takes_part(tmp_path: Path) -> 
 
     with pytest.raises(ProtocolError, match="m: the weight of the step: got 8e-07, expected 8"):
         follow(spec, data, tmp_path / "run", change, quiet=())
+
+
+LINEAR = {"model": {"name": "linear"}, "method": {"name": "dsgd"}}
+
+
+@pytest.mark.parametrize(
+    ("solver", "warnings", "exact"), [("steps", (), True), ("exact", (), False), ("auto", (NOT_EXACT,), True)]
+)
+def test_a_solver_that_a_run_or_a_policy_does_not_have_is_refused(
+    tmp_path: Path, solver: str, warnings: tuple[DataWarning, ...], exact: bool
+) -> None:
+    """An aggregator that lies got the sums of an exact solution out of a site whose policy keeps them."""
+    spec = run_spec(**LINEAR, training={"solver": solver}, federation={"sites": ["alpha"]})
+    data = replace(read_site(spec, write_site(tmp_path / "data", 24, 0), 0), warnings=warnings)
+
+    def change(place: int, update: bytes) -> bytes:
+        document = msgpack.unpackb(update)
+        document["d"]["exact"] = exact
+        packed: bytes = msgpack.packb(document)
+        return packed
+
+    with pytest.raises(ProtocolError) as refused:
+        follow(spec, data, tmp_path / "run", change, quiet=())
+    assert (refused.value.code, refused.value.field) == ("solver-differs", "d.exact")

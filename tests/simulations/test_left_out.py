@@ -11,6 +11,7 @@ import pytest
 
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods.rank_dad import MAX_ROWS
+from rankdad.common.protocol.messages import Kind
 from rankdad.remote.export import export
 from tests.conftest import SITES, run_spec, sampled
 from tests.simulations.recovering import FACTORED, METHODS, NAMES, Data, Run
@@ -67,6 +68,23 @@ def test_a_step_that_left_a_site_out_changes_none_of_its_moments(tmp_path: Path,
     assert run.aggregator.recorder.progress.left_out["gamma"] == 1
     steps = [before.get(round_, before[4]) for round_ in range(1, 6)]
     assert [one is other for one, other in pairwise(steps)] == [False, True, False, False]
+
+
+def test_a_site_that_is_away_where_models_are_compared_is_named(tmp_path: Path, site_data: Data) -> None:
+    """Nothing is known of any difference then, and nobody said why."""
+    evaluation = {"name": "holdout", "references": ["site"]}
+    changes: dict[str, Any] = {"model": {"name": "linear"}, "method": {"name": "dsgd"}, "training": {"solver": "exact"}}
+    spec = run_spec(**changes, task={"name": "regression"}, evaluation=evaluation, federation=QUORUM)
+    run = Run(spec, site_data(spec), tmp_path)
+
+    def crash(message: int) -> None:
+        if (due := run.aggregator.state.due) is not None and due.kind is Kind.PAIRED:
+            run.gone.add("gamma")
+
+    run.go(crash)
+    progress = run.aggregator.recorder.progress
+    assert progress.warnings == {"left-out-of-a-comparison": ["gamma"]}
+    assert not any(progress.study.summary()["differences"].values())
 
 
 def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, site_data: Data) -> None:

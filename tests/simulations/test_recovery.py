@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from rankdad.common.errors import UserError
+from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import NOT_EXACT
+from rankdad.local.data import SiteData
 from rankdad.remote.export import export
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
@@ -31,13 +36,20 @@ def crash_everywhere(
         model={"name": "mlp", "hidden": [16, 16], "dropout": 0.2},
         training=schedule | (training or {}),
     )
-    data = site_data(spec)
+    crash_each(tmp_path, spec, site_data(spec), every)
+
+
+def crash_each(tmp_path: Path, spec: RunSpec, data: dict[str, SiteData], every: int) -> Run:
+    """Let one after the other die at every so many messages; return the run that nobody disturbed."""
     run = Run(spec, data, tmp_path / "undisturbed")
     undisturbed = run.go(lambda message: None)
     for number, victim in enumerate(("aggregator", "alpha", "gamma")):
         for when in range(1 + number * every // 3, run.messages + 1, every):
             disturbed = Run(spec, data, tmp_path / f"{victim}-{when}")
             assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
+            figures = [one.aggregator.recorder.progress.study.summary() for one in (run, disturbed)]
+            assert figures[0] == figures[1]
+    return run
 
 
 def _once(victim: str, when: int) -> Callable[[int], str | None]:
@@ -47,6 +59,20 @@ def _once(victim: str, when: int) -> Callable[[int], str | None]:
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, method: dict[str, Any]) -> None:
     crash_everywhere(tmp_path, site_data, method, every=90)
+
+
+@pytest.mark.parametrize("warnings", [(), (NOT_EXACT,)], ids=["exact", "steps"])
+def test_whoever_dies_a_linear_model_is_the_same(
+    tmp_path: Path, site_data: Data, warnings: tuple[DataWarning, ...]
+) -> None:
+    """Solved exactly and compared with references, or trained by steps since one site's sums may not leave it."""
+    evaluation = {"name": "holdout", "references": ["site"]}
+    training = {"solver": "auto", "epochs": 1, "batch_size": 12}
+    spec = run_spec(model={"name": "linear"}, method={"name": "dsgd"}, training=training, evaluation=evaluation)
+    data = site_data(spec)
+    data["alpha"] = replace(data["alpha"], warnings=warnings)
+    run = crash_each(tmp_path, spec, data, every=40)
+    assert run.aggregator.state.exact is not bool(warnings)
 
 
 @pytest.mark.parametrize("method", METHODS[1:3], ids=NAMES[1:3])
