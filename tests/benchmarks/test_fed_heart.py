@@ -14,6 +14,7 @@ from tests.conftest import SHARED
 
 
 @pytest.mark.shared_data
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "heart").is_dir(), reason="the shared data are not here")
 def test_four_centres_are_as_accurate_as_said_and_by_their_own_standardisation_no_better_than_flamby() -> None:
     data = centres(SHARED / "heart", SPLIT)

@@ -31,6 +31,12 @@ def people(seed: int, **columns: Any) -> pd.DataFrame:
     return pd.DataFrame({"age": age, "weight": weight, "ill": ill} | columns)
 
 
+def in_two_folds(document: dict[str, Any]) -> SimulationFile:
+    """Return the specification, whose run tests every row as it would in more folds and beside references."""
+    document["run"]["evaluation"] |= {"folds": 2, "references": []}
+    return validate(SimulationFile, document)
+
+
 def with_label(seed: int, no: object, yes: object) -> pd.DataFrame:
     frame = people(seed)
     return frame.assign(ill=np.where(frame["ill"] == 1, np.array(yes, object), np.array(no, object)))
@@ -73,7 +79,7 @@ def test_one_label_however_it_is_written_is_one_class(tmp_path: Path, one: Any, 
     second = with_label(1, *other)
     put(tmp_path, with_label(0, *one), workbook(second) if other[0] is True else second)
     document = first_spec(tmp_path, "ill")
-    file = validate(SimulationFile, document)
+    file = in_two_folds(document)
     assert file.run.task.model_dump()["classes"] == 2
     counts = [sum(spelling(str(cell)) == spelling(str(one[0])) for cell in own["ill"])
               for own in (with_label(0, *one), second)]  # fmt: skip
@@ -190,7 +196,7 @@ def test_of_two_hospitals_with_other_units_both_are_asked(tmp_path: Path, kind: 
 def test_rows_of_nobody_are_no_patient(tmp_path: Path, nobody: str) -> None:
     whose = [[f"{site}{row // 2:03}" for row in range(80)] for site in (1, 2)]
     put(tmp_path, people(0, patient=whose[0]), people(1, patient=[*[nobody] * 20, *whose[1][20:]]))
-    file = validate(SimulationFile, first_spec(tmp_path, "ill"))
+    file = in_two_folds(first_spec(tmp_path, "ill"))
     assert file.run.data.model_dump()["group"] == "patient"
     assert simulate(file, tmp_path / "run", quiet=True)["metrics"]["test"]["samples"] == 140
 

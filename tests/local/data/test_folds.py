@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from rankdad.common.errors import DataError
@@ -179,7 +179,10 @@ def test_a_holdout_follows_from_keys_in_any_order_of_rows(
     size, spec = len(keys), run_spec(seed=seed, training={"test": 0.3, "validation": 0.2})
     groups = data.draw(st.lists(st.sampled_from("abcdefgh"), min_size=size, max_size=size)) if grouped else None
     split = np.arange(size) % 3 // 2 * 2 if marked else None  # a test set of the data's own
-    found = by_key(spec, reading_of(keys, None, groups, split))
+    try:
+        found = by_key(spec, reading_of(keys, None, groups, split))
+    except DataError:
+        reject()  # one group is nearly all rows
     order = data.draw(st.permutations(range(size)))
     moved = [None if part is None else [part[row] for row in order] for part in (groups, split)]
     names = [keys[row] for row in order]
