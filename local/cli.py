@@ -13,6 +13,7 @@ from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
 from rankdad.local.owner import cancel, fetch, logs, runs, submit
+from rankdad.local.privacy.cli import disclosures, privacy, purge
 
 AllowFactory = Annotated[
     list[str] | None,
@@ -30,6 +31,9 @@ def mount(app: typer.Typer) -> None:
     app.command()(refuse)
     for command in (submit, runs, logs, cancel, fetch):
         app.command()(command)
+    app.command()(disclosures)
+    app.command()(purge)
+    app.add_typer(privacy, name="privacy")
     app.command()(predict)
     app.command()(resolve)
     app.command()(describe)

@@ -158,9 +158,14 @@ def _values(column: Column) -> str:
 
 def page(found: Description) -> str:
     """Return profiles as a page of HTML."""
-    environment = Environment(loader=PackageLoader("rankdad.local"), autoescape=True, trim_blocks=True)
     rows = {
         name: [[visible(cell, 400) for cell in cells(column, own.rows)] for column in own.columns]
         for name, own in found.tables.items()
     }
-    return environment.get_template("describe.html").render(found=found, rows=rows)
+    return render("describe.html", found=found, rows=rows)
+
+
+def render(name: str, **values: object) -> str:
+    """Return a page of this package."""
+    environment = Environment(loader=PackageLoader("rankdad.local"), autoescape=True, trim_blocks=True)
+    return environment.get_template(name).render(values)

@@ -56,15 +56,22 @@ def deal(strata: Mapping[str, int], fewest: int, secret: Secret) -> dict[str, in
 
 
 def refine(
-    known: Mapping[str, int], sets: Mapping[str, Set], strata: Mapping[str, int], fewest: int, secret: Secret
+    known: Mapping[str, int],
+    withdrawn: Collection[str],
+    sets: Mapping[str, Set],
+    strata: Mapping[str, int],
+    fewest: int,
+    secret: Secret,
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Refine a partition of a site's patients so that a run's sets are unions of its parts.
 
     A part is divided only into parts of at least `fewest` patients, those whom the run leaves out being one of them;
-    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part.
+    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part. Of
+    whom a withdrawn patient has left behind, and that are too few without, wait until as many newcomers join them.
 
     Args:
         known: the part of every patient of whom something has left the site.
+        withdrawn: patients that are used no more.
         sets: of every patient whom the run would use, which set they are in, such as training or test.
         strata: of these patients, each with the number of a stratum; new ones are dealt out evenly.
         fewest: patients of a part.
@@ -73,26 +80,33 @@ def refine(
     Returns:
         The new partition, and the patients whom the run may use.
     """
+    sets = {patient: name for patient, name in sets.items() if patient not in withdrawn}
     found, used = dict(known), set[str]()
     members: dict[int, dict[Set | None, list[str]]] = {}
     for patient, part in known.items():
         members.setdefault(part, {}).setdefault(sets.get(patient), []).append(patient)
+    newcomers: dict[Set, list[str]] = {}
+    for patient in sorted(sets.keys() - known.keys(), key=lambda patient: secret.number("newcomer", patient)):
+        newcomers.setdefault(sets[patient], []).append(patient)
     fresh = 1 + max(known.values(), default=-1)
     for _, divided in sorted(members.items()):
-        if min(map(len, divided.values())) < fewest:
-            continue
-        asked = [patients for name, patients in divided.items() if name is not None]
-        for place, patients in enumerate(asked):
-            used.update(patients)
-            if place or None in divided:
+        asked = {name: patients for name, patients in divided.items() if name is not None}
+        if min(map(len, divided.values())) >= fewest:
+            for place, patients in enumerate(asked.values()):
+                used.update(patients)
+                if place or None in divided:
+                    found |= dict.fromkeys(patients, fresh)
+                    fresh += 1
+        elif len(asked) == 1 and set(divided.get(None, ())) <= set(withdrawn):
+            ((name, patients),) = asked.items()
+            joining = newcomers.get(name, [])
+            if len(joining) >= fewest:
+                patients, newcomers[name] = [*patients, *joining[:fewest]], joining[fewest:]
+                used.update(patients)
                 found |= dict.fromkeys(patients, fresh)
                 fresh += 1
-    newcomers: dict[Set, dict[str, int]] = {}
-    for patient, name in sets.items():
-        if patient not in known:
-            newcomers.setdefault(name, {})[patient] = strata[patient]
-    for own in newcomers.values():
-        dealt = deal(own, fewest, secret)
+    for patients in newcomers.values():
+        dealt = deal({patient: strata[patient] for patient in patients}, fewest, secret)
         used.update(dealt)
         found |= {patient: fresh + part for patient, part in dealt.items()}
         fresh += 1 + max(dealt.values(), default=-1)

@@ -55,7 +55,7 @@ class Dealing:
         fewest: patients of a part.
         log: of the site; without one nothing is kept from run to run.
         run: identity of the run; None only looks how it would be, and keeps nothing.
-        spec: digest of its spec.
+        spec: the run, as JSON.
     """
 
     secret: Secret
@@ -78,7 +78,7 @@ class Dealing:
             sets[name] = sets.get(name, 0) | (1 << int(reading.split[place]) if reading.split is not None else 1)
         own = _stratum_of(names, reading.labels)
         if self.log is None:
-            found, used = refine({}, sets, own, self.fewest, self.secret)
+            found, used = refine({}, (), sets, own, self.fewest, self.secret)
             parts = {name: found[name] for name in used}
         else:
             parts = self.log.parts(self.run, self.spec, sets, own, self.fewest)
@@ -113,7 +113,7 @@ def dealing_of(
     if policy.keyed_folds:
         return None
     log = DisclosureLog(folder, site, secret)
-    return Dealing(log.secret, policy.min_rows, log, run, spec.sha256())
+    return Dealing(log.secret, policy.min_rows, log, run, spec.model_dump_json())
 
 
 def secret_of_files(path: Path) -> Secret:

@@ -1,0 +1,182 @@
+"""What a hospital's people ask of the log of what has left it: `disclosures`, `purge`, `privacy export|import`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankdad.common.errors import UserError, counted, visible
+
+if TYPE_CHECKING:
+    from rankdad.local.config import SiteConfig
+    from rankdad.local.privacy.log import Disclosed, DisclosureLog
+
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
+PASSPHRASE = "RANKDAD_PASSPHRASE"  # in the environment, where nobody can be asked
+privacy = typer.Typer(help="Move a site's secret, log and policy to another machine.", no_args_is_help=True)
+
+
+def disclosures(
+    file: SiteFile,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page for the data protection officer.")
+    ] = None,
+) -> None:
+    """Show what has left this site: every run, and of how many patients its smallest set was."""
+    config, log = _opened(file)
+    found = log.runs()
+    if report is not None:
+        from rankdad.local.describing import render
+
+        text = render("disclosures.html", site=config.name, runs=[_row(one) for one in found])
+        try:
+            report.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"{report}: cannot be written: {error.strerror}", code="cannot-write", field="--report", file=report
+            ) from None
+        typer.echo(f"the page is in {report}")
+        return
+    if not found:
+        typer.echo(f"nothing has left {config.name} in parts")
+        return
+    from rich.table import Table
+
+    from rankdad.common.terminal import console_here
+
+    table = Table("run", "began", "with", "patients", "parts", "smallest part")
+    for one in map(_row, found):
+        cells = (
+            f"{one['name']} ({one['run']})",
+            one["began"],
+            one["others"],
+            one["patients"],
+            one["parts"],
+            one["fewest"],
+        )
+        table.add_row(*(visible(str(cell)) for cell in cells))
+    console_here().print(table)
+
+
+def purge(
+    file: SiteFile,
+    patients: Annotated[
+        list[str], typer.Argument(metavar="PATIENT", help="As the tables call them, in the column that groups rows.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Use withdrawn patients in no run any more, and list those that hold sums of them already."""
+    config, log = _opened(file)
+    for patient in patients:
+        held = log.runs(patient)
+        named = ", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held)
+        known = f"sums of them are in {named}: these cannot be taken back" if held else "no run holds sums of them"
+        typer.echo(f"{visible(patient)}: {known}")
+    if not yes and not typer.confirm(f"Use {counted(len(patients), 'patient')} no more?"):
+        typer.echo("nothing is changed")
+        raise typer.Exit(1)
+    log.withdraw(patients)
+    typer.echo(
+        f"{config.name} uses them no more. The others of their parts wait until as many new patients join them as the "
+        "policy's min_rows says. A run that goes on at this moment has them until it is stopped"
+    )
+
+
+@privacy.command("export")
+def export_log(
+    file: SiteFile, output: Annotated[Path, typer.Argument(metavar="FILE", help="The encrypted file to write.")]
+) -> None:
+    """Write a site's secret, log and policy into one encrypted file."""
+    from rankdad.common.policy import Policy
+    from rankdad.local.privacy.archive import sealed
+
+    config, log = _opened(file)
+    content = sealed(config.name, log.contents(), Policy.read(config.policy).text(), _passphrase(again=True))
+    try:
+        with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
+            written.write(content)
+    except OSError as error:
+        raise UserError(
+            f"{output}: cannot be written: {error.strerror}", code="cannot-write", field="FILE", file=output
+        ) from None
+    typer.echo(f"{output} holds the log of {config.name}; stop the site here before another machine goes on with it")
+
+
+@privacy.command("import")
+def import_log(
+    file: SiteFile, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` has written.")]
+) -> None:
+    """Put a site's secret, log and policy in place on this machine."""
+    from rankdad.local.config import SiteConfig
+    from rankdad.local.privacy.archive import opened
+    from rankdad.local.privacy.log import restore
+
+    config = SiteConfig.read(file)
+    log, policy = opened(source, config.name, _passphrase())
+    restore(config.privacy_folder, config.name, log)
+    typer.echo(f"{config.privacy_folder} holds the log of {config.name}. Its policy was:")
+    typer.echo(policy)
+
+
+def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
+    """Return a site's file and its log.
+
+    Raises:
+        UserError: there is no log: nothing is made by looking.
+    """
+    from rankdad.local.config import SiteConfig
+    from rankdad.local.privacy.log import FILE, DisclosureLog
+
+    config = SiteConfig.read(file)
+    if not (config.privacy_folder / FILE).exists():
+        raise UserError(
+            f"{config.privacy_folder}: holds no log of what has left {config.name}: it is made by the first run, where "
+            'the policy has "keyed_folds": false',
+            code="no-log",
+            field="privacy",
+            file=config.privacy_folder,
+        )
+    return config, DisclosureLog(config.privacy_folder, config.name)
+
+
+def _row(one: Disclosed) -> dict[str, Any]:
+    """Return what is shown of a run."""
+    import json
+
+    from rankdad.common.documents import validate
+    from rankdad.common.spec import RunSpec
+    from rankdad.common.spec.data import TableData
+
+    spec = validate(RunSpec, json.loads(one.spec))
+    table = spec.data if isinstance(spec.data, TableData) else None
+    return {
+        "run": one.run,
+        "name": spec.name,
+        "began": one.began,
+        "task": spec.task.name,
+        "method": spec.method.name,
+        "columns": list(table.named) if table else [f"samples of shape {list(spec.data.shape)}"],
+        "outcome": list(table.targets) if table else ["their labels"],
+        "others": ", ".join(spec.federation.sites),
+        "patients": sum(one.parts),
+        "parts": len(one.parts),
+        "fewest": min(one.parts, default=0),
+        "asked": one.fewest,
+    }
+
+
+def _passphrase(*, again: bool = False) -> str:
+    """Return the passphrase of the environment, or of whoever sits here.
+
+    Raises:
+        UserError: it is too short.
+    """
+    found = os.environ.get(PASSPHRASE) or typer.prompt("Passphrase", hide_input=True, confirmation_prompt=again)
+    if len(found) < 12:
+        raise UserError(
+            f"{PASSPHRASE}: a passphrase has twelve characters at least", code="passphrase-short", field=PASSPHRASE
+        )
+    return str(found)

@@ -1,0 +1,97 @@
+"""What a hospital's people see of their log, and how it moves to another machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankdad.__main__ import app
+from rankdad.common.errors import UserError
+from rankdad.local.privacy.log import FILE, DisclosureLog
+from tests.conftest import run_spec
+
+NAMES = [f"p{number}" for number in range(24)]
+SPEC = run_spec(
+    name="stroke",
+    task={"name": "classification", "classes": 2},
+    data={
+        "reader": "csv",
+        "file": "a.csv",
+        "label": "dead",
+        "values": ["no", "yes"],
+        "features": ["age", "nihss"],
+    },
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RANKDAD_PASSPHRASE", "correct horse battery")
+    for name in ("alpha", "moved", "beta"):
+        document = {"name": "beta" if name == "beta" else "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": name}))
+    zeros = dict.fromkeys(NAMES, 0)
+    DisclosureLog(tmp_path / "alpha" / "privacy", "alpha").parts("0" * 16, SPEC.model_dump_json(), zeros, zeros, 8)
+    return tmp_path / "alpha.json"
+
+
+def said(*words: object) -> str:
+    done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False, env={"COLUMNS": "200"})
+    return done.output
+
+
+def code(*words: object) -> str:
+    with pytest.raises(UserError) as raised:
+        said(*words)
+    return raised.value.code
+
+
+def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(site: Path, tmp_path: Path) -> None:
+    listed = said("disclosures", site)
+    assert "stroke" in listed
+    assert [cell.strip() for cell in listed.splitlines()[3].split("│")][4:7] == ["24", "3", "8"]
+    said("disclosures", site, "--report", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert all(word in page for word in ("age, nihss", "classification of dead", "alpha, beta, gamma", "24 in 3 parts"))
+
+
+def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_named(site: Path, tmp_path: Path) -> None:
+    told = said("purge", site, "p3", "nobody", "--yes")
+    first, second = told.splitlines()[:2]
+    assert first.startswith("p3: sums of them are in stroke (0000000000000000, 20")
+    assert second == "nobody: no run holds sums of them"
+    log = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
+    zeros = dict.fromkeys([*NAMES, "nobody"], 0)
+    later = log.parts("1" * 16, "{}", zeros, zeros, 8)
+    assert len(later) == 16
+    assert "p3" not in later
+    with pytest.raises(UserError) as raised:
+        log.parts("0" * 16, "{}", zeros, zeros, 8)
+    assert raised.value.code == "patient-withdrawn"
+
+
+def test_the_log_moves_encrypted_and_never_onto_another(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "log.rankdad"
+    said("privacy", "export", site, moved)
+    before = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
+    assert before.secret.value not in moved.read_bytes()
+    assert code("privacy", "export", site, moved) == "cannot-write"
+    assert code("privacy", "import", tmp_path / "beta.json", moved) == "log-of-another-site"
+    assert '"min_rows": 8' in said("privacy", "import", tmp_path / "moved.json", moved)
+    after = DisclosureLog(tmp_path / "moved" / "privacy", "alpha")
+    assert (after.secret, after.runs()) == (before.secret, before.runs())
+    assert code("privacy", "import", tmp_path / "moved.json", moved) == "log-there-already"
+    monkeypatch.setenv("RANKDAD_PASSPHRASE", "another passphrase")
+    assert code("privacy", "import", tmp_path / "moved.json", moved) == "passphrase-wrong"
+    moved.write_bytes(b"something else")
+    assert code("privacy", "import", tmp_path / "moved.json", moved) == "not-an-export"
+
+
+def test_looking_makes_no_log(tmp_path: Path, site: Path) -> None:
+    assert code("disclosures", tmp_path / "beta.json") == "no-log"
+    assert not (tmp_path / "beta" / "privacy" / FILE).exists()
