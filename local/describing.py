@@ -130,7 +130,7 @@ def show(found: Description, console: Console) -> None:
             grid.add_row(*(escape(visible(cell, 400)) for cell in cells(column, profile.rows)))
         console.print(grid)
         for remark in profile.remarks:
-            console.print(f"{visible(name)}: {visible(remark)}", highlight=False, markup=False)
+            console.print(f"{visible(name)}: {visible(remark.text)}", highlight=False, markup=False)
     for note in found.notes:
         console.print(f"note: {visible(note, 4000)}", highlight=False, markup=False)
     for problem in found.problems:
@@ -140,7 +140,7 @@ def show(found: Description, console: Console) -> None:
 def cells(column: Column, rows: int) -> tuple[str, str, str, str, str]:
     """Return what is shown of a column: its name, kind, gaps, values and remarks."""
     missing = f"{column.missing} ({column.missing / rows:.0%})" if column.missing else "–"
-    remarks = "; ".join(column.remarks)
+    remarks = "; ".join(remark.text for remark in column.remarks)
     return column.name, column.kind, missing, _values(column), remarks
 
 

@@ -17,9 +17,7 @@ from rankdad.simulations.hospitals import Hospital
 MANY_NOTES = 5  # of what looks odd
 FEW_VALUES = 10  # whole numbers of a column up to which they may be codes
 OFTEN = 5  # rows of each of them, on average
-SUSPICION = re.compile(
-    r"-?[\d.]+ (stands in \d+|in every row)|its median|.* (is an outlier|are outliers)|rows that share"
-)
+SUSPICIONS = frozenset({"stand-in", "units-differ", "outlier", "may-name-patients"})  # codes of remarks
 FEWEST_ROWS = 20  # in which a hospital that has no zero says that there are none
 RARE = 0.1  # of all rows: zeros that are more may well be measured
 
@@ -313,12 +311,12 @@ def _suspicions(found: Sequence[Hospital], chosen: Inputs) -> list[str]:
     """Return what describe says of zeros, units, outliers and stand-ins for missing numbers that are none here."""
     merged = {one.site: Profile(one.site, one.rows, tuple(one.columns.values())) for one in found}
     said = [
-        f"{site}: column {column.name}: {remark}" if site else f"column {column.name}: {remark}"
+        f"{site}: column {column.name}: {remark.text}" if site else f"column {column.name}: {remark.text}"
         for site, own in compared(merged).items()
         for column in own.columns
         for remark in column.remarks
-        if column.name in chosen.features and SUSPICION.match(remark)
-        if remark.split()[0] not in chosen.missing.get(escaped(column.name), ())
+        if column.name in chosen.features and remark.code in SUSPICIONS
+        if remark.value not in chosen.missing.get(escaped(column.name), ())
     ]
     more = [f"{len(said) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
     return said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)

@@ -10,7 +10,7 @@ from typing import Any
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
-from rankdad.local.data.profile import TOTALS, Column, Profile, profile_of
+from rankdad.local.data.profile import Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import Table, append
 
@@ -116,8 +116,8 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
             tables = {next(iter(tables)): append(list(tables.values()))}
         profiles = {path: profile_of(table) for path, table in tables.items()}
         for path, profile in profiles.items():
-            for told in (told for told in profile.remarks if told.endswith(TOTALS)):
-                raise DataError(path, told, code="row-of-totals", row=int(told.split()[1]))
+            for told in (told for told in profile.remarks if told.code == "row-of-totals"):
+                raise DataError(path, told.text, code=told.code, row=told.row)
         found.append(Hospital(site, profiles, files))
     written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
     found = _with_results(found)
