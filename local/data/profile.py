@@ -30,6 +30,8 @@ CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * 
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
 NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it out by data.exclude"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
+OF_INPUT = "data.categorical names all levels, data.categorical_other makes one of the rest"
+OF_OUTCOME = "write it as elsewhere, or let data.merge make one class of both"
 WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
 APART = 2.5  # widths of the wider middle half, between them: as °C and °F are, or kg and pounds
@@ -378,18 +380,23 @@ def _outliers(numbers: Array) -> str:
     return ""
 
 
-def compared(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-    """Return the profiles of several sites, with what sets each one apart from the others."""
-    return {site: _beside(own, [one for name, one in profiles.items() if name != site])
+def compared(profiles: Mapping[str, Profile], labels: Sequence[str] | None = None) -> dict[str, Profile]:
+    """Return the profiles of several sites, with what sets each one apart from the others.
+
+    Args:
+        profiles: by site.
+        labels: columns that are predicted; None where nobody has said.
+    """
+    return {site: _beside(own, [one for name, one in profiles.items() if name != site], labels)
             for site, own in profiles.items()}  # fmt: skip
 
 
-def _beside(own: Profile, others: Sequence[Profile]) -> Profile:
+def _beside(own: Profile, others: Sequence[Profile], labels: Sequence[str] | None) -> Profile:
     theirs = [other.by_name for other in others]
     columns, names = list[Column](), dict.fromkeys(name for known in theirs for name in known)
     for column in own.columns:
         elsewhere = [known[column.name] for known in theirs if column.name in known]
-        columns.append(replace(column, remarks=column.remarks + _apart(column, elsewhere, len(others))))
+        columns.append(replace(column, remarks=column.remarks + _apart(column, elsewhere, len(others), labels)))
     lacking = [name for name in names if name not in own.by_name]
     said = f"it has no column {', '.join(lacking[:10])}{', …' * (len(lacking) > 10)}, which others have"
     told = (Remark("column-missing", said),) if lacking else ()
@@ -408,7 +415,7 @@ def _far(own: Column, other: Column) -> bool:
     return not signs or abs(one - two) > max(widths)
 
 
-def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[Remark, ...]:
+def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[str] | None) -> tuple[Remark, ...]:
     """Return what sets a column apart from those of its name in other tables."""
     if not tables:
         return ()
@@ -445,7 +452,8 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[Remark, 
         alone = [level for level in own.levels if not any(level in other.levels for other in known)]
         if alone:
             said = f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}"
-            advice = "data.categorical names all levels, data.categorical_other makes one of the rest"
+            advice = OF_OUTCOME if own.name in (labels or ()) else OF_INPUT
+            advice = f"of an input, {OF_INPUT}; of an outcome, {OF_OUTCOME}" if labels is None else advice
             say("levels-alone", f"{said}; {advice}")
     return tuple(remarks)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,12 @@ def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> Non
     assert "its median is 2425, elsewhere 242.5: are the units the same?" in remarks(tmp_path, "c/t.csv", "creatinine")
     assert "only here: x" in remarks(tmp_path, "c/t.csv", "sex")
     assert remarks(tmp_path, "a/t.csv", "creatinine") == ""
+    task, sites = {"name": "classification", "classes": 2}, {"sites": ["a", "b", "c"]}
+    data = {"reader": "csv", "file": "t.csv", "features": ["creatinine"], "label": "sex", "values": ["m", "f"]}
+    spec = validate(RunSpec, run_document(data=data, task=task, model={"name": "linear"}, federation=sites))
+    for given, fields in ((None, ["categorical", "categorical_other", "merge"]), (spec, ["merge"])):
+        (told,) = describe(tmp_path, given).tables["c/t.csv"].by_name["sex"].remarks
+        assert (told.code, re.findall(r"data\.(\w+)", told.text)) == ("levels-alone", fields), "advice for an outcome"
 
 
 def test_a_number_that_decides_one_other_column_is_only_asked_about(tmp_path: Path) -> None:
