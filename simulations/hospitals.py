@@ -35,6 +35,12 @@ class Hospital:
         return {name: column for own in reversed(self.tables.values()) for name, column in own.by_name.items()}
 
     @property
+    def profile(self) -> Profile:
+        """All tables as one."""
+        digest = " ".join(own.digest for own in self.tables.values())
+        return Profile(self.site, self.rows, tuple(self.columns.values()), digest=digest)
+
+    @property
     def rows(self) -> int:
         """Rows of the smallest table."""
         return min(own.rows for own in self.tables.values())

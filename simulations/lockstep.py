@@ -39,7 +39,7 @@ from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
-from rankdad.simulations.dealing import dealt_data
+from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import Tree
@@ -211,6 +211,8 @@ def simulate(
     torch.set_num_threads(file.run.training.threads)
     with own_directory(directory, TOP, new=True):
         spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
+        for told in told_of_identifiers(spec, data):
+            print(f"warning: {told}", file=sys.stderr)
         policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
         if pooled:
             together, everything = pooled_spec(spec, data), pooled_data(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import math
 import re
 from collections import Counter
@@ -11,13 +12,22 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 
 from rankdad.common.errors import counted, visible
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 from rankdad.local.data.cells import DATE, LIMIT
 from rankdad.local.data.dialect import THOUSANDS
-from rankdad.local.data.identifiers import alike_within, counts_rows, names_patients
+from rankdad.local.data.identifiers import (
+    ZEROS_LOST,
+    Digits,
+    alike_within,
+    counts_rows,
+    digits_of,
+    lost_zeros,
+    names_patients,
+)
 from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, Array, shown
 from rankdad.local.data.tables import Table, twice_written
 
@@ -32,6 +42,7 @@ NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it o
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
 OF_INPUT = "data.categorical names all levels, data.categorical_other makes one of the rest"
 OF_OUTCOME = "write it as elsewhere, or let data.merge make one class of both"
+TWIN = "if they are one hospital's, leave all but one out: patients would be trained on and tested with at once"
 WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
 APART = 2.5  # widths of the wider middle half, between them: as °C and °F are, or kg and pounds
@@ -82,6 +93,7 @@ class Column:
         whole: whether all numbers are whole.
         unread: row of the first cell among numbers that is none and no code, such as 5 mg, its text, and why it is
             not read, where that is known; else nothing.
+        digits: what its cells look like as identifiers; None where they are not digits alone.
     """
 
     name: str
@@ -100,6 +112,7 @@ class Column:
     whole: bool = False
     unread: tuple[str, ...] = ()
     known: int = 0
+    digits: Digits | None = None
 
 
 @dataclass(frozen=True)
@@ -111,12 +124,14 @@ class Profile:
         rows: how many samples it has.
         columns: of it, in order.
         remarks: on its rows.
+        digest: of its rows, in whatever order.
     """
 
     source: str
     rows: int
     columns: tuple[Column, ...]
     remarks: tuple[Remark, ...] = ()
+    digest: str = ""
 
     @property
     def by_name(self) -> dict[str, Column]:
@@ -128,7 +143,8 @@ def profile_of(table: Table) -> Profile:
     """Return what a table holds."""
     columns = _with_patients(table, [_column(table, str(name)) for name in table.frame.columns if name])
     remarks = _totals(table, columns)
-    twice = int(table.frame.astype(str).duplicated().sum())
+    texts = table.frame.astype(str)
+    twice = int(texts.duplicated().sum())
     if twice:
         remarks.append(Remark("rows-repeated", f"{twice} rows repeat another one in every column"))
     for column in columns:
@@ -136,7 +152,10 @@ def profile_of(table: Table) -> Profile:
             said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
             said = f"column {column.name}: {said}: make it data.group, so that they stay in one fold"
             remarks.append(Remark("patients-repeated", said, column.name))
-    return Profile(str(table.source), len(table), tuple(columns), tuple(remarks))
+    names = sorted(map(str, texts))
+    hashes = np.sort(pd.util.hash_pandas_object(texts[names], index=False).to_numpy())
+    digest = hashlib.sha256(f"{names}".encode() + hashes.tobytes()).hexdigest()
+    return Profile(str(table.source), len(table), tuple(columns), tuple(remarks), digest)
 
 
 def _totals(table: Table, columns: Sequence[Column]) -> list[Remark]:
@@ -280,6 +299,7 @@ def _column(table: Table, name: str) -> Column:
         whole=bool(len(numbers)) and bool((numbers == np.round(numbers)).all()),
         unread=unread,
         known=len(held),
+        digits=digits_of(list(counts)) if kind == "id" else digits_of(held),
     )
 
 
@@ -387,20 +407,22 @@ def compared(profiles: Mapping[str, Profile], labels: Sequence[str] | None = Non
         profiles: by site.
         labels: columns that are predicted; None where nobody has said.
     """
-    return {site: _beside(own, [one for name, one in profiles.items() if name != site], labels)
+    return {site: _beside(own, {name: one for name, one in profiles.items() if name != site}, labels)
             for site, own in profiles.items()}  # fmt: skip
 
 
-def _beside(own: Profile, others: Sequence[Profile], labels: Sequence[str] | None) -> Profile:
-    theirs = [other.by_name for other in others]
+def _beside(own: Profile, others: Mapping[str, Profile], labels: Sequence[str] | None) -> Profile:
+    theirs = [other.by_name for other in others.values()]
     columns, names = list[Column](), dict.fromkeys(name for known in theirs for name in known)
     for column in own.columns:
         elsewhere = [known[column.name] for known in theirs if column.name in known]
         columns.append(replace(column, remarks=column.remarks + _apart(column, elsewhere, len(others), labels)))
     lacking = [name for name in names if name not in own.by_name]
     said = f"it has no column {', '.join(lacking[:10])}{', …' * (len(lacking) > 10)}, which others have"
-    told = (Remark("column-missing", said),) if lacking else ()
-    return replace(own, columns=tuple(columns), remarks=own.remarks + told)
+    told = [Remark("column-missing", said)] if lacking else []
+    if twins := [name for name, other in others.items() if other.digest == own.digest]:
+        told.append(Remark("table-repeated", f"its rows are those of {', '.join(twins[:5])}: {TWIN}"))
+    return replace(own, columns=tuple(columns), remarks=(*own.remarks, *told))
 
 
 def _far(own: Column, other: Column) -> bool:
@@ -430,6 +452,9 @@ def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[
     kinds = {other.kind for other in known}
     if own.kind != "empty" and len(kinds) == 1 and own.kind not in kinds:
         say("kinds-differ", f"elsewhere it holds {kinds.pop()}")
+    naming = own.kind == "id" or "id" in kinds
+    if naming and any(lost_zeros(own.digits, other.digits) for other in known):
+        say("identifier-shortened", ZEROS_LOST)
     medians = [other.numbers["median"] for other in known if other.numbers and other.distinct > 1]
     if own.numbers and medians:
         middle, median = float(np.median(medians)), own.numbers["median"]
