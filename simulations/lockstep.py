@@ -20,7 +20,7 @@ from torch import Tensor
 from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
-from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy import EVERYTHING, Policy, refuse_together
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -86,10 +86,16 @@ class Trainers:
         self.failures: list[RunFailedError] = []
         self._plan, self._trainings = plan, dict[str, Training]()
         self._devices = dict(zip(data, cycle(devices), strict=False))
-        for site in data:
-            policy = EVERYTHING if policies is None else policies[site]
+        everyone = dict.fromkeys(data, EVERYTHING) if policies is None else policies
+        own = dict[str, SiteData]()
+
+        def admit(site: str, policy: Policy) -> None:
             policy.check(spec.at(site), plan)
-            admitted_data = admitted(policy, spec.at(site), plan, data[site])
+            own[site] = admitted(policy, spec.at(site), plan, data[site])
+
+        refuse_together({site: partial(admit, site) for site in data}, everyone)
+        for site, admitted_data in own.items():
+            policy = everyone[site]
             run_state = RunState(spec, plan, Replica(spec, allowed_factories, self._devices[site], weights))
             self._trainings[site] = train(
                 spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
