@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copyreg
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 QUOTED = r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\""  # as repr writes it
@@ -146,11 +147,13 @@ class PolicyError(UserError):
         problem: what it asks for, what the policy allows, and which line of it would have to change.
         code: what kind of error it is.
         allows: what the policy allows, in words.
-        limits: names of the policy's lines that refuse it.
+        change: lines of the policy that refuse it, as they would let it in.
     """
 
-    def __init__(self, field: str, problem: str, *, code: str, allows: str = "", limits: tuple[str, ...] = ()) -> None:
-        self.problem, self.allows, self.limits = problem, allows, limits
+    def __init__(
+        self, field: str, problem: str, *, code: str, allows: str = "", change: Mapping[str, object] | None = None
+    ) -> None:
+        self.problem, self.allows, self.change = problem, allows, dict(change or {})
         super().__init__(f"{field}: {problem}", code=code, field=field)
 
 
@@ -160,7 +163,7 @@ class FewSamplesError(PolicyError):
     @classmethod
     def of(cls, error: PolicyError, *, code: str) -> FewSamplesError:
         """Return a policy's refusal as one whose numbers are the site's business."""
-        return cls(error.field, error.problem, code=code, allows=error.allows, limits=error.limits)
+        return cls(error.field, error.problem, code=code, allows=error.allows, change=error.change)
 
     @property
     def public_message(self) -> str:

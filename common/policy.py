@@ -7,6 +7,7 @@ factories may run is not said here but in `allow_factories` of the site's own fi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -328,7 +329,35 @@ def refusal(
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
     sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence, allows=told or allows, limits=tuple(change), code=code)
+    return PolicyError(field, sentence, allows=told or allows, change=change, code=code)
+
+
+def refuse_together(checks: Mapping[str, Callable[[Policy], object]], policies: Mapping[str, Policy]) -> None:
+    """Check every site's policy, and refuse once: what is mended would else be refused for the next line, or site.
+
+    Args:
+        checks: raise a policy's first refusal, by site.
+        policies: by site.
+
+    Raises:
+        PolicyError: the first refusal, below which all are quoted if there are several.
+    """
+    found = list[PolicyError]()
+    for site, check in checks.items():
+        policy, changed = policies[site], True
+        while changed:  # as if each refusal were mended
+            changed = False
+            try:
+                check(policy)
+            except PolicyError as error:
+                error.site = site
+                found.append(error)
+                mended = policy.model_copy(update=error.change)
+                policy, changed = mended, mended != policy
+    if found:
+        if len(found) > 1:
+            found[0].quoted = tuple(f"{error.site}: {error}" for error in found)
+        raise found[0]
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:

@@ -17,6 +17,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
@@ -76,7 +77,8 @@ def describe(data: Path, spec: RunSpec | None = None, columns: tuple[str, ...] =
             problems += [guess] if guess else []
         except UserError as error:
             problems.append(str(error))
-    tables = {name: own for group in alike.values() for name, own in compared(group).items()}
+    labels = None if spec is None else spec.data.targets if isinstance(spec.data, Labelled) else ()
+    tables = {name: own for group in alike.values() for name, own in compared(group, labels).items()}
     notes = list[str]()
     if spec is not None:
         problems, notes = _refusals(data, spec)
@@ -130,7 +132,7 @@ def show(found: Description, console: Console) -> None:
             grid.add_row(*(escape(visible(cell, 400)) for cell in cells(column, profile.rows)))
         console.print(grid)
         for remark in profile.remarks:
-            console.print(f"{visible(name)}: {visible(remark)}", highlight=False, markup=False)
+            console.print(f"{visible(name)}: {visible(remark.text)}", highlight=False, markup=False)
     for note in found.notes:
         console.print(f"note: {visible(note, 4000)}", highlight=False, markup=False)
     for problem in found.problems:
@@ -140,7 +142,7 @@ def show(found: Description, console: Console) -> None:
 def cells(column: Column, rows: int) -> tuple[str, str, str, str, str]:
     """Return what is shown of a column: its name, kind, gaps, values and remarks."""
     missing = f"{column.missing} ({column.missing / rows:.0%})" if column.missing else "–"
-    remarks = "; ".join(column.remarks)
+    remarks = "; ".join(remark.text for remark in column.remarks)
     return column.name, column.kind, missing, _values(column), remarks
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -141,6 +142,7 @@ SENTENCES = {
     "other-units": "{} may have other units: {}; convert them in its table",
     "shifted-columns": "{} differs much from the other sites: {}",
     "shifted-label": "{}: {}: is the label the same?",
+    "same-tables": "{} have the same sums of all columns, over {}: is one hospital's table there twice?",
 }
 OF_TWO = {
     "other-units": "{} may have different units: {}; convert them in one of the tables",
@@ -169,12 +171,30 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
             note(*one)
     for one in _labels(spec, sites):
         note(*one)
+    for pair in combinations(sites, 2):
+        if _is_same(*(sites[site] for site in pair)):
+            note("same-tables", pair, f"{sites[pair[0]]['rows']:,} rows")
     order, kinds = list(sites), list(SENTENCES)
     for (kind, where), found in sorted(
         said.items(), key=lambda one: (order.index(one[0][1][0]), kinds.index(one[0][0]))
     ):
-        sentence = (OF_TWO if len(where) > 1 else SENTENCES)[kind]
+        sentence = SENTENCES[kind] if len(where) == 1 else OF_TWO.get(kind, SENTENCES[kind])
         yield kind, where, sentence.format(" and ".join(where), _listed(found))
+
+
+def _is_same(one: Group, other: Group) -> bool:
+    """Tell whether two sites' tables have the same rows, as far as sums tell."""
+    varies = any(column.get("sd") for column in one["columns"].values())  # what few levels have, others have too
+    return varies and _alike(one, other)
+
+
+def _alike(one: object, other: object) -> bool:
+    """Tell whether two parts of Table 1 are the same, but for the order in which rows were added up."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other
 
 
 def _odd(name: str, columns: Mapping[str, Group]) -> Iterator[Worry]:

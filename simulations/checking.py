@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from rankdad.common.errors import counted, visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.wire import projections_wire
-from rankdad.common.policy import Policy
+from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
 from rankdad.common.preparation.labels import counts_of, one_sided
@@ -40,11 +41,15 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     Raises:
         PolicyError: one of them would refuse it.
     """
-    for name in plan.sites:
+    found, own = dict(zip(plan.sites, data, strict=bool(data))), dict[str, SiteData]()
+
+    def admit(name: str, policy: Policy) -> None:
         policy.check(spec.at(name), plan)
-    pairs = zip(plan.sites, data, strict=bool(data))
-    own = [admitted(policy, spec.at(name), plan, site) for name, site in pairs]
-    if not data or is_exact(spec, [warning for site in own for warning in site.warnings]):
+        if name in found:
+            own[name] = admitted(policy, spec.at(name), plan, found[name])
+
+    refuse_together({name: partial(admit, name) for name in plan.sites}, dict.fromkeys(plan.sites, policy))
+    if not data or is_exact(spec, [warning for site in own.values() for warning in site.warnings]):
         return
     counts = zip(*([len(split.train) for split in site.splits] for site in data), strict=True)
     even = [list(map(parts, fold, batch_counts(spec, fold))) for fold in counts]

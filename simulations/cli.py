@@ -267,7 +267,7 @@ def check(
     from rankdad.common.run.replica import Replica
     from rankdad.common.spec import RunSpec
     from rankdad.simulations.checking import check_policy, show_contribution, show_plan
-    from rankdad.simulations.dealing import dealt_data
+    from rankdad.simulations.dealing import dealt_data, told_of_identifiers
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
 
@@ -310,7 +310,10 @@ def check(
         read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
         spec, policy = read.run, read.simulation.policy
         with TemporaryDirectory() as folder:
-            sites_data = list(dealt_data(read, Path(folder)).values())
+            dealt_out = dealt_data(read, Path(folder))
+        sites_data = list(dealt_out.values())
+        for told in told_of_identifiers(spec, dealt_out):
+            typer.echo(f"warning: {told}")
     else:
         refuse_options(dealt, f"is for a simulation, which deals data out, and {file} is a run alone: leave it out")
         spec, policy, sites_data = validate(RunSpec, document, file=file), EVERYTHING, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankdad.common.errors import SpecError
@@ -15,6 +15,7 @@ from rankdad.common.spec.patterns import is_pattern
 from rankdad.common.spec.written import Written
 from rankdad.local.config import SiteConfig
 from rankdad.local.data import SiteData, read_site
+from rankdad.local.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.simulations.datasets import Dataset
@@ -125,3 +126,14 @@ def dealt_data(
         )
         for name, config in configs.items()
     }
+
+
+def told_of_identifiers(spec: RunSpec, data: Mapping[str, SiteData]) -> Iterator[str]:
+    """Yield a sentence for each site whose identifiers lost the zeros in front that another's have."""
+    for field in ("key", "group"):
+        column = getattr(spec.data, field, None)
+        names = {site: own.keys if field == "key" else own.group_names for site, own in data.items()}
+        digits = {site: digits_of(own) for site, own in names.items() if column is not None}
+        for site, own in digits.items():
+            if any(lost_zeros(own, other) for other in digits.values()):
+                yield f"{site}: {spec.data.file}, column {column}: {ZEROS_LOST}"

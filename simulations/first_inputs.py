@@ -10,16 +10,15 @@ from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN, canonical, spelling
 from rankdad.local.data.cells import LIMIT
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, is_pair, is_stand_in, ordered
+from rankdad.local.data.profile import MAX_LEVELS, Column, compared, is_pair, is_stand_in, ordered
 from rankdad.local.data.reading import BROKEN, shown, told_together
 from rankdad.simulations.hospitals import Hospital
 
 MANY_NOTES = 5  # of what looks odd
 FEW_VALUES = 10  # whole numbers of a column up to which they may be codes
 OFTEN = 5  # rows of each of them, on average
-SUSPICION = re.compile(
-    r"-?[\d.]+ (stands in \d+|in every row)|its median|.* (is an outlier|are outliers)|rows that share"
-)
+SUSPICIONS = frozenset({"stand-in", "units-differ", "outlier", "may-name-patients"})  # codes of remarks
+SURE = frozenset({"table-repeated", "identifier-shortened"})  # are always told
 FEWEST_ROWS = 20  # in which a hospital that has no zero says that there are none
 RARE = 0.1  # of all rows: zeros that are more may well be measured
 
@@ -310,15 +309,21 @@ def _spellings(name: str, found: Sequence[Hospital]) -> list[str]:
 
 
 def _suspicions(found: Sequence[Hospital], chosen: Inputs) -> list[str]:
-    """Return what describe says of zeros, units, outliers and stand-ins for missing numbers that are none here."""
-    merged = {one.site: Profile(one.site, one.rows, tuple(one.columns.values())) for one in found}
+    """Return what describe says of tables, identifiers, zeros, units, outliers and stand-ins for missing numbers."""
+    beside = compared({one.site: one.profile for one in found})
+    sure = [
+        f"{site}: {f'column {remark.column}: ' * bool(remark.column)}{remark.text}"
+        for site, own in beside.items()
+        for remark in (*own.remarks, *(remark for column in own.columns for remark in column.remarks))
+        if remark.code in SURE
+    ]
     said = [
-        f"{site}: column {column.name}: {remark}" if site else f"column {column.name}: {remark}"
-        for site, own in compared(merged).items()
+        f"{site}: column {column.name}: {remark.text}" if site else f"column {column.name}: {remark.text}"
+        for site, own in beside.items()
         for column in own.columns
         for remark in column.remarks
-        if column.name in chosen.features and SUSPICION.match(remark)
-        if remark.split()[0] not in chosen.missing.get(escaped(column.name), ())
+        if column.name in chosen.features and remark.code in SUSPICIONS
+        if remark.value not in chosen.missing.get(escaped(column.name), ())
     ]
     more = [f"{len(said) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
-    return said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)
+    return sure + said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)

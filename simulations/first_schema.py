@@ -295,7 +295,8 @@ def _subjects(found: Sequence[Hospital], names: Sequence[str], data: dict[str, A
     lacking = sum(one.columns[group].missing for one in found)
     without = f"; {counted(lacking, 'row')} without it are left out" if lacking else ""
     notes.append(f"column {group} names up to {most} rows: it is the group, whose rows stay in one fold{without}")
-    notes += [f"column {group}: {told}" for one in found for told in one.columns[group].remarks if "are two" in told]
+    told = [told for one in found for told in one.columns[group].remarks if told.code == "identifier-twice-written"]
+    notes += [f"column {group}: {one.text}" for one in told]
     data["group"] = group
     return [one.columns[group].distinct for one in found]
 

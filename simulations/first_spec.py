@@ -58,7 +58,7 @@ def first_spec(
         rows, people = ([(whole[0] + place) // count for place in range(count)] for whole in (rows, people))
         simulation = {"source": {"name": "table", "path": str(consortium.table)}}
         notes += (f"one table is dealt out at random to {count} sites",)
-    settings, policy, told = _settings(sites, rows, people, guess)
+    settings, policy, told = _settings(rows, people, guess)
     simulation |= {"policy": policy} if policy else {}
     name = label if label.isidentifier() and len(label) < 60 else "first"
     run = {"name": name, "task": guess.task, "data": guess.data, **settings}
@@ -68,11 +68,15 @@ def first_spec(
         "notes": [*notes, *told],
     }
     made = validate(SimulationFile, document)  # so that a mistake here is an error now
-    if lines := policy_lines(made):
-        document["simulation"]["policy"] = {**document["simulation"].get("policy", {}), **lines}
-        named = " and ".join(f"{name} {json.dumps(value)}" for name, value in lines.items())
-        said = "sums of an exact solution are of too few rows for a hospital's own policy"
-        document["notes"].append(f"{said}; the simulation's sites allow {named} (simulation.policy)")
+    if policy := {**policy, **policy_lines(made)}:  # one note of both: what steps need may be more than sums do
+        simulation["policy"] = policy
+        own, what = Policy(), "patients" if "group" in guess.data else "rows"
+        asked, allowed = (
+            " and ".join(f"{name} {json.dumps(one[name])}" for name in policy) for one in (own.model_dump(), policy)
+        )
+        said = f"{sites[people.index(min(people))]} has {min(people)} {what}: sums or steps of some folds are of fewer"
+        said += f" than a hospital's own policy asks for ({asked})"
+        document["notes"].append(f"{said}; the simulation's sites allow {allowed} (simulation.policy)")
     return document
 
 
@@ -83,20 +87,16 @@ def _inputs(guess: Guess) -> int:
 
 
 def _settings(
-    sites: Sequence[str], rows: Sequence[int], people: Sequence[int], guess: Guess
-) -> tuple[dict[str, Any], dict[str, int], tuple[str, ...]]:
+    rows: Sequence[int], people: Sequence[int], guess: Guess
+) -> tuple[dict[str, Any], dict[str, int | None], tuple[str, ...]]:
     """Return settings that follow from the size of the data, what sites have to allow for them, and notes."""
     own, notes, inputs = Policy(), list[str](), _inputs(guess)
     held_out = math.floor(min(people) / FOLDS * (0.6 if "group" in guess.data else 0.9))
     rank = min(RANK, inputs, guess.task.get("classes", 1))  # no gradient of a linear model has a larger one
-    least, policy = max(own.min_rows, rank * (own.rows_per_rank or 1)), dict[str, int]()
+    least, policy = max(own.min_rows, rank * (own.rows_per_rank or 1)), dict[str, int | None]()
     if held_out < own.min_rows:
-        smallest = sites[people.index(min(people))]
         least = max(1, min(held_out, least))
         policy = {"min_rows": least, "rows_per_rank": max(1, least // rank)}
-        what = "patients" if "group" in guess.data else "rows"
-        said = f"{smallest} has {min(people)} {what}: a fold of {FOLDS} holds out fewer than its own policy asks for"
-        notes.append(f"{said} ({own.min_rows}); the simulation's sites allow {least} (simulation.policy)")
     train = 1 - 1 / FOLDS
     most = min(math.ceil(max(rows) * train / 16), math.floor(min(people) * train / (SPARE * least)))
     steps = max(1, min(10, most))

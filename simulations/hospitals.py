@@ -10,7 +10,7 @@ from typing import Any
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
-from rankdad.local.data.profile import TOTALS, Column, Profile, profile_of
+from rankdad.local.data.profile import Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 from rankdad.local.data.tables import Table, append
 
@@ -33,6 +33,12 @@ class Hospital:
     def columns(self) -> dict[str, Column]:
         """All tables' columns by name; the first table's where several have one."""
         return {name: column for own in reversed(self.tables.values()) for name, column in own.by_name.items()}
+
+    @property
+    def profile(self) -> Profile:
+        """All tables as one."""
+        digest = " ".join(own.digest for own in self.tables.values())
+        return Profile(self.site, self.rows, tuple(self.columns.values()), digest=digest)
 
     @property
     def rows(self) -> int:
@@ -116,8 +122,8 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
             tables = {next(iter(tables)): append(list(tables.values()))}
         profiles = {path: profile_of(table) for path, table in tables.items()}
         for path, profile in profiles.items():
-            for told in (told for told in profile.remarks if told.endswith(TOTALS)):
-                raise DataError(path, told, code="row-of-totals", row=int(told.split()[1]))
+            for told in (told for told in profile.remarks if told.code == "row-of-totals"):
+                raise DataError(path, told.text, code=told.code, row=told.row)
         found.append(Hospital(site, profiles, files))
     written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
     found = _with_results(found)

@@ -20,7 +20,7 @@ from torch import Tensor
 from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
-from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy import EVERYTHING, Policy, refuse_together
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -39,7 +39,7 @@ from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
-from rankdad.simulations.dealing import dealt_data
+from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import Tree
@@ -86,10 +86,16 @@ class Trainers:
         self.failures: list[RunFailedError] = []
         self._plan, self._trainings = plan, dict[str, Training]()
         self._devices = dict(zip(data, cycle(devices), strict=False))
-        for site in data:
-            policy = EVERYTHING if policies is None else policies[site]
+        everyone = dict.fromkeys(data, EVERYTHING) if policies is None else policies
+        own = dict[str, SiteData]()
+
+        def admit(site: str, policy: Policy) -> None:
             policy.check(spec.at(site), plan)
-            admitted_data = admitted(policy, spec.at(site), plan, data[site])
+            own[site] = admitted(policy, spec.at(site), plan, data[site])
+
+        refuse_together({site: partial(admit, site) for site in data}, everyone)
+        for site, admitted_data in own.items():
+            policy = everyone[site]
             run_state = RunState(spec, plan, Replica(spec, allowed_factories, self._devices[site], weights))
             self._trainings[site] = train(
                 spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
@@ -211,6 +217,8 @@ def simulate(
     torch.set_num_threads(file.run.training.threads)
     with own_directory(directory, TOP, new=True):
         spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
+        for told in told_of_identifiers(spec, data):
+            print(f"warning: {told}", file=sys.stderr)
         policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
         if pooled:
             together, everything = pooled_spec(spec, data), pooled_data(data)

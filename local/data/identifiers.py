@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,11 @@ FEW_PEOPLE = 5  # different values below which repeated ones are rather levels
 MANY_PEOPLE = 20  # different values beyond which they are rather names
 LEAST_SHARE = 0.2  # of different values among the rows of a column that names patients and is not called so
 CHANCE = -14.0  # logarithm of the chance by which values may agree in all rows of each patient
+
+ZEROS_LOST = (
+    "no identifier starts with 0 here, and elsewhere some do: if a spreadsheet program took the zeros away, write them "
+    "back, since 123 and 00123 are two patients"
+)
 
 
 def _kind_of(name: str) -> str:
@@ -55,6 +61,29 @@ def names_patients(name: str, held: Sequence[str], numbers: Array) -> bool:
     if kind == "people":
         return alone or len(counts) > MANY_PEOPLE or (len(counts) >= FEW_PEOPLE and most <= MANY_VISITS)
     return kind == "things" and (alone or (len(counts) > MANY_PEOPLE and 3 * len(counts) >= len(held)))
+
+
+class Digits(NamedTuple):
+    """What identifiers of digits look like: lengths of the shortest and the longest, and whether one starts with 0."""
+
+    shortest: int
+    longest: int
+    padded: bool
+
+
+def digits_of(names: Sequence[str]) -> Digits | None:
+    """Return what identifiers look like; None where they are none, or not digits alone."""
+    if not names or not all(re.fullmatch("[0-9]+", name) for name in names):
+        return None
+    lengths = [len(name) for name in names]
+    return Digits(min(lengths), max(lengths), any(re.fullmatch("0[0-9]+", name) for name in names))
+
+
+def lost_zeros(own: Digits | None, other: Digits | None) -> bool:
+    """Tell whether identifiers look as if a program took zeros away in front of them that others still have."""
+    if own is None or other is None or own.padded or not other.padded:
+        return False
+    return own.shortest < other.longest >= own.longest
 
 
 def counts_rows(numbers: Array) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import math
 import re
 from collections import Counter
@@ -11,13 +12,22 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 
 from rankdad.common.errors import counted, visible
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 from rankdad.local.data.cells import DATE, LIMIT
 from rankdad.local.data.dialect import THOUSANDS
-from rankdad.local.data.identifiers import alike_within, counts_rows, names_patients
+from rankdad.local.data.identifiers import (
+    ZEROS_LOST,
+    Digits,
+    alike_within,
+    counts_rows,
+    digits_of,
+    lost_zeros,
+    names_patients,
+)
 from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, Array, shown
 from rankdad.local.data.tables import Table, twice_written
 
@@ -30,7 +40,9 @@ CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * 
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
 NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it out by data.exclude"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
-TOTALS = "and is no sample: remove it"
+OF_INPUT = "data.categorical names all levels, data.categorical_other makes one of the rest"
+OF_OUTCOME = "write it as elsewhere, or let data.merge make one class of both"
+TWIN = "if they are one hospital's, leave all but one out: patients would be trained on and tested with at once"
 WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
 FACTOR = 5.0  # between the medians of two tables, from which their units may differ
 APART = 2.5  # widths of the wider middle half, between them: as °C and °F are, or kg and pounds
@@ -38,6 +50,25 @@ FAR = 10.0  # widths of the middle half, from the median, beyond which a number 
 ALONE = 5.0  # times as far from the median as the next number
 FEW_OUTLIERS = 0.01  # of the numbers
 LARGE = 100.0  # median of whole numbers among which 1.842 may be 1842
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What looks like a mistake, or says which field of a schema helps.
+
+    Args:
+        code: what kind of remark it is, in words-with-hyphens.
+        text: a sentence.
+        column: that it is about; "" where it is about rows.
+        row: of the file; None where it is about several.
+        value: the cell's text, where it is about one that may stand for a missing value.
+    """
+
+    code: str
+    text: str
+    column: str = ""
+    row: int | None = None
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +84,7 @@ class Column:
         numbers: least, lower quartile, median, upper quartile and largest, mean and deviation; none unless numbers.
         zeros: numbers that are 0.
         levels: how many rows have each value, the most frequent first; none where there are more than a few.
-        remarks: what looks like a mistake, or says which field of a schema helps.
+        remarks: on it.
         others: cells among numbers that are none, and words among levels that count as missing, with how often.
         most: rows of the most frequent value.
         dates: the first and the last, as 2020-04-03, where all can be told; else nothing.
@@ -62,6 +93,7 @@ class Column:
         whole: whether all numbers are whole.
         unread: row of the first cell among numbers that is none and no code, such as 5 mg, its text, and why it is
             not read, where that is known; else nothing.
+        digits: what its cells look like as identifiers; None where they are not digits alone.
     """
 
     name: str
@@ -71,7 +103,7 @@ class Column:
     numbers: Mapping[str, float] = field(default_factory=dict)
     zeros: int = 0
     levels: Mapping[str, int] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
     most: int = 0
     dates: tuple[str, ...] = ()
@@ -80,6 +112,7 @@ class Column:
     whole: bool = False
     unread: tuple[str, ...] = ()
     known: int = 0
+    digits: Digits | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +124,14 @@ class Profile:
         rows: how many samples it has.
         columns: of it, in order.
         remarks: on its rows.
+        digest: of its rows, in whatever order.
     """
 
     source: str
     rows: int
     columns: tuple[Column, ...]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    digest: str = ""
 
     @property
     def by_name(self) -> dict[str, Column]:
@@ -107,31 +142,36 @@ class Profile:
 def profile_of(table: Table) -> Profile:
     """Return what a table holds."""
     columns = _with_patients(table, [_column(table, str(name)) for name in table.frame.columns if name])
-    remarks = list[str]()
-    if told := _totals(table, columns):
-        remarks.append(told)
-    twice = int(table.frame.astype(str).duplicated().sum())
+    remarks = _totals(table, columns)
+    texts = table.frame.astype(str)
+    twice = int(texts.duplicated().sum())
     if twice:
-        remarks.append(f"{twice} rows repeat another one in every column")
+        remarks.append(Remark("rows-repeated", f"{twice} rows repeat another one in every column"))
     for column in columns:
         if column.kind == "id" and column.most > 1:
             said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
-            remarks.append(f"column {column.name}: {said}: make it data.group, so that they stay in one fold")
-    return Profile(str(table.source), len(table), tuple(columns), tuple(remarks))
+            said = f"column {column.name}: {said}: make it data.group, so that they stay in one fold"
+            remarks.append(Remark("patients-repeated", said, column.name))
+    names = sorted(map(str, texts))
+    hashes = np.sort(pd.util.hash_pandas_object(texts[names], index=False).to_numpy())
+    digest = hashlib.sha256(f"{names}".encode() + hashes.tobytes()).hexdigest()
+    return Profile(str(table.source), len(table), tuple(columns), tuple(remarks), digest)
 
 
-def _totals(table: Table, columns: Sequence[Column]) -> str:
-    """Return what is to be said of a last row that holds the sums, or means, of the rows above; "" if it does not."""
+def _totals(table: Table, columns: Sequence[Column]) -> list[Remark]:
+    """Return what is to be said of a last row that holds the sums, or means, of the rows above."""
     names = [column.name for column in columns if column.kind == "number" and column.numbers and column.distinct > 1]
     if len(table) < 4 or len(names) < 2:
-        return ""
+        return []
     rows = np.array([table.numbers(name) for name in names])
     rows = rows[np.isfinite(rows[:, -1]) & np.isfinite(rows[:, :-1]).any(axis=1)]
     for what, of in (("sums", np.nansum), ("means", np.nanmean)):
         made = of(rows[:, :-1], axis=1)
         if len(rows) > 1 and np.allclose(made, rows[:, -1], rtol=1e-9, atol=0):
-            return f"{table.place(len(table) - 1)[1]} holds the {what} of the rows above, {TOTALS}"
-    return ""
+            place = table.place(len(table) - 1)[1]
+            said = f"{place} holds the {what} of the rows above, and is no sample: remove it"
+            return [Remark("row-of-totals", said, row=int(place.removeprefix("row ")))]
+    return []
 
 
 def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
@@ -145,10 +185,11 @@ def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
         others = {name: texts for name, texts in cells.items() if name != column.name}
         alike = alike_within(table.texts(column.name), others) if may_be and not column.missing else []
         if len(alike) > (column.kind == "number"):  # one may be a function of a number
-            column = replace(column, kind="id", numbers={}, levels={}, stand_ins={}, remarks=(NAMES_ROWS,))
+            told = (Remark("names-rows", NAMES_ROWS, column.name),)
+            column = replace(column, kind="id", numbers={}, levels={}, stand_ins={}, remarks=told)
         elif alike:
             said = f"rows that share a value are alike in {visible(alike[0])}: if it names patients, make it data.group"
-            column = replace(column, remarks=(*column.remarks, said))
+            column = replace(column, remarks=(*column.remarks, Remark("may-name-patients", said, column.name)))
         found.append(column)
     return found
 
@@ -165,18 +206,24 @@ def _column(table: Table, name: str) -> Column:
     held = [text for text in given if text and text not in codes]
     found, missing = np.array(table.numbers(name), np.float64), len(table) - len(held)
     numbers = found[np.isfinite(found)]
-    remarks = list[str]()
+    remarks = list[Remark]()
+
+    def say(code: str, text: str, value: str = "") -> None:
+        remarks.append(Remark(code, visible(text), name, value=value))
+
+    if not held:
+        say("column-empty", "no row has a value")
+    elif missing >= MANY_GAPS * len(table):
+        say("column-sparse", f"{missing / len(table):.0%} of the rows lack it")
     if codes:
         said = ", ".join(f"{shown(code)} in {counted(count, 'row')}" for code, count in codes.items())
-        remarks.append(f"{said}: if that means missing, list it in data.missing_values")
+        say("word-unknown", f"{said}: if that means missing, list it in data.missing_values")
     if not held:
-        return Column(name, "empty", missing, 0, remarks=("no row has a value", *map(visible, remarks)), codes=codes)
+        return Column(name, "empty", missing, 0, remarks=tuple(remarks), codes=codes)
     kind = _kind(name, held, numbers)
     counts = Counter(held if kind == "id" else map(canonical, held))
-    if missing >= MANY_GAPS * len(table):
-        remarks.insert(0, f"{missing / len(table):.0%} of the rows lack it")
     if len(counts) == 1 and len(held) > 1:
-        remarks.append("it is the same in every row")
+        say("column-constant", "it is the same in every row")
     others, stand_ins = dict[str, int](), dict[str, int]()
     unread: tuple[str, ...] = ()
     if kind == "id":
@@ -186,9 +233,9 @@ def _column(table: Table, name: str) -> Column:
     if others:
         said = ", ".join(f"{shown(word)} in {counted(count, 'row')}" for word, count in others.items())
     if others and kind == "id":
-        remarks.append(f"{said}: if that means missing, list it in data.missing_values")
+        say("word-unknown", f"{said}: if that means missing, list it in data.missing_values")
     elif others:
-        remarks.append(f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
+        say("word-missing", f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
     why = ""
     if kind == "number" and (marked := _thousands(table, name)):
         why = "may be a whole number with a mark between thousands, as all others here are whole: remove the mark, or "
@@ -216,15 +263,20 @@ def _column(table: Table, name: str) -> Column:
         said = (
             f"{len(strange)} cells are no plain numbers, such as {shown(unread[1] if unread else next(iter(others)))}"
         )
-        remarks.append(f"{said}: {advice}")
+        say("number-expected", f"{said}: {advice}")
     if kind != "number" and (broken := [text for text in held if BROKEN.fullmatch(text)]):
-        remarks.append(f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
+        say("formula", f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
     if kind == "id":
-        remarks += [NAMES_ROWS, *twice_written(held)]
+        say("names-rows", NAMES_ROWS)
+        for said in twice_written(held):
+            say("identifier-twice-written", said)
     summary: dict[str, float] = {}
     if kind == "number" and len(numbers):
         told, stand_ins = _stand_ins(numbers)
-        remarks += told + _outliers(numbers)
+        for token, said in told.items():
+            say("stand-in", said, token)
+        if said := _outliers(numbers):
+            say("outlier", said)
         marks = np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]).tolist()
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
         with np.errstate(over="ignore"):  # squares of numbers beyond 1e154, which no reader takes
@@ -238,7 +290,7 @@ def _column(table: Table, name: str) -> Column:
         summary,
         zeros=int((numbers == 0).sum()),
         levels=dict(counts.most_common()) if len(counts) <= MAX_LEVELS and kind != "id" else {},
-        remarks=tuple(map(visible, remarks)),
+        remarks=tuple(remarks),
         others=others,
         most=max(counts.values()),
         dates=_ends(held) if kind == "date" else (),
@@ -247,6 +299,7 @@ def _column(table: Table, name: str) -> Column:
         whole=bool(len(numbers)) and bool((numbers == np.round(numbers)).all()),
         unread=unread,
         known=len(held),
+        digits=digits_of(list(counts)) if kind == "id" else digits_of(held),
     )
 
 
@@ -304,14 +357,14 @@ def _kind(name: str, held: Sequence[str], numbers: Array) -> Kind:
     return "levels" if len(set(map(canonical, held))) <= MAX_LEVELS else "text"
 
 
-def _stand_ins(numbers: Array) -> tuple[list[str], dict[str, int]]:
+def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
     """Return what is to be said of numbers that may mean that one is missing, and those that cannot be else."""
-    remarks, sure = list[str](), dict[str, int]()
+    told, sure = dict[str, str](), dict[str, int]()
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
     if zeros and len(np.unique(rest)) > 10 and rest.min() > 0.1 * np.median(rest):
         said = f"0 stands in {zeros} of {len(numbers)} rows, and nothing else below {rest.min():g}"
-        remarks.append(f"{said}: if it means missing, list it in data.missing_values")
+        told["0"] = f"{said}: if it means missing, list it in data.missing_values"
         low, high = np.quantile(rest, [0.25, 0.75])
         sure |= {"0": zeros} if rest.min() >= high - low else {}
     for value in sorted(SENTINELS.intersection(np.unique(numbers).tolist())):
@@ -322,17 +375,17 @@ def _stand_ins(numbers: Array) -> tuple[list[str], dict[str, int]]:
         away = 3 * max(high - low, 1e-9)
         if value < min(others.min(), low - away) or value > max(others.max(), high + away):
             count = len(numbers) - len(others)
-            remarks.append(f"{value:g} stands in {count} rows, far from all others: if it means missing, list it in "
-                           "data.missing_values")  # fmt: skip
+            said = f"{value:g} stands in {count} rows, far from all others"
+            told[canonical(value)] = f"{said}: if it means missing, list it in data.missing_values"
             sure[canonical(value)] = count
-    return remarks, sure
+    return told, sure
 
 
-def _outliers(numbers: Array) -> list[str]:
+def _outliers(numbers: Array) -> str:
     """Return what is to be said of a few numbers that are far from all others, as those of other units are not."""
     values = numbers[~np.isin(numbers, list(SENTINELS))]
     if len(values) < 10:
-        return []
+        return ""
     low, median, high = np.quantile(values / 2, [0.25, 0.5, 0.75])  # halves, whose differences are never too large
     far = np.abs(values / 2 - median)
     order = np.argsort(far)
@@ -343,27 +396,33 @@ def _outliers(numbers: Array) -> list[str]:
             some, count = values[order[-1]], len(values) - at
             said = f"{some:.10g} is an outlier" if count == 1 else f"{count} numbers are outliers, such as {some:.10g}"
             least, largest = values[order[:at]].min(), values[order[:at]].max()
-            return [
-                f"{said}: all others lie from {least:g} to {largest:g}: correct it, or bound the column by data.clip"
-            ]
-    return []
+            return f"{said}: all others lie from {least:g} to {largest:g}: correct it, or bound the column by data.clip"
+    return ""
 
 
-def compared(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-    """Return the profiles of several sites, with what sets each one apart from the others."""
-    return {site: _beside(own, [one for name, one in profiles.items() if name != site])
+def compared(profiles: Mapping[str, Profile], labels: Sequence[str] | None = None) -> dict[str, Profile]:
+    """Return the profiles of several sites, with what sets each one apart from the others.
+
+    Args:
+        profiles: by site.
+        labels: columns that are predicted; None where nobody has said.
+    """
+    return {site: _beside(own, {name: one for name, one in profiles.items() if name != site}, labels)
             for site, own in profiles.items()}  # fmt: skip
 
 
-def _beside(own: Profile, others: Sequence[Profile]) -> Profile:
-    theirs = [other.by_name for other in others]
+def _beside(own: Profile, others: Mapping[str, Profile], labels: Sequence[str] | None) -> Profile:
+    theirs = [other.by_name for other in others.values()]
     columns, names = list[Column](), dict.fromkeys(name for known in theirs for name in known)
     for column in own.columns:
         elsewhere = [known[column.name] for known in theirs if column.name in known]
-        columns.append(replace(column, remarks=column.remarks + _apart(column, elsewhere, len(others))))
+        columns.append(replace(column, remarks=column.remarks + _apart(column, elsewhere, len(others), labels)))
     lacking = [name for name in names if name not in own.by_name]
-    said = (f"it has no column {', '.join(lacking[:10])}{', …' * (len(lacking) > 10)}, which others have",)
-    return replace(own, columns=tuple(columns), remarks=own.remarks + (said if lacking else ()))
+    said = f"it has no column {', '.join(lacking[:10])}{', …' * (len(lacking) > 10)}, which others have"
+    told = [Remark("column-missing", said)] if lacking else []
+    if twins := [name for name, other in others.items() if other.digest == own.digest]:
+        told.append(Remark("table-repeated", f"its rows are those of {', '.join(twins[:5])}: {TWIN}"))
+    return replace(own, columns=tuple(columns), remarks=(*own.remarks, *told))
 
 
 def _far(own: Column, other: Column) -> bool:
@@ -378,17 +437,24 @@ def _far(own: Column, other: Column) -> bool:
     return not signs or abs(one - two) > max(widths)
 
 
-def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...]:
+def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[str] | None) -> tuple[Remark, ...]:
     """Return what sets a column apart from those of its name in other tables."""
     if not tables:
         return ()
     if not others:
-        return ("no other table has it",)
-    remarks = list[str]()
+        return (Remark("column-alone", "no other table has it", own.name),)
+    remarks = list[Remark]()
+
+    def say(code: str, text: str, value: str = "") -> None:
+        remarks.append(Remark(code, visible(text), own.name, value=value))
+
     known = [other for other in others if other.kind != "empty"]
     kinds = {other.kind for other in known}
     if own.kind != "empty" and len(kinds) == 1 and own.kind not in kinds:
-        remarks.append(f"elsewhere it holds {kinds.pop()}")
+        say("kinds-differ", f"elsewhere it holds {kinds.pop()}")
+    naming = own.kind == "id" or "id" in kinds
+    if naming and any(lost_zeros(own.digits, other.digits) for other in known):
+        say("identifier-shortened", ZEROS_LOST)
     medians = [other.numbers["median"] for other in known if other.numbers and other.distinct > 1]
     if own.numbers and medians:
         middle, median = float(np.median(medians)), own.numbers["median"]
@@ -399,20 +465,22 @@ def _apart(own: Column, others: Sequence[Column], tables: int) -> tuple[str, ...
             least, most = (pick(other.numbers[end] for other in known if other.numbers)
                            for pick, end in ((min, "least"), (max, "largest")))  # fmt: skip
             said = f"{median:g} in every row, elsewhere from {least:g} to {most:g}"
-            remarks.append(f"{said}: if it means missing, list it in data.missing_values")
+            say("stand-in", f"{said}: if it means missing, list it in data.missing_values", canonical(median))
         elif own.distinct > 10 and 2 * sum(_far(own, other) for other in known if other.numbers) > len(medians):
-            remarks.append(f"its median is {median:g}, elsewhere {middle:g}: are the units the same? If not, "
-                           "convert it here, in the table")  # fmt: skip
+            said = f"its median is {median:g}, elsewhere {middle:g}: are the units the same?"
+            say("units-differ", f"{said} If not, convert it here, in the table")
     codes = next((other.levels for other in known if is_pair(other) and other.levels.keys() != own.levels.keys()), None)
     if is_pair(own) and codes:
         here, there = (", ".join(ordered(levels)) for levels in (own.levels, codes))
-        remarks.append(f"it holds {here}, elsewhere {there}: is it coded in one way?")
+        say("codes-differ", f"it holds {here}, elsewhere {there}: is it coded in one way?")
     if own.kind == "levels" and known and all(other.levels for other in known):
         alone = [level for level in own.levels if not any(level in other.levels for other in known)]
         if alone:
-            remarks.append(f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}; data.categorical names all "
-                           "levels, data.categorical_other makes one of the rest")  # fmt: skip
-    return tuple(map(visible, remarks))
+            said = f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}"
+            advice = OF_OUTCOME if own.name in (labels or ()) else OF_INPUT
+            advice = f"of an input, {OF_INPUT}; of an outcome, {OF_OUTCOME}" if labels is None else advice
+            say("levels-alone", f"{said}; {advice}")
+    return tuple(remarks)
 
 
 def ordered(levels: Iterable[str]) -> list[str]:

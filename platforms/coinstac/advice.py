@@ -64,7 +64,7 @@ def policy_problem(error: PolicyError, policy: Policy, values: Mapping[str, Any]
         policy: of the member.
         values: of the form.
     """
-    limits, details = set(error.limits), error.problem
+    limits, details = set(error.change), error.problem
     if error.field == "method.name":
         said = f"{values['method']} sends more than members' limits allow, unless their own JSON files do"
         return FIELDS["method"].problem(f"{said}: choose rank-dad", details, code="method-refused")

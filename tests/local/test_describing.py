@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def run(*words: str) -> str:
 
 
 def remarks(folder: Path, table: str, column: str) -> str:
-    return "; ".join(describe(folder).tables[table].by_name[column].remarks)
+    return "; ".join(told.text for told in describe(folder).tables[table].by_name[column].remarks)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ def test_numbers_gaps_and_rows_are_those_of_pandas(folder: Path) -> None:
         pytest.approx([*own["Blutdruck"].quantile([0, 0.25, 0.5, 0.75, 1]), own["Blutdruck"].mean(),
                        own["Blutdruck"].std(ddof=0)])
     )  # fmt: skip
-    assert found.tables["dresden/herz.csv"].remarks[0] == "45 rows repeat another one in every column"
-    assert "90 different ones, up to 2 each: make it data.group" in found.tables["dresden/herz.csv"].remarks[1]
+    assert found.tables["dresden/herz.csv"].remarks[0].text == "45 rows repeat another one in every column"
+    assert "90 different ones, up to 2 each: make it data.group" in found.tables["dresden/herz.csv"].remarks[1].text
     assert found.problems == (
         f"{folder / 'aachen' / 'herz.csv'}: is not in UTF-8; in cp1252 its first such word is 'Größe': if that is "
         'right, name it in the schema, "encoding": "cp1252"',
@@ -98,8 +99,8 @@ NUMBERS = np.random.default_rng(0).normal(240, 30, 100).round()
 def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: Any, said: str) -> None:
     (column,) = profile_of(Table("here", pd.DataFrame({"x": list(values)}))).columns
     assert column.kind == "number"
-    assert ("; ".join(column.remarks) == "") == (said == "")
-    assert said in "; ".join(column.remarks)
+    assert bool(column.remarks) == bool(said)
+    assert said in "; ".join(remark.text for remark in column.remarks)
 
 
 def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> None:
@@ -110,6 +111,12 @@ def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> Non
     assert "its median is 2425, elsewhere 242.5: are the units the same?" in remarks(tmp_path, "c/t.csv", "creatinine")
     assert "only here: x" in remarks(tmp_path, "c/t.csv", "sex")
     assert remarks(tmp_path, "a/t.csv", "creatinine") == ""
+    task, sites = {"name": "classification", "classes": 2}, {"sites": ["a", "b", "c"]}
+    data = {"reader": "csv", "file": "t.csv", "features": ["creatinine"], "label": "sex", "values": ["m", "f"]}
+    spec = validate(RunSpec, run_document(data=data, task=task, model={"name": "linear"}, federation=sites))
+    for given, fields in ((None, ["categorical", "categorical_other", "merge"]), (spec, ["merge"])):
+        (told,) = describe(tmp_path, given).tables["c/t.csv"].by_name["sex"].remarks
+        assert (told.code, re.findall(r"data\.(\w+)", told.text)) == ("levels-alone", fields), "advice for an outcome"
 
 
 def test_a_number_that_decides_one_other_column_is_only_asked_about(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_a_number_that_decides_one_other_column_is_only_asked_about(tmp_path: Pa
     pd.DataFrame({"age": age, "odd": age % 2, "old": age > 60, "x": NUMBERS[:60].repeat(2)}).to_csv(tmp_path / "t.csv")
     (profile,) = describe(tmp_path / "t.csv").tables.values()
     assert [profile.by_name[name].kind for name in ("age", "x")] == ["number", "number"]
-    assert any("data.group" in remark for remark in profile.by_name["age"].remarks)
+    assert "may-name-patients" in [remark.code for remark in profile.by_name["age"].remarks]
 
 
 def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
@@ -126,7 +133,8 @@ def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
         columns = np.random.default_rng(seed).normal(size=(60, 40)).round(3)
         pd.DataFrame(columns, columns=[f"g{place}" for place in range(40)]).to_csv(tmp_path / site / "t.csv")
     tables = describe(tmp_path).tables.values()
-    assert not [remark for own in tables for column in own.columns for remark in column.remarks if "units" in remark]
+    codes = {remark.code for own in tables for column in own.columns for remark in column.remarks}
+    assert "units-differ" not in codes
 
 
 def test_a_page_shows_everything_and_nothing_of_a_table_is_markup(tmp_path: Path) -> None:

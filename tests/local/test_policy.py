@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from rankdad.common.errors import DataError, PolicyError, SpecError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods import MethodState, method_for
 from rankdad.common.models import build_model
-from rankdad.common.policy import UNREDUCED, MethodName, Policy, rows_sent
+from rankdad.common.policy import EVERYTHING, UNREDUCED, MethodName, Policy, refuse_together, rows_sent
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import Failure
@@ -146,6 +147,17 @@ def test_a_step_as_large_as_the_limit_is_allowed() -> None:
     check({"max_upload": size}, spec)
     with pytest.raises(PolicyError, match=f"up to {size:,} bytes a step, .* at most {size - 1:,}"):
         check({"max_upload": size - 1}, spec)
+
+
+def test_every_line_of_every_site_that_refuses_is_told_at_once() -> None:
+    spec = run_spec(method={"name": "top-k"})
+    plan = make_plan(spec, build_model(spec))
+    policies = {"alpha": Policy(max_upload=1), "beta": Policy(methods=("top-k",)), "gamma": EVERYTHING}
+    with pytest.raises(PolicyError) as caught:
+        refuse_together({site: lambda policy: policy.check(spec, plan) for site in policies}, policies)
+    told = [(line.partition(": ")[0], re.findall(r'"(\w+)":', line)) for line in caught.value.quoted]
+    assert told == [("alpha", ["methods", "rows_per_rank"]), ("alpha", ["max_upload"]), ("beta", ["rows_per_rank"])]
+    assert (caught.value.code, caught.value.field, caught.value.site) == ("policy-refuses", "method.name", "alpha")
 
 
 def data_of(*sizes: int) -> SiteData:

@@ -14,11 +14,14 @@ from rich.console import Console
 
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import Preparing
+from rankdad.common.preparation.description import sums
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.local.data import read_site
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.report.run_results import read_results
 from rankdad.remote.report.study_table import table_one as study_table
+from rankdad.remote.table_one import table_one
 from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
@@ -302,3 +305,14 @@ def test_two_sites_that_have_a_column_are_two_whatever_the_others_have(tmp_path:
     found["gamma"]["age"] *= 10
     warnings = trained(spec_of(), found, tmp_path)["warnings"]
     assert warnings == {"gaps-over-20-percent": ["alpha"], "other-units": ["beta", "gamma"]}
+
+
+def test_one_table_at_two_sites_is_told_by_its_sums_in_any_order(tmp_path: Path) -> None:
+    found, spec, sent = tables(), spec_of(), {}
+    assert isinstance(spec.data, TableData)
+    found["gamma"] = found["alpha"].sample(frac=1, random_state=0)
+    for place, (site, table) in enumerate(found.items()):
+        (tmp_path / site).mkdir()
+        table.to_csv(tmp_path / site / "table.csv", index=False)
+        sent[site] = sums(spec.task, read_site(spec, tmp_path / site, place).described(), spec.data)
+    assert table_one(spec, sent)["worries"] == {"same-tables": ["alpha", "gamma"]}

@@ -14,7 +14,10 @@ import pytest
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec.table_schema import spelling
+from rankdad.local.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
+from rankdad.local.data.profile import TWIN
 from rankdad.local.describing import describe
+from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
@@ -142,9 +145,9 @@ def test_what_would_be_misread_is_refused_with_its_place(tmp_path: Path, kind: s
     assert (error.code, error.field, error.row) == (code, field, row)
     assert Path(error.file).parent == tmp_path / "b"
     described = describe(tmp_path)
-    remarks = [*described.problems, *(told for own in described.tables.values() for told in own.remarks)]
-    remarks += [told for own in described.tables.values() for column in own.columns for told in column.remarks]
-    assert remarks, "what init refuses, describe names"
+    tables = described.tables.values()
+    remarked = [own for own in tables if own.remarks or any(column.remarks for column in own.columns)]
+    assert [*described.problems, *remarked], "what init refuses, describe names"
 
 
 def test_a_folder_without_a_table_is_left_out_with_a_word(tmp_path: Path) -> None:
@@ -206,5 +209,42 @@ def test_patients_written_in_two_ways_are_named_by_describe_and_init(tmp_path: P
     whose[1][5] = whose[1][5].upper()
     put(tmp_path, *(people(seed, patient=own) for seed, own in enumerate(whose)))
     told = f"'{whose[1][4]}' and '{whose[1][5]}'"
-    assert any(told in remark for remark in describe(tmp_path).tables["b/t.csv"].by_name["patient"].remarks)
+    remarks = describe(tmp_path).tables["b/t.csv"].by_name["patient"].remarks
+    assert [told in remark.text for remark in remarks if remark.code == "identifier-twice-written"] == [True]
     assert any(told in note for note in first_spec(tmp_path, "ill")["notes"])
+
+
+def codes(folder: Path) -> dict[str, set[str]]:
+    """What describe remarks on every table."""
+    found = describe(folder).tables.items()
+    return {
+        name: {told.code for told in (*own.remarks, *(told for column in own.columns for told in column.remarks))}
+        for name, own in found
+    }
+
+
+@pytest.mark.parametrize("field", ["key", "group"])
+def test_zeros_that_one_hospital_lost_before_its_identifiers_are_told(tmp_path: Path, field: str) -> None:
+    own = [f"{(row if field == 'key' else row // 2) * 37:05}" for row in range(80)]
+    put(tmp_path, people(0, patient=own), people(1, patient=[name.lstrip("0") or "7" for name in own]))
+    assert ["identifier-shortened" in told for told in codes(tmp_path).values()] == [False, True]
+    document = first_spec(tmp_path, "ill")
+    (note,) = (note for note in document["notes"] if ZEROS_LOST in note)
+    file = validate(SimulationFile, document)
+    assert getattr(file.run.data, field) == "patient"
+    told = list(told_of_identifiers(file.run, dealt_data(file, tmp_path / "run")))
+    assert (note, told) == (f"b: column patient: {ZEROS_LOST}", [f"b: t.csv, column patient: {ZEROS_LOST}"])
+
+
+def test_a_numbering_of_its_own_has_lost_no_zeros() -> None:
+    shapes = [digits_of(names) for names in (["001", "080"], ["101", "999"], ["1", "80"], ["1000", "2"], ["P1", "7"])]
+    assert [lost_zeros(own, shapes[0]) for own in shapes] == [False, False, True, False, False]
+    assert not any(lost_zeros(own, shapes[1]) for own in shapes)
+
+
+def test_one_table_that_is_given_for_two_hospitals_is_told(tmp_path: Path) -> None:
+    put(tmp_path, people(0), people(0).sample(frac=1, random_state=0))
+    assert all("table-repeated" in told for told in codes(tmp_path).values())
+    assert [note[0] for note in first_spec(tmp_path, "ill")["notes"] if TWIN in note] == ["a", "b"]
+    people(1).to_csv(tmp_path / "b" / "t.csv", index=False)
+    assert not any("table-repeated" in told for told in codes(tmp_path).values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +170,13 @@ def test_settings_suit_every_size(tmp_path: Path, rows: tuple[int, ...]) -> None
         table["y"] = (table["a"] + generator.normal(size=count) > 0).astype(int)
         (tmp_path / f"site{place}").mkdir()
         table.to_csv(tmp_path / f"site{place}" / "t.csv", index=False)
-    file = validate(SimulationFile, first_spec(tmp_path, "y"))
+    document = first_spec(tmp_path, "y")
+    file = validate(SimulationFile, document)
+    allowed = [note.partition("allow ")[2] for note in document["notes"] if "simulation.policy" in note]
+    changed = document["simulation"].get("policy", {})
+    assert [re.findall(r"(\w+) (null|\d+)", note) for note in allowed] == (
+        [[(name, json.dumps(value)) for name, value in changed.items()]] if changed else []
+    ), "one note, of what stands in the file"
     training, policy = file.run.training, file.simulation.policy
     steps = -(-round(max(rows) * 0.8) // training.step_size)
     assert min(rows) * 0.8 / steps >= policy.min_rows

@@ -59,7 +59,7 @@ def test_a_limit_of_detection_is_no_missing_value(tmp_path: Path, cell: str) -> 
         read(tmp_path, ROWS.replace("63", cell))
     (tmp_path / "data.csv").write_text(ROWS.replace("63", cell))
     (remark,) = profile_of(read_table(tmp_path / "data.csv")).by_name["age"].remarks
-    assert "write limits of detection as numbers" in remark
+    assert "write limits of detection as numbers" in remark.text
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_description_tells_formulas_without_results(tmp_path: Path) -> None:
     book.save(tmp_path / "data.xlsx")
     age = profile_of(read_table(tmp_path / "data.xlsx")).by_name["age"]
     assert (age.kind, age.missing) == ("text", 0)
-    assert any(AGES["B2"] in remark for remark in age.remarks)
+    assert any(AGES["B2"] in remark.text for remark in age.remarks)
 
 
 def test_merged_cells_are_no_gaps(tmp_path: Path) -> None:
