@@ -87,6 +87,11 @@ def test_a_folder_stays_its_owner_s(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused, owned(tmp_path, "alpha"):
         pass
     assert (refused.value.code, refused.value.site) == ("folder-of-another", "beta")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for same in (tmp_path / "link", tmp_path / "link" / ".." / tmp_path.name):
+        with pytest.raises(UserError) as refused, owned(same, "alpha"):
+            pass
+        assert (refused.value.code, refused.value.site) == ("folder-of-another", "beta")
     (tmp_path / LOCK).unlink()
     (tmp_path / LOCK).mkdir()
     with pytest.raises(UserError) as refused, owned(tmp_path, "alpha"):

@@ -164,15 +164,25 @@ def test_a_member_with_too_few_rows_hears_what_its_limit_is_and_nobody_how_many_
     assert not re.search(r"\b(7|11)\b", str(error))
 
 
-def test_a_rare_third_level_is_advised_in_the_forms_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rare", "clients"),
+    [("o", ["a3"]), ("prefers not to say", ["a3"]), ("o", ["a3", "b2"])],
+    ids=["a letter", "several words", "at two members"],
+)
+def test_a_rare_third_level_is_advised_in_the_forms_words(tmp_path: Path, rare: str, clients: list[str]) -> None:
     inputs = hospitals(tmp_path, categorical="sex")
-    own = table(tmp_path, "a3")
-    own.loc[5, "sex"] = "o"
-    write(tmp_path, "a3", own)
+    for client in clients:
+        own = table(tmp_path, client)
+        own.loc[5, "sex"] = rare
+        write(tmp_path, client, own)
     error = refused(tmp_path, inputs)
-    assert "a3: " in str(error)
+    for client in clients:
+        assert f"{client}: " in str(error)
+        assert f"sex = f | m | {rare}" in (tmp_path / client / "output" / "error.txt").read_text()
     assert "sex = f | m | …" in str(error)
-    assert "sex = f | m | o" in (tmp_path / "a3" / "output" / "error.txt").read_text()
+    assert rare == "o" or rare not in str(error), "others do not hear what a patient's table says"
+    if len(clients) > 1 or rare != "o":
+        return
     named = {client: given | {"categorical": "sex = f | m | o"} for client, given in hospitals(tmp_path / "b").items()}
     for client in named:
         write(tmp_path / "b", client, table(tmp_path, client))
