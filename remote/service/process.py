@@ -39,8 +39,6 @@ def serve_consortium(
     Raises:
         UserError: the directory or its queue cannot be used.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
-        signal.signal(number, lambda *_: None)
     for folder in (directory, directory / RUNS, directory / LOGS):
         make_folder(folder, private=True)
     with (
@@ -49,6 +47,8 @@ def serve_consortium(
         closing(Audit(directory / AUDIT)) as audit,
         asyncio.Runner(loop_factory=uvloop_factory()) as runner,
     ):
+        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own stand until it has shut down, then these
+            signal.signal(number, lambda *_: None)
         audit.note("service started")
         runner.run(_serve(consortium, directory, queue, audit, listening, access, options))
         audit.note("service stopped")
