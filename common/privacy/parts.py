@@ -66,8 +66,7 @@ def refine(
     """Refine a partition of a site's patients so that a run's sets are unions of its parts.
 
     A part is divided only into parts of at least `fewest` patients, those whom the run leaves out being one of them;
-    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part. Of
-    whom a withdrawn patient has left behind, and that are too few without, wait until as many newcomers join them.
+    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part.
 
     Args:
         known: the part of every patient of whom something has left the site.
@@ -85,28 +84,21 @@ def refine(
     members: dict[int, dict[Set | None, list[str]]] = {}
     for patient, part in known.items():
         members.setdefault(part, {}).setdefault(sets.get(patient), []).append(patient)
-    newcomers: dict[Set, list[str]] = {}
-    for patient in sorted(sets.keys() - known.keys(), key=lambda patient: secret.number("newcomer", patient)):
-        newcomers.setdefault(sets[patient], []).append(patient)
     fresh = 1 + max(known.values(), default=-1)
     for _, divided in sorted(members.items()):
-        asked = {name: patients for name, patients in divided.items() if name is not None}
-        if min(map(len, divided.values())) >= fewest:
-            for place, patients in enumerate(asked.values()):
-                used.update(patients)
-                if place or None in divided:
-                    found |= dict.fromkeys(patients, fresh)
-                    fresh += 1
-        elif len(asked) == 1 and set(divided.get(None, ())) <= set(withdrawn):
-            ((name, patients),) = asked.items()
-            joining = newcomers.get(name, [])
-            if len(joining) >= fewest:
-                patients, newcomers[name] = [*patients, *joining[:fewest]], joining[fewest:]
-                used.update(patients)
+        if min(map(len, divided.values())) < fewest:
+            continue
+        for place, patients in enumerate(own for name, own in divided.items() if name is not None):
+            used.update(patients)
+            if place or None in divided:
                 found |= dict.fromkeys(patients, fresh)
                 fresh += 1
-    for patients in newcomers.values():
-        dealt = deal({patient: strata[patient] for patient in patients}, fewest, secret)
+    newcomers: dict[Set, dict[str, int]] = {}
+    for patient, name in sets.items():
+        if patient not in known:
+            newcomers.setdefault(name, {})[patient] = strata[patient]
+    for fresh_ones in newcomers.values():
+        dealt = deal(fresh_ones, fewest, secret)
         used.update(dealt)
         found |= {patient: fresh + part for patient, part in dealt.items()}
         fresh += 1 + max(dealt.values(), default=-1)

@@ -80,8 +80,8 @@ def purge(
         raise typer.Exit(1)
     log.withdraw(patients)
     typer.echo(
-        f"{config.name} uses them no more. The others of their parts wait until as many new patients join them as the "
-        "policy's min_rows says. A run that goes on at this moment has them until it is stopped"
+        f"{config.name} uses them no more, nor the others of their parts: with and without would tell of them. A run "
+        "that goes on at this moment has them until it is stopped"
     )
 
 
