@@ -24,26 +24,30 @@ def drawn(groups: NDArray[np.int64], draws: int, seed: int = 0) -> Floats:
     return often[:, groups].astype(float)
 
 
-def auc(scores: Floats, positive: NDArray[np.bool_], folds: NDArray[np.int64]) -> Metric:
+def auc(
+    scores: Floats, positive: NDArray[np.bool_], folds: NDArray[np.int64], places: NDArray[np.int64] | None = None
+) -> Metric:
     """Return what takes weights [draws, n] of rows to the AUC within folds: the folds' mean by their rows.
 
     Args:
         scores: of one output, [n].
         positive: whether a row is one, [n].
         folds: in which each row was tested, [n].
+        places: where each row is from, [n]: pairs of rows of one place count alone; all pairs without it.
     """
     parts = []
     for fold in np.unique(folds):
         rows = np.flatnonzero(folds == fold)
         ups, downs = rows[positive[rows]], rows[~positive[rows]]
         higher = np.sign(scores[ups][:, None] - scores[downs]) / 2 + 0.5
-        parts.append((rows, ups, downs, higher))
+        counts = np.ones_like(higher) if places is None else (places[ups][:, None] == places[downs]).astype(float)
+        parts.append((rows, ups, downs, counts, higher * counts))
 
     def area(weights: Floats) -> Floats:
         total, rows_in_all = np.zeros(len(weights)), np.zeros(len(weights))
-        for rows, ups, downs, higher in parts:
+        for rows, ups, downs, counts, higher in parts:
             one, other, size = weights[:, ups], weights[:, downs], weights[:, rows].sum(1)
-            pairs = one.sum(1) * other.sum(1)
+            pairs = ((one @ counts) * other).sum(1)
             total += size * ((one @ higher) * other).sum(1) / np.maximum(pairs, 1)
             rows_in_all += size * (pairs > 0)
         return total / rows_in_all

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.paired.bootstrap import auc, drawn, half_interval, mean
-from rankdad.common.metrics.paired import Rows, positives
+from rankdad.common.metrics.paired import WITHIN, Rows, positives
 from rankdad.common.rounds import paired
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
@@ -84,22 +84,23 @@ def widths(name: str, spec: RunSpec, data: Mapping[str, SiteData], folder: Path,
     with rows_kept() as kept:
         run(spec, data, folder)
     said = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["metrics"]["differences"]
-    sites, folds, groups = list(data), [], []
+    sites, folds, places, groups = list(data), [], [], []
     for number, (_, labels) in enumerate(kept):
         fold, site = divmod(number, len(sites))
         own = data[sites[site]]
         folds.append(np.full(len(labels), fold))
+        places.append(np.full(len(labels), site))
         rows = own.splits[fold].test
         of = torch.arange(len(own.samples)) if own.groups is None else own.groups
         groups.append([f"{site} {one}" for one in of[rows].tolist()])
-    fold_of = np.concatenate(folds)
+    fold_of, place_of = np.concatenate(folds), np.concatenate(places)
     group_of = np.unique(np.concatenate(groups), return_inverse=True)[1].astype(np.int64)
     weights = drawn(group_of, draws)
     labels = torch.cat([labels for _, labels in kept])
     found = []
     for at, rival in enumerate(said, 1):
         for metric, one in said[rival].items():
-            ours, theirs = (_metric(spec, metric, kept, place, labels, fold_of) for place in (0, at))
+            ours, theirs = (_metric(spec, metric, kept, model, labels, fold_of, place_of) for model in (0, at))
             half = (one["high"] - one["low"]) / 2
             step = 1 / len(labels) if metric == "accuracy" else 0.0
             found.append(Width(name, rival, metric, one["value"], half, half_interval(ours, theirs, weights), step))
@@ -107,12 +108,18 @@ def widths(name: str, spec: RunSpec, data: Mapping[str, SiteData], folder: Path,
 
 
 def _metric(
-    spec: RunSpec, metric: str, kept: list[Any], place: int, labels: Tensor, folds: np.ndarray[Any, Any]
+    spec: RunSpec,
+    metric: str,
+    kept: list[Any],
+    model: int,
+    labels: Tensor,
+    folds: np.ndarray[Any, Any],
+    places: np.ndarray[Any, Any],
 ) -> Any:
-    rows = [models[place] for models, _ in kept]
-    if metric == "auc":
+    rows = [models[model] for models, _ in kept]
+    if metric in ("auc", WITHIN):
         scores = torch.cat([own.bins[:, 0] for own in rows]).double().numpy()
-        return auc(scores, positives(spec.task, labels)[:, 0].numpy(), folds)
+        return auc(scores, positives(spec.task, labels)[:, 0].numpy(), folds, places if metric == WITHIN else None)
     column = 0 if metric == "loss" else 1
     assert isinstance(spec.task, Regression) or metric != "mae"
     return mean(torch.cat([own.means[:, column] for own in rows]).numpy())

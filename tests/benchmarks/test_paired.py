@@ -32,7 +32,7 @@ def test_intervals_are_as_wide_as_the_bootstraps_and_verdicts_err_as_often_as_th
 def test_four_hospitals_intervals_are_as_wide_as_the_bootstraps(tmp_path: Path) -> None:
     spec, read = data.written(data.heart(SHARED / "heart"), tmp_path / "data", data.CLASSES)
     found = widths("heart", spec, read, tmp_path / "run", 2000)
-    assert {one.metric for one in found} == {"auc", "accuracy", "loss"}
+    assert {one.metric for one in found} == {"auc", "auc_within", "accuracy", "loss"}
     assert all(one.ratio == pytest.approx(1, abs=APART) for one in found)
 
 
