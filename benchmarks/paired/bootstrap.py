@@ -11,17 +11,20 @@ Floats = NDArray[np.float64]
 Metric = Callable[[Floats], Floats]
 
 
-def drawn(groups: NDArray[np.int64], draws: int, seed: int = 0) -> Floats:
+def drawn(groups: NDArray[np.int64], draws: int, seed: int = 0, places: NDArray[np.int64] | None = None) -> Floats:
     """Return how often each row is drawn, [draws, n]: as many groups as there are, with replacement.
 
     Args:
         groups: number of each row's group, from 0; of rows by themselves each has its own.
         draws: how many samples.
         seed: of the generator.
+        places: of each row; then as many groups are drawn of every place as it has. All together without it.
     """
-    count = int(groups.max()) + 1
-    often = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
-    return often[:, groups].astype(float)
+    generator, often = np.random.default_rng(seed), np.zeros((draws, int(groups.max()) + 1))
+    for place in [None] if places is None else np.unique(places):
+        own = np.unique(groups if place is None else groups[places == place])
+        often[:, own] = generator.multinomial(len(own), np.full(len(own), 1 / len(own)), size=draws)
+    return often[:, groups]
 
 
 def auc(

@@ -95,12 +95,16 @@ def widths(name: str, spec: RunSpec, data: Mapping[str, SiteData], folder: Path,
         groups.append([f"{site} {one}" for one in of[rows].tolist()])
     fold_of, place_of = np.concatenate(folds), np.concatenate(places)
     group_of = np.unique(np.concatenate(groups), return_inverse=True)[1].astype(np.int64)
-    weights = drawn(group_of, draws)
     labels = torch.cat([labels for _, labels in kept])
+    everywhere = drawn(group_of, draws)
+    # Within hospitals each counts by its pairs as they are: the bootstrap, too, draws as many rows of each class there.
+    own_class = (labels.numpy() > 0) & (len(group_of) == group_of.max() + 1)  # patients of several rows may have both
+    of_class = np.unique(np.stack([place_of, fold_of, own_class]), axis=1, return_inverse=True)[1].reshape(-1)
     found = []
     for at, rival in enumerate(said, 1):
         for metric, one in said[rival].items():
             ours, theirs = (_metric(spec, metric, kept, model, labels, fold_of, place_of) for model in (0, at))
+            weights = drawn(group_of, draws, places=of_class) if metric == WITHIN else everywhere
             half = (one["high"] - one["low"]) / 2
             step = 1 / len(labels) if metric == "accuracy" else 0.0
             found.append(Width(name, rival, metric, one["value"], half, half_interval(ours, theirs, weights), step))
