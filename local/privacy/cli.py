@@ -52,7 +52,7 @@ def disclosures(
         cells = (
             f"{one['name']} ({one['run']})",
             one["began"],
-            one["others"],
+            ", ".join(one["sites"]),
             one["patients"],
             one["parts"],
             one["fewest"],
@@ -146,26 +146,8 @@ def _row(one: Disclosed) -> dict[str, Any]:
     """Return what is shown of a run."""
     import json
 
-    from rankdad.common.documents import validate
-    from rankdad.common.spec import RunSpec
-    from rankdad.common.spec.data import TableData
-
-    spec = validate(RunSpec, json.loads(one.spec))
-    table = spec.data if isinstance(spec.data, TableData) else None
-    return {
-        "run": one.run,
-        "name": spec.name,
-        "began": one.began,
-        "task": spec.task.name,
-        "method": spec.method.name,
-        "columns": list(table.named) if table else [f"samples of shape {list(spec.data.shape)}"],
-        "outcome": list(table.targets) if table else ["their labels"],
-        "others": ", ".join(spec.federation.sites),
-        "patients": sum(one.parts),
-        "parts": len(one.parts),
-        "fewest": min(one.parts, default=0),
-        "asked": one.fewest,
-    }
+    counts = {"patients": sum(one.parts), "parts": len(one.parts), "fewest": min(one.parts, default=0)}
+    return {**json.loads(one.purpose), **counts, "run": one.run, "began": one.began, "asked": one.fewest}
 
 
 def _passphrase(*, again: bool = False) -> str:

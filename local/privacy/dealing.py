@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rankdad.common.errors import DataError
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.privacy.log import DisclosureLog
 
@@ -55,14 +57,16 @@ class Dealing:
         fewest: patients of a part.
         log: of the site; without one nothing is kept from run to run.
         run: identity of the run; None only looks how it would be, and keeps nothing.
-        spec: the run, as JSON.
+        purpose: what the run is for, as JSON.
+        named_by: what names the patients.
     """
 
     secret: Secret
     fewest: int
     log: DisclosureLog | None = None
     run: str | None = None
-    spec: str = ""
+    purpose: str = ""
+    named_by: str = ""
 
     def deal(self, reading: Reading) -> Dealt:
         """Return the parts of what was read: all samples of a patient, or of what else groups them, are in one.
@@ -81,7 +85,7 @@ class Dealing:
             found, used = refine({}, (), sets, own, self.fewest, self.secret)
             parts = {name: found[name] for name in used}
         else:
-            parts = self.log.parts(self.run, self.spec, sets, own, self.fewest)
+            parts = self.log.parts(self.run, self.purpose, self.named_by, sets, own, self.fewest)
         if not parts:
             raise DataError(
                 reading.source,
@@ -113,7 +117,34 @@ def dealing_of(
     if policy.keyed_folds:
         return None
     log = DisclosureLog(folder, site, secret)
-    return Dealing(log.secret, policy.min_rows, log, run, spec.model_dump_json())
+    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec))
+
+
+def purpose_of(spec: RunSpec) -> str:
+    """Return what the log keeps of a run, as JSON that later versions can show."""
+    data = spec.data
+    columns, outcome = [f"samples of shape {list(data.shape)}"], ["their labels"]
+    if isinstance(data, TableData):
+        columns, outcome = list(data.named), list(data.targets)
+    return json.dumps(
+        {
+            "spec": spec.sha256(),
+            "name": spec.name,
+            "task": spec.task.name,
+            "method": spec.trained_by,
+            "columns": columns,
+            "outcome": outcome,
+            "sites": list(spec.federation.sites),
+        }
+    )
+
+
+def _named_by(spec: RunSpec) -> str:
+    """Return what names patients in a run."""
+    for field in ("group", "key"):
+        if (column := getattr(spec.data, field, None)) is not None:
+            return f"the column {column}"
+    return "their place in the data"
 
 
 def secret_of_files(path: Path) -> Secret:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,13 @@ from rankdad.common.privacy.parts import Secret, refine
 FILE = "disclosures.sqlite"
 VERSION = 1
 TABLES = """
-CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL);
+CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
 CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE withdrawn (name TEXT PRIMARY KEY, since TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
     run TEXT NOT NULL UNIQUE,
-    spec TEXT NOT NULL,
+    purpose TEXT NOT NULL,
     fewest INTEGER NOT NULL,
     began TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
 );
@@ -45,14 +45,14 @@ class Disclosed:
 
     Args:
         run: its identity.
-        spec: it, as JSON.
+        purpose: what it was for, as JSON.
         began: when, in UTC.
         parts: patients of each part that it used.
         fewest: what the policy asked for then.
     """
 
     run: str
-    spec: str
+    purpose: str
     began: str
     parts: tuple[int, ...]
     fewest: int
@@ -81,7 +81,13 @@ class DisclosureLog:
             return secret
 
     def parts(
-        self, run: str | None, spec: str, sets: Mapping[str, int], strata: Mapping[str, int], fewest: int
+        self,
+        run: str | None,
+        purpose: str,
+        named_by: str,
+        sets: Mapping[str, int],
+        strata: Mapping[str, int],
+        fewest: int,
     ) -> dict[str, int]:
         """Return the part of every patient whom a run may use, and note that it does.
 
@@ -89,39 +95,64 @@ class DisclosureLog:
 
         Args:
             run: the run's identity; None only looks what it would use, and notes nothing.
-            spec: the run, as JSON.
+            purpose: what the run is and is for, as JSON: the same whenever it goes on.
+            named_by: what names patients, such as a column: one patient by two names would be two.
             sets: of every patient whom the run would use, by name, which set they are in.
             strata: of every patient, a stratum's number.
             fewest: patients of a part.
 
         Raises:
-            UserError: the log cannot be read or written, or is another site's; or the run has begun with a patient who
-                has been withdrawn since.
+            UserError: the log cannot be read or written, is another site's, or names patients by something else; or
+                the run that goes on is not the one that began here, with the same patients.
         """
         with self._connected() as (log, secret):
+            ((known_by,),) = log.execute("SELECT named_by FROM site").fetchall()
+            if known_by not in (None, named_by):
+                raise self._error(
+                    f"names patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient would "
+                    f"be two. Name {known_by} in the run's data.group or data.key",
+                    "patients-named-otherwise",
+                )
             hashed = {secret.name(patient): patient for patient in sets}
+            own = {name: sets[patient] for name, patient in hashed.items()}
             withdrawn = {name for (name,) in log.execute("SELECT name FROM withdrawn")}
-            row = None if run is None else log.execute("SELECT number FROM runs WHERE run = ?", [run]).fetchone()
+            row = log.execute("SELECT number, purpose FROM runs WHERE run = ?", [run]).fetchone()
             if row is not None:
-                began = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row))
-                if withdrawn & began.keys():
-                    problem = f"a patient of the run {run} has been withdrawn since it began: it cannot go on here"
-                    raise self._error(f"{problem}; submit it anew", "patient-withdrawn")
-                return {patient: began[name] for name, patient in hashed.items() if name in began}
+                began: dict[str, int] = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row[:1]))
+                self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn)
+                return {hashed[name]: part for name, part in began.items()}
             found, used = refine(
                 dict(log.execute("SELECT name, part FROM patients")),
                 withdrawn,
-                {name: sets[patient] for name, patient in hashed.items()},
+                own,
                 {name: strata[patient] for name, patient in hashed.items()},
                 fewest,
                 secret,
             )
             if run is not None:
+                log.execute("UPDATE site SET named_by = ?", [named_by])
                 log.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", sorted(found.items()))
-                began_run = log.execute("INSERT INTO runs (run, spec, fewest) VALUES (?, ?, ?)", [run, spec, fewest])
-                rows = [(began_run.lastrowid, name, found[name]) for name in sorted(used)]
+                begun = log.execute("INSERT INTO runs (run, purpose, fewest) VALUES (?, ?, ?)", [run, purpose, fewest])
+                rows = [(begun.lastrowid, name, found[name]) for name in sorted(used)]
                 log.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
-            return {patient: found[name] for name, patient in hashed.items() if name in used}
+            return {hashed[name]: found[name] for name in used}
+
+    def _check_goes_on(
+        self, run: str, same: bool, began: Mapping[str, int], sets: Mapping[str, int], withdrawn: Collection[str]
+    ) -> None:
+        """Check that a run by the name of one that began here is that one: an aggregator may call any run so."""
+        if not same:
+            problem = f"another run began here as {run}: its parts are not those of this one"
+            raise self._error(f"{problem}; submit it anew", "run-differs")
+        if not began.keys().isdisjoint(withdrawn):
+            problem = f"a patient of the run {run} has been withdrawn since it began: it cannot go on here"
+            raise self._error(f"{problem}; submit it anew", "patient-withdrawn")
+        of_part: dict[int, set[int | None]] = {}
+        for name, part in began.items():
+            of_part.setdefault(part, set()).add(sets.get(name))
+        if any(len(found) > 1 or None in found for found in of_part.values()):
+            problem = f"the patients of the run {run} are not those with whom it began here"
+            raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
 
     def runs(self, patient: str | None = None) -> tuple[Disclosed, ...]:
         """Return all runs, or those that hold sums of a patient, in their order.
@@ -134,13 +165,13 @@ class DisclosureLog:
             if patient is not None:
                 numbers = "SELECT run FROM used WHERE patient = ?"
             found = log.execute(
-                f"SELECT number, run, spec, began, fewest FROM runs WHERE number IN ({numbers}) ORDER BY number",
+                f"SELECT number, run, purpose, began, fewest FROM runs WHERE number IN ({numbers}) ORDER BY number",
                 [] if patient is None else [secret.name(patient)],
             ).fetchall()
             sizes = "SELECT count(*) FROM used WHERE run = ? GROUP BY part ORDER BY part"
             return tuple(
-                Disclosed(run, spec, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
-                for number, run, spec, began, fewest in found
+                Disclosed(run, purpose, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
+                for number, run, purpose, began, fewest in found
             )
 
     def withdraw(self, patients: Sequence[str]) -> None:
@@ -191,7 +222,7 @@ class DisclosureLog:
                 log.execute(statement)
             log.execute(f"PRAGMA user_version = {VERSION}")
             secret = secrets.token_bytes(32) if self._first is None else self._first.value
-            log.execute("INSERT INTO site VALUES (?, ?)", [self._site, secret])
+            log.execute("INSERT INTO site VALUES (?, ?, NULL)", [self._site, secret])
         elif version != VERSION:
             raise self._error(
                 f"is of version {version}, expected {VERSION}: use the rankdad that wrote it", "log-version"

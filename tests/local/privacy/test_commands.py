@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
+from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
 
@@ -34,7 +35,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         document = {"name": "beta" if name == "beta" else "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
         (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": name}))
     zeros = dict.fromkeys(NAMES, 0)
-    DisclosureLog(tmp_path / "alpha" / "privacy", "alpha").parts("0" * 16, SPEC.model_dump_json(), zeros, zeros, 8)
+    DisclosureLog(tmp_path / "alpha" / "privacy", "alpha").parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
     return tmp_path / "alpha.json"
 
 
@@ -65,11 +66,11 @@ def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_nam
     assert second == "nobody: no run holds sums of them"
     log = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
     zeros = dict.fromkeys([*NAMES, "nobody"], 0)
-    later = log.parts("1" * 16, "{}", zeros, zeros, 8)
+    later = log.parts("1" * 16, "{}", "key", zeros, zeros, 8)
     assert len(later) == 16
     assert "p3" not in later
     with pytest.raises(UserError) as raised:
-        log.parts("0" * 16, "{}", zeros, zeros, 8)
+        log.parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
     assert raised.value.code == "patient-withdrawn"
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,12 @@ SECRET = Secret(b"s" * 32)
 FORTY = [f"p{number}" for number in range(40)]
 
 
-def parts(folder: Path, run: str | None, names: list[str], fewest: int = 8, site: str = "alpha") -> dict[str, int]:
+def parts(
+    folder: Path, run: str | None, names: list[str], fewest: int = 8, site: str = "alpha", **changes: Any
+) -> dict[str, int]:
     zeros = dict.fromkeys(names, 0)
-    return DisclosureLog(folder, site, SECRET).parts(run, "spec", zeros, zeros, fewest)
+    asked = {"purpose": "{}", "named_by": "the column id", "sets": zeros, "strata": zeros} | changes
+    return DisclosureLog(folder, site, SECRET).parts(run, fewest=fewest, **asked)
 
 
 def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp_path: Path) -> None:
@@ -32,6 +36,29 @@ def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp
     assert parts(tmp_path, "third", women, fewest=4).keys() <= set(women)
     assert parts(tmp_path, "first", FORTY) == began
     assert len(set(parts(tmp_path, "fourth", FORTY, fewest=4).values())) > 5
+
+
+@pytest.mark.parametrize(
+    ("code", "names", "changes"),
+    [
+        ("run-differs", FORTY, {"purpose": '{"spec": "another"}'}),
+        ("data-changed", FORTY[1:], {}),
+        ("data-changed", FORTY, {"sets": {name: int(name == "p3") for name in FORTY}}),
+        ("patients-named-otherwise", FORTY, {"named_by": "the column visit"}),
+    ],
+    ids=["another run", "a patient less", "another set", "another column"],
+)
+def test_a_run_by_the_name_of_one_that_began_is_that_one(
+    tmp_path: Path, code: str, names: list[str], changes: dict[str, Any]
+) -> None:
+    """An aggregator may call any run by a number that the site knows, and an owner choose what names patients."""
+    parts(tmp_path, "first", FORTY)
+    with pytest.raises(UserError) as raised:
+        parts(tmp_path, "first", names, **changes)
+    assert (raised.value.code, raised.value.field) == (code, "privacy")
+    if code == "patients-named-otherwise":
+        with pytest.raises(UserError):
+            parts(tmp_path, "second", names, **changes)
 
 
 def test_looking_keeps_nothing_and_the_log_names_nobody(tmp_path: Path) -> None:
