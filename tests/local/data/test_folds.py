@@ -181,7 +181,8 @@ def test_a_holdout_follows_from_keys_in_any_order_of_rows(
     split = np.arange(size) % 3 // 2 * 2 if marked else None  # a test set of the data's own
     try:
         found = by_key(spec, reading_of(keys, None, groups, split))
-    except DataError:
+    except DataError as error:
+        assert error.code == "too-few-samples"
         reject()  # one group is nearly all rows
     order = data.draw(st.permutations(range(size)))
     moved = [None if part is None else [part[row] for row in order] for part in (groups, split)]
