@@ -182,7 +182,8 @@ def test_a_holdout_follows_from_keys_in_any_order_of_rows(
     try:
         found = by_key(spec, reading_of(keys, None, groups, split))
     except DataError as error:
-        assert error.code == "too-few-samples"
+        if error.code != "too-few-samples":
+            raise
         reject()  # one group is nearly all rows
     order = data.draw(st.permutations(range(size)))
     moved = [None if part is None else [part[row] for row in order] for part in (groups, split)]
