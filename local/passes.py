@@ -74,11 +74,9 @@ class Passes:
         if self._epoch != epoch:
             generator = torch.Generator()
             generator.manual_seed(derive(self._plan.seed, "order", self.prepared().order_key, epoch))
-            order = torch.randperm(len(train), generator=generator)
-            sizes = [size for step in run.batches(self._index) for size in step if size]
-            order = self._data.dealt(self._fold, order, len(sizes)) if sizes else order[:0]
             steps = run.batches(self._index)
-            batches = iter(order.split([size for step in steps for size in step]))
+            sizes = [size for step in steps for size in step]
+            batches = self._data.drawn(self._fold, sizes, generator)
             mine = [[self._ranks.part(next(batches)) for _ in step] for step in steps]
             self._rows = [[rows.split(batch_sizes(len(rows), self._largest)) for rows in step] for step in mine]
             self._epoch, self._parts = epoch, (-1, iter(()))

@@ -212,7 +212,8 @@ class _Trainer:
         batch = self.passes.batch(reads=reads)
         self.lap("begin")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
-        share, weight = run.share(self.index, len(batch)), float(len(batch))
+        weight = run.weight(self.index) if len(batch) else 0.0
+        share = run.share(self.index, weight)
         before = assumed(self.state.residuals, self.state.sent)
         state = MethodState(before, run.bases)
         # Steps of its own may leave but one batch that counts: limits are on each.

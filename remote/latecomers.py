@@ -77,7 +77,7 @@ class Latecomers:
                 )
             return 0
         is_out = place in run.left_out[-age][1] and known is None
-        return age if is_out and run.trains and run.batch_size(place, age) else 0
+        return age if is_out and run.trains and run.weight(place, age) else 0
 
     def put(self, place: int, age: int, message: Message, body: bytes) -> None:
         """Let a contribution wait for the next step to close."""

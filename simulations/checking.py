@@ -21,7 +21,7 @@ from rankdad.common.preparation.description import sums
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import batch_counts, parts
+from rankdad.common.run.batches import drawn_sizes
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
@@ -52,9 +52,9 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     if not data or is_exact(spec, [warning for site in own.values() for warning in site.warnings]):
         return
     counts = zip(*([len(split.train) for split in site.splits] for site in data), strict=True)
-    even = [list(map(parts, fold, batch_counts(spec, fold))) for fold in counts]
+    drawn = [drawn_sizes(spec, fold) for fold in counts]
     for place, site in enumerate(data):  # which a site alone does not know of even batches
-        check_steps(policy, spec, plan, site, [fold[place] for fold in even])
+        check_steps(policy, spec, plan, site, [fold[place] for fold in drawn])
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
@@ -145,7 +145,7 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
     linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
-    even = f"batches are even: with fewer than {spec.training.batch_size} samples here if another site has more rows"
+    even = "batches are even: of two thirds of the rows here if they fill none, and another site makes several"
     step = (
         f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes"
     )
@@ -155,7 +155,7 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         "each",
         *(["no step, if every other site's policy allows an exact solution, too"] if exact else []),
         *([step] if spec.solver != "exact" else []),
-        *([f"{even}; the policy is asked again then"] if spec.training.batches == "even" else []),
+        *([f"{even}; the policy is asked again then"] if spec.batches == "even" else []),
         *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
         f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"
         f"{', '.join(references)}",

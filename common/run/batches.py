@@ -17,11 +17,13 @@ class Schedule:
 
     Args:
         batches: sizes of every site's batches in each step; of steps after its last, none.
+        weights: of every site, what one of its rows counts in a step: less than 1 where it is drawn more than once.
         counts: of every site, batches of each step as far as it has any, or another with as many local steps has.
         steps: how many there are: in the last, too, some site has samples.
     """
 
     batches: tuple[list[list[int]], ...]
+    weights: tuple[float, ...]
     counts: tuple[list[int], ...]
     steps: int
 
@@ -39,17 +41,18 @@ def schedule(spec: RunSpec, samples: Sequence[int], epoch: int) -> Schedule:
         count if spec.federation.trains(site, epoch) else 0
         for site, count in zip(spec.federation.sites, samples, strict=True)
     ]
-    numbers = batch_counts(spec, trained)
+    drawn = drawn_sizes(spec, trained)
     most: dict[int | Literal["epoch"] | None, int] = {}
-    for site, number in zip(own, numbers, strict=True):
-        most[site.local_steps] = max(number, most.get(site.local_steps, 0))
+    for site, sizes in zip(own, drawn, strict=True):
+        most[site.local_steps] = max(len(sizes), most.get(site.local_steps, 0))
     counts = {local_steps: batches_per_step(number, local_steps) for local_steps, number in most.items()}
-    batches = []
-    for site, number, count in zip(own, numbers, trained, strict=True):
-        sizes, each = parts(count, number), counts[site.local_steps]
+    batches, weights = [], []
+    for site, sizes, count in zip(own, drawn, trained, strict=True):
+        each = counts[site.local_steps]
+        weights.append(count / sum(sizes) if count else 0.0)
         batches.append([sizes[end - taken : end] for taken, end in zip(each, accumulate(each), strict=True)])
     steps = max((step for site in batches for step, sizes in enumerate(site, 1) if any(sizes)), default=0)
-    return Schedule(tuple(batches), tuple(counts[site.local_steps] for site in own), steps)
+    return Schedule(tuple(batches), tuple(weights), tuple(counts[site.local_steps] for site in own), steps)
 
 
 def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) -> tuple[int, int]:
@@ -70,11 +73,22 @@ def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) 
     return steps, batches
 
 
-def batch_counts(spec: RunSpec, samples: Sequence[int]) -> list[int]:
-    """Return how many batches every site makes of an epoch's samples, given in the plan's order."""
-    sites = zip(spec.federation.sites, samples, strict=True)
-    numbers = [math.ceil(count / spec.at(site).training.step_size) for site, count in sites]
-    return [max(numbers)] * len(numbers) if spec.training.batches == "even" else numbers
+def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
+    """Return the sizes of every site's batches in an epoch, given the samples that each has, in the plan's order.
+
+    Where a site makes more batches than its samples fill, all are as large as the spec has them, and samples are in
+    several: of a few rows a step would tell too much. None is of more than two thirds of them, or it would be the same
+    each time.
+    """
+    largest = [spec.at(site).training.step_size for site in spec.federation.sites]
+    numbers = [math.ceil(count / most) for count, most in zip(samples, largest, strict=True)]
+    longest = max(numbers)
+    return [
+        [min(most, math.ceil(count * 2 / 3))] * longest
+        if spec.batches == "even" and 0 < number < longest
+        else parts(count, longest if spec.batches == "even" else number)
+        for count, most, number in zip(samples, largest, numbers, strict=True)
+    ]
 
 
 def idle(spec: RunSpec, roster: Sequence[Sequence[int]]) -> str | None:

@@ -34,7 +34,7 @@ from rankdad.common.protocol.messages import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.paired import compares
-from rankdad.common.run.batches import Schedule, batch_counts, idle, parts, schedule
+from rankdad.common.run.batches import Schedule, drawn_sizes, idle, schedule
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.settings import limited, settings_of
@@ -118,7 +118,7 @@ class RunState:
         self._projections: tuple[Projections, ...] = ()  # of the step so far
         self.excluded: frozenset[int] = frozenset()
         self._buffers_pooled = False  # of this epoch
-        self._first = self._schedule = Schedule((), (), 0)  # of the fold's first epoch, and of this one
+        self._first = self._schedule = Schedule((), (), (), 0)  # of the fold's first epoch, and of this one
         self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
         self.round = self.fold = self.began = self.before = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
@@ -278,8 +278,7 @@ class RunState:
 
     def batch_sizes(self, site: int, fold: int) -> list[int]:
         """Return the sizes of a site's batches in a fold's first epoch; those of later ones are not smaller."""
-        samples = self.roster[fold]
-        return parts(samples[site], batch_counts(self.spec, samples)[site])
+        return drawn_sizes(self.spec, self.roster[fold])[site]
 
     def batches(self, site: int) -> list[list[int]]:
         """Return the sizes of a site's batches in each step of this epoch; of a step for which it has no data, none."""
@@ -292,13 +291,13 @@ class RunState:
 
     def samples(self, site: int) -> int:
         """Return how many samples a site trains on in this epoch."""
-        return sum(map(sum, self.batches(site)))
+        return self.roster[self.fold][site] if any(map(sum, self.batches(site))) else 0
 
-    def batch_size(self, site: int, ago: int = 0) -> int:
-        """Return how many samples a site has in the next step, or in one some steps before: 0 if it is out of data."""
+    def weight(self, site: int, ago: int = 0) -> float:
+        """Return what a site's samples count in the next step, or in one some steps before: 0 if it is out of data."""
         step = self.step - ago if ago <= self.step else (self.step - ago) % self._schedule.steps
         batches = self.batches(site)
-        return sum(batches[step]) if step < len(batches) else 0
+        return sum(batches[step]) * self._schedule.weights[site] if step < len(batches) else 0.0
 
     @property
     def batches_per_step(self) -> int:
@@ -313,17 +312,17 @@ class RunState:
         total = sum(self._first.counts[site])
         return self.epoch * total + sum(self._schedule.counts[site][: self.step]), total
 
-    def share(self, site: int, samples: int) -> float:
-        """Return a site's share of the next step's samples; the others are those that took part in the last step."""
-        return samples / (self._samples_without(self.missing - {site}) + self.late) if samples else 0.0
+    def share(self, site: int, weight: float) -> float:
+        """Return a site's share of the next step's weight; the others are those that took part in the last step."""
+        return weight / (self._weight_without(self.missing - {site}) + self.late) if weight else 0.0
 
     def late_weight(self, late: Collection[Late]) -> float:
         """Return what contributions to earlier steps weigh in the next."""
-        return math.fsum(damped(self.batch_size(place, age), age) for age, place in late)
+        return math.fsum(damped(self.weight(place, age), age) for age, place in late)
 
-    def _samples_without(self, missing: Collection[int]) -> int:
-        """Return how many samples all sites but the missing ones have in the next step."""
-        return sum(self.batch_size(site) for site in range(len(self._plan.sites)) if site not in missing)
+    def _weight_without(self, missing: Collection[int]) -> float:
+        """Return what the samples of all sites but the missing ones count in the next step."""
+        return sum(self.weight(site) for site in range(len(self._plan.sites)) if site not in missing)
 
     def check_weight(self, update: Message, missing: Collection[int]) -> None:
         """Check that an update's weight is the number of samples of the sites that it includes.
@@ -338,7 +337,7 @@ class RunState:
             ProtocolError: it is weighted otherwise.
         """
         assert isinstance(update.body, Step)
-        due = self._samples_without(missing) + self.late_weight(update.late)
+        due = self._weight_without(missing) + self.late_weight(update.late)
         if not math.isclose(update.body.weight, due, rel_tol=1e-12):
             raise ProtocolError(
                 502,

@@ -266,6 +266,11 @@ class RunSpec(Part):
         return None if self.local is None else self.local.local_steps
 
     @property
+    def batches(self) -> Literal["full", "even"]:
+        """How many batches a site makes of its samples."""
+        return self.training.batches or ("full" if self.local_steps == "epoch" else "even")
+
+    @property
     def group_noun(self) -> str:
         """What rows are of, in the singular: what the group's column is called, if that is a word for people."""
         column = str(getattr(self.data, "group", "")).lower()

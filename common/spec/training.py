@@ -100,9 +100,11 @@ class Training(Part):
     """Passes over the data."""
     batch_size: UpToMillion = 32
     """Samples per site and forward pass."""
-    batches: Literal["full", "even"] = "full"
-    """full: a site makes as few batches as its samples allow, and is out of data after them. even: every site makes as
-    many batches as the largest, so that all take part in every step; for sites of unequal size."""
+    batches: Literal["full", "even"] | None = None
+    """\"even\": every site makes as many batches as the largest, so that all take part in every step; a small site
+    draws its samples several times an epoch, and each counts as much as one of a large site. \"full\": a site makes as
+    few batches as its samples allow, and is out of data after them. Null is full where sites exchange once an epoch,
+    else even."""
     accumulate: UpToMillion = 1
     """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")] = Adam(name="adam", lr=0.01, weight_decay=0.01)

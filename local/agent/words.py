@@ -35,7 +35,7 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     lines.append(f"method: {spec.trained_by}, task: {spec.task.name}")
     most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
     sent = "gradients whole, of any rank" if rows is None else most_rows
-    even = ", fewer where another hospital has more rows (batches are even)" * (training.batches == "even")
+    even = ", or two thirds of the rows here if they are fewer (batches are even)" * (spec.batches == "even")
     if spec.solver != "exact":
         lines.append(f"sends in every step {sent}, of at most {counted(training.step_size, 'row')} of data{even}")
         most = policy.rank(training.step_size)

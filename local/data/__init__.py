@@ -137,28 +137,34 @@ class SiteData:
         """Return how many groups some of the samples are of; without groups, how many samples they are."""
         return len(rows) if self.groups is None else len(self.groups[rows].unique())
 
-    def dealt(self, fold: int, order: Tensor, batches: int) -> Tensor:
-        """Return an order of a fold's training samples in which each batch has about as many of every group.
+    def drawn(self, fold: int, sizes: Sequence[int], generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield an epoch's batches: places of a fold's training samples, in each about as many of every group.
 
-        Samples are dealt out to batches in turn, group after group.
+        Samples that are fewer than the batches have together are dealt out anew as often as it takes.
 
         Args:
             fold: its number.
-            order: of the samples, at random.
-            batches: into how many batches, which differ by at most one sample, they are cut.
+            sizes: of the batches; of several rounds of dealing all are alike.
+            generator: of random numbers.
         """
-        if self.groups is None or not len(order):
-            return order
-        of = self.groups[self.splits[fold].train][order]
-        first = torch.full((int(of.max()) + 1,), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")
-        order = order[first[of].argsort(stable=True)]
-        return torch.cat([order[batch::batches] for batch in range(batches)])
+        count = len(self.splits[fold].train)
+        at_once = _at_once(count, sizes)
+        while sizes:
+            order = torch.randperm(count, generator=generator)
+            if self.groups is not None and at_once > 1:
+                of = self.groups[self.splits[fold].train][order]
+                first = torch.full((int(of.max()) + 1,), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")
+                order = order[first[of].argsort(stable=True)]
+                order = torch.cat([order[batch::at_once][: max(sizes)] for batch in range(at_once)])
+            taken, sizes = list(sizes[:at_once]), sizes[at_once:]
+            yield from order[: sum(taken)].split(taken)
 
     def fewest_people(self, fold: int, sizes: Sequence[int]) -> int:
         """Return of how many groups the samples of a batch are at least, if a fold's batches have these sizes."""
-        batches, samples = sum(map(bool, sizes)), min((size for size in sizes if size), default=0)
+        samples = min((size for size in sizes if size), default=0)
         if self.groups is None:
             return samples
+        batches = _at_once(len(self.splits[fold].train), sizes)
         counts = self.groups[self.splits[fold].train].unique(return_counts=True)[1]
         most = counts.add(batches - 1).div(batches, rounding_mode="floor").sort(descending=True).values
         return int((most.cumsum(0) < samples).sum()) + 1
@@ -235,6 +241,11 @@ class SiteData:
         for members in (~lacking, *([lacking] if self.covariates is not None else [])):
             few |= fewest_behind(self.splits, self.shares(members), len(self.splits)) < self.fewest
         return few
+
+
+def _at_once(samples: int, sizes: Sequence[int]) -> int:
+    """Return into how many batches of these sizes samples are dealt before they are dealt out anew."""
+    return len(sizes) if sum(sizes) <= samples else samples // max(sizes)
 
 
 def read_site(

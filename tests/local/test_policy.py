@@ -25,6 +25,7 @@ from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import Failure
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.batches import drawn_sizes
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import SiteConfig
@@ -216,16 +217,26 @@ def test_a_policy_counts_patients_where_rows_have_one() -> None:
     assert "the set has 2 groups there" in data.notes[0]
 
 
-@pytest.mark.parametrize(("groups", "batches"), [(1, 4), (8, 4), (30, 7), (64, 4), (64, 1)])
-def test_batches_have_as_many_patients_as_the_policy_was_told(groups: int, batches: int) -> None:
+@pytest.mark.parametrize("groups", [1, 8, 30, 64])
+@pytest.mark.parametrize(("batches", "largest"), [(4, 16), (7, 12), (1, 64), (9, 8), (11, 20), (40, 16), (40, 50)])
+def test_batches_have_as_many_patients_as_the_policy_was_told(groups: int, batches: int, largest: int) -> None:
     generator = torch.Generator().manual_seed(0)
     data = data_of(64, 0, 0)
     data = replace(data, groups=torch.randint(0, groups, (64,), generator=generator))
-    sizes = [64 // batches + (batch < 64 % batches) for batch in range(batches)]
-    order = data.dealt(0, torch.randperm(64, generator=generator), batches)
-    assert order.sort().values.tolist() == list(range(64))
+    sites = {"sites": ["alpha", "beta"]}
+    spec = run_spec(federation=sites, training={"batch_size": largest, "batches": "even"})
+    sizes = drawn_sizes(spec, (64, batches * largest))[0]
+    drawn = list(data.drawn(0, sizes, generator))
+    assert [len(rows) for rows in drawn] == sizes
+    assert len(drawn) == batches
+    if sum(sizes) == 64:
+        assert torch.cat(drawn).sort().values.tolist() == list(range(64)), "once each"
+    else:
+        assert set(sizes) == {min(largest, 43)}
+        assert len({tuple(rows.sort().values.tolist()) for rows in drawn}) == batches, "no set twice"
+    assert all(len(rows.unique()) == len(rows) for rows in drawn)
     assert data.groups is not None
-    assert min(len(data.groups[rows].unique()) for rows in order.split(sizes)) >= data.fewest_people(0, sizes)
+    assert min(len(data.groups[rows].unique()) for rows in drawn) >= data.fewest_people(0, sizes)
 
 
 def test_sums_of_many_repeats_are_refused_where_they_would_tell_samples() -> None:

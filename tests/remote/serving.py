@@ -59,7 +59,7 @@ class Served:
         """A site's contribution to a step, of gradients that are 0."""
         plan, state = self.aggregator.plan, self.aggregator.state
         payload = tuple(torch.zeros(slot.rows, *slot.widths) for slot in plan.layout(0, up=True).slots)
-        weight = float(state.batch_size(plan.sites.index(site)))
+        weight = float(state.weight(plan.sites.index(site)))
         return pack(Message(Kind.STEP, round_, Step(weight, 0.0, 0.0, payload)), plan, up=True)
 
     def connect(self, seconds: float = 5.0) -> socket.socket:

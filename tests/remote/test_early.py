@@ -30,7 +30,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
 def bucket(served: Served, site: str, number: int, value: float = 0.0) -> bytes:
     """A site's contribution to the first step."""
     plan = served.aggregator.plan
-    weight = float(served.aggregator.state.batch_size(plan.sites.index(site)))
+    weight = float(served.aggregator.state.weight(plan.sites.index(site)))
     slots = plan.layout(number, up=True).slots
     payload = tuple(torch.full((slot.rows, *slot.widths), value) for slot in slots)
     return pack(Message(Kind.STEP, 1 + number, Step(weight, 0.0, 0.0, payload), number), plan, up=True)

@@ -82,7 +82,7 @@ MODULES = (protocol, messages, arrays, wire, sparse, weight_sketch, tally_codec,
 OTHERS = """pack pack_failure _head _bits _arrays pack_buffers _bytes _not_encoded failure_message pack_counts
 pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded projections_wire _packed skip_to sketch
 distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage
-tested trains totals_of comparison_due batch_sizes batch_size share check_weight epoch_vote _samples_without follow
+tested trains totals_of comparison_due batch_sizes weight share check_weight epoch_vote _weight_without follow
 _meet _begin _next_fold _finish_step _finish_epoch _value _stale tensors snapshot load batches next_batches
 next_batch batches_per_step samples _begin_epoch entries_of _solve where
 payload_bytes largest sparse encode_places _cut _missing _late _places late_weight"""

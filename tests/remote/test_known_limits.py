@@ -133,7 +133,7 @@ def step_of(aggregator: Aggregator, site: str) -> bytes:
     generator = torch.Generator().manual_seed(SITES.index(site))
     slots = plan.layout(0, up=True).slots
     payload = tuple(torch.randn(slot.rows, *slot.widths, generator=generator) for slot in slots)
-    weight = float(state.batch_size(plan.sites.index(site)))
+    weight = float(state.weight(plan.sites.index(site)))
     return pack(Message(Kind.STEP, round_, Step(weight, 0.5, 0.0, payload)), plan, up=True)
 
 

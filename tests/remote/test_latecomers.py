@@ -94,7 +94,7 @@ def test_a_site_that_has_lost_its_state_takes_back_what_is_late() -> None:
 
 
 def late_of(run: Run, round_: int, size: float = 0.0, times: int = 1) -> Message:
-    step = step_of(times * run.aggregator.state.batch_size(0, 1), size)(run)
+    step = step_of(times * run.aggregator.state.weight(0, 1), size)(run)
     assert step is not None
     return replace(step, round=round_)
 

@@ -253,7 +253,7 @@ def test_even_batches_have_every_site_in_every_step_with_its_share(tmp_path: Pat
     def shares(aggregator: Aggregator) -> None:
         state = aggregator.state
         if state.trains and state.step < state.replica.steps_per_epoch:
-            sizes = [state.batch_size(place) for place in range(3)]
+            sizes = [state.weight(place) for place in range(3)]
             seen.append(sum(state.share(place, size) for place, size in enumerate(sizes)))
 
     data = site_data(spec)
