@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
@@ -32,6 +32,19 @@ MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easi
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
+
+
+class MinLevel(Part):
+    """How many patients a level has at least, where it has any."""
+
+    count: PositiveInt = 3
+    """Patients."""
+    by: Literal["site", "part"] = "site"
+    """Of what: of all patients of the site, or of each part."""
+
+
+def _counted(given: object) -> object:
+    return {"count": given} if isinstance(given, int) else given
 
 
 class Policy(Part):
@@ -60,6 +73,10 @@ class Policy(Part):
     """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in
     one fold. false: patients are dealt once, by a secret of the site, into at most ten parts of at least `min_rows`,
     and every fold, validation and test set is made of parts: no difference of answers is about fewer patients."""
+    min_level: Annotated[MinLevel, BeforeValidator(_counted)] = MinLevel()
+    """Fewest patients, if any, who have a level, a class, a gap or a value that all others have not. What fewer have is
+    moved to what is usual before anything is computed. A number is for the whole site; {"count": 3, "by": "part"} for
+    each part."""
     site_coefficients: bool = True
     """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
     report, never those of fewer than three patients a column."""

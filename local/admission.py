@@ -13,16 +13,22 @@ from torch.nn import functional as F
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
+from rankdad.common.preparation.description import blocks
+from rankdad.common.privacy.levels import without_rare
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import fewest_behind, levels_of
+from rankdad.local.data.encoding import bounds_of
 from rankdad.local.data.folds import Split
+from rankdad.local.privacy.dealing import NOT_USED
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
+RARE: DataWarning = "rare-values"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
@@ -38,7 +44,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     Raises:
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
-    data = _evaluated(policy, data, spec.group_noun)
+    data = _evaluated(policy, _without_rare(policy, spec, data), spec.group_noun)
     tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
     solver, steps = spec.solver, spec.solver == "steps"
     if not steps:
@@ -166,6 +172,35 @@ def _equations(spec: RunSpec, data: SiteData) -> int:
         return 1
     tests = 1 + spec.tested_folds - repeats if isinstance(spec.evaluation, KFold) else 1
     return tests + (spec.models if spec.candidates else 0)
+
+
+def _without_rare(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
+    """Return the data with rare values moved to usual ones."""
+    inputs, least = data.samples.inputs, policy.min_level.count
+    if least < 2 or not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():
+        return data
+    levels, bounds = list[tuple[int, int]](), inputs.new_tensor([[-torch.inf, torch.inf]]).repeat(inputs.shape[1], 1)
+    if isinstance(spec.data, TableData):
+        levels = [block for block in blocks(spec.data) if block[1]]
+        for column, (first, _) in zip(spec.data.inputs, blocks(spec.data), strict=True):
+            bounds[first] = inputs.new_tensor(bounds_of(spec.data, column))
+    parts = torch.zeros(len(inputs), dtype=torch.int64) if data.parts is None else torch.from_numpy(data.parts.parts)
+    used = parts != NOT_USED
+    found = inputs.clone()
+    sets = [parts == part for part in parts[used].unique()] if policy.min_level.by == "part" else [used]
+    for members in sets:
+        rows = members.nonzero().flatten()
+        groups = None if data.groups is None else data.groups[rows]
+        found[rows] = without_rare(inputs[rows], levels, bounds.T, groups, least)
+    moved = (found != inputs) & ~(found.isnan() & inputs.isnan())
+    if not moved.any():
+        return data
+    note = (
+        f"{int(moved.any(1).sum())} rows: what fewer than {least} {_noun(spec, data)}s have of a column is moved to "
+        f"what is usual, in {int(moved.any(0).sum())} columns (min_level)"
+    )
+    samples, warnings = replace(data.samples, inputs=found), (*data.warnings, RARE)
+    return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))
 
 
 def _evaluated(policy: Policy, data: SiteData, noun: str) -> SiteData:

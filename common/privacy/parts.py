@@ -6,8 +6,10 @@ However sums over unions of parts are added and subtracted, no smaller set than 
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 MOST = 10  # parts that patients are dealt out to at once: few, so that later studies of a subset can divide them
@@ -34,23 +36,42 @@ class Secret:
         return hmac.digest(self.value, "\0".join(["name", *map(str, what)]).encode(), "sha256").hex()[:32]
 
 
-def count_parts(patients: int, fewest: int) -> int:
-    """Return into how many parts of at least `fewest` so many patients are dealt; 0 if they are too few for one."""
-    return min(MOST, patients // fewest)
+def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:
+    """Return the patients without whom no class has patients, but fewer than `level`.
+
+    Args:
+        classes: of every patient, those that they are of: of several labels several, of a number none.
+        level: patients.
+    """
+    few, found = set[int](), set[str]()
+    while True:
+        counts = Counter(one for patient, own in classes.items() if patient not in found for one in own)
+        few |= {one for one, count in counts.items() if count < level}
+        more = {patient for patient, own in classes.items() if patient not in found and not few.isdisjoint(own)}
+        if not more:
+            return frozenset(found)
+        found |= more
 
 
-def deal(strata: Mapping[str, int], fewest: int, secret: Secret) -> dict[str, int]:
+def count_parts(strata: Mapping[str, int], fewest: int, level: int = 1) -> int:
+    """Return into how many parts patients are dealt that have `fewest` each, and `level` of each stratum."""
+    smallest = min(Counter(strata.values()).values(), default=0)
+    return min(MOST, len(strata) // fewest, max(smallest // level, 1))
+
+
+def deal(strata: Mapping[str, int], fewest: int, secret: Secret, level: int = 1) -> dict[str, int]:
     """Deal patients out to parts, numbered from 0, which differ by one patient at most; of each stratum, too.
 
     Args:
         strata: of every patient, the number of the stratum.
         fewest: patients of a part.
         secret: of the site.
+        level: patients of each stratum in a part, unless that leaves a single part.
 
     Returns:
         The part of every patient; nothing if they are too few.
     """
-    count = count_parts(len(strata), fewest)
+    count = count_parts(strata, fewest, level)
     order = sorted(strata, key=lambda patient: (strata[patient], secret.number("part", patient)))
     return {patient: place % count for place, patient in enumerate(order)} if count else {}
 
@@ -62,11 +83,14 @@ def refine(
     strata: Mapping[str, int],
     fewest: int,
     secret: Secret,
+    classes: Mapping[str, Collection[int]] = MappingProxyType({}),
+    level: int = 1,
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Refine a partition of a site's patients so that a run's sets are unions of its parts.
 
     A part is divided only into parts of at least `fewest` patients, those whom the run leaves out being one of them;
-    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part.
+    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part, and
+    so do those of a class of which a site has too few; where such a one is in a part, all of it is left out.
 
     Args:
         known: the part of every patient of whom something has left the site.
@@ -75,11 +99,14 @@ def refine(
         strata: of these patients, each with the number of a stratum; new ones are dealt out evenly.
         fewest: patients of a part.
         secret: of the site.
+        classes: of these patients, those that they are of; see `rare`.
+        level: patients of a class.
 
     Returns:
         The new partition, and the patients whom the run may use.
     """
     sets = {patient: name for patient, name in sets.items() if patient not in withdrawn}
+    waits = rare({patient: classes.get(patient, ()) for patient in sets}, level)
     found, used = dict(known), set[str]()
     members: dict[int, dict[Set | None, list[str]]] = {}
     for patient, part in known.items():
@@ -95,13 +122,17 @@ def refine(
                 fresh += 1
     newcomers: dict[Set, dict[str, int]] = {}
     for patient, name in sets.items():
-        if patient not in known:
+        if patient not in known and patient not in waits:
             newcomers.setdefault(name, {})[patient] = strata[patient]
     for fresh_ones in newcomers.values():
-        dealt = deal(fresh_ones, fewest, secret)
+        one_each = all(len(classes.get(patient, ())) == 1 for patient in fresh_ones)
+        dealt = deal(fresh_ones, fewest, secret, level if one_each else 1)
         used.update(dealt)
         found |= {patient: fresh + part for patient, part in dealt.items()}
         fresh += 1 + max(dealt.values(), default=-1)
+    while few := rare({patient: classes.get(patient, ()) for patient in used}, level):
+        left_out = {found[patient] for patient in few}
+        used = {patient for patient in used if found[patient] not in left_out}
     return found, frozenset(used)
 
 

@@ -38,7 +38,12 @@ Name = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 Code = Annotated[str, Field(max_length=63, pattern=CODE)]
 Place = Annotated[str, Field(max_length=REASON_CHARACTERS), AfterValidator(visible)]
 DataWarning = Literal[
-    "one-class", "fewer-samples-than-folds", "missing-classes", "sets-too-small-to-evaluate", "exact-solver-not-allowed"
+    "one-class",
+    "fewer-samples-than-folds",
+    "missing-classes",
+    "sets-too-small-to-evaluate",
+    "exact-solver-not-allowed",
+    "rare-values",
 ]
 
 

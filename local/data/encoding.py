@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -205,15 +206,28 @@ def _column(
     return indicators
 
 
+def bounds_of(data: TableData, column: str) -> tuple[float, float]:
+    """Return the least and the most number that a column has, as it is encoded; infinite where there is none."""
+    least, most = _bounds(data, column)
+    return (math.log(least) if least > 0 else -math.inf, math.log(most)) if data.is_logarithm(column) else (least, most)
+
+
+def _bounds(data: TableData, column: str) -> tuple[float, float]:
+    """Return the least and the most number that a column has before its logarithm is taken."""
+    least, most = -math.inf, math.inf
+    for entry, (low, high) in data.clip.items():
+        if fits(column, entry):
+            least, most = max(least, -math.inf if low is None else low), min(most, math.inf if high is None else high)
+    return least, most
+
+
 def _numbers(data: TableData, tables: Sequence[Table], table: Table, column: str, dtype: str) -> Array:
     """Return a column's numbers, of dates the time since another; clipped, and their logarithm, as the schema asks."""
     if column in data.dates:
         numbers = column_dates(tables, column, data.dates[column])
     else:
         numbers = column_numbers(table, column, dtype)
-    for entry, (least, most) in data.clip.items():
-        if fits(column, entry):
-            numbers = np.clip(numbers, least, most)
+    numbers = np.clip(numbers, *_bounds(data, column))
     if data.is_logarithm(column):
         low = numbers <= 0
         for row in np.flatnonzero(low).tolist():

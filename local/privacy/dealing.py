@@ -59,6 +59,7 @@ class Dealing:
         run: identity of the run; None only looks how it would be, and keeps nothing.
         purpose: what the run is for, as JSON.
         named_by: what names the patients.
+        level: patients of a class at the site, and in each part at first.
     """
 
     secret: Secret
@@ -67,6 +68,7 @@ class Dealing:
     run: str | None = None
     purpose: str = ""
     named_by: str = ""
+    level: int = 1
 
     def deal(self, reading: Reading) -> Dealt:
         """Return the parts of what was read: all samples of a patient, or of what else groups them, are in one.
@@ -80,12 +82,12 @@ class Dealing:
         sets = dict[str, int]()
         for place, name in enumerate(names):  # a patient in two of the data's own sets is in a set of their own
             sets[name] = sets.get(name, 0) | (1 << int(reading.split[place]) if reading.split is not None else 1)
-        own = _stratum_of(names, reading.labels)
+        own, classes = _stratum_of(names, reading.labels), _classes_of(names, reading.labels)
         if self.log is None:
-            found, used = refine({}, (), sets, own, self.fewest, self.secret)
+            found, used = refine({}, (), sets, own, self.fewest, self.secret, classes, self.level)
             parts = {name: found[name] for name in used}
         else:
-            parts = self.log.parts(self.run, self.purpose, self.named_by, sets, own, self.fewest)
+            parts = self.log.parts(self.run, self.purpose, self.named_by, sets, own, self.fewest, classes, self.level)
         if not parts:
             raise DataError(
                 reading.source,
@@ -117,7 +119,7 @@ def dealing_of(
     if policy.keyed_folds:
         return None
     log = DisclosureLog(folder, site, secret)
-    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec))
+    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec), policy.min_level.count)
 
 
 def purpose_of(spec: RunSpec) -> str:
@@ -169,6 +171,17 @@ def strata(labels: Array) -> list[Sequence[int]]:
         return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
     _, inverse = np.unique(labels, axis=0, return_inverse=True)
     return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
+
+
+def _classes_of(names: Sequence[str], labels: Array) -> dict[str, set[int]]:
+    """Return the classes that every patient is of, of several labels each with its values; of numbers none."""
+    found: dict[str, set[int]] = {name: set() for name in names}
+    if labels.dtype.kind != "f":
+        columns = np.atleast_2d(labels.T).astype(np.int64)
+        for place, column in enumerate(columns):
+            for name, value in zip(names, (column * len(columns) + place).tolist(), strict=True):
+                found[name].add(value)
+    return found
 
 
 def _stratum_of(names: Sequence[str], labels: Array) -> dict[str, int]:

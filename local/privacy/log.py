@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder
@@ -88,6 +89,8 @@ class DisclosureLog:
         sets: Mapping[str, int],
         strata: Mapping[str, int],
         fewest: int,
+        classes: Mapping[str, Collection[int]] = MappingProxyType({}),
+        level: int = 1,
     ) -> dict[str, int]:
         """Return the part of every patient whom a run may use, and note that it does.
 
@@ -100,6 +103,8 @@ class DisclosureLog:
             sets: of every patient whom the run would use, by name, which set they are in.
             strata: of every patient, a stratum's number.
             fewest: patients of a part.
+            classes: of every patient, those that they are of.
+            level: patients of a class.
 
         Raises:
             UserError: the log cannot be read or written, is another site's, or names patients by something else; or
@@ -128,6 +133,8 @@ class DisclosureLog:
                 {name: strata[patient] for name, patient in hashed.items()},
                 fewest,
                 secret,
+                {name: classes.get(patient, ()) for name, patient in hashed.items()},
+                level,
             )
             if run is not None:
                 log.execute("UPDATE site SET named_by = ?", [named_by])

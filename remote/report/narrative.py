@@ -39,6 +39,7 @@ WARNINGS = {
     "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
     "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
     "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
+    "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
 Code = Literal[
