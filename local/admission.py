@@ -25,7 +25,6 @@ from rankdad.local.data import SiteData
 from rankdad.local.data.behind import fewest_behind, levels_of
 from rankdad.local.data.encoding import bounds_of
 from rankdad.local.data.folds import Split
-from rankdad.local.privacy.dealing import NOT_USED
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
@@ -185,11 +184,9 @@ def _without_rare(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         for column, (first, _) in zip(spec.data.inputs, blocks(spec.data), strict=True):
             bounds[first] = inputs.new_tensor(bounds_of(spec.data, column))
     parts = torch.zeros(len(inputs), dtype=torch.int64) if data.parts is None else torch.from_numpy(data.parts.parts)
-    used = parts != NOT_USED
     found = inputs.clone()
-    sets = [parts == part for part in parts[used].unique()] if policy.min_level.by == "part" else [used]
-    for members in sets:
-        rows = members.nonzero().flatten()
+    for part in parts.unique() if policy.min_level.by == "part" else [None]:
+        rows = torch.arange(len(inputs)) if part is None else (parts == part).nonzero().flatten()
         groups = None if data.groups is None else data.groups[rows]
         found[rows] = without_rare(inputs[rows], levels, bounds.T, groups, least)
     moved = (found != inputs) & ~(found.isnan() & inputs.isnan())

@@ -280,7 +280,10 @@ def _print(line: str) -> None:
 def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: str | None = None) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate.
 
-    Without a run's identity nothing is kept of it.
+    With a run's identity the site's log notes it, once nothing can refuse it any more.
+
+    Raises:
+        UserError: another run has begun meanwhile.
     """
     index = spec.federation.sites.index(config.name)
     read = read_site(
@@ -293,6 +296,12 @@ def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: st
         dealing_of(config.privacy_folder, config.name, policy, spec, run),
     )
     data = admitted(policy, spec.at(config.name), plan, read)
+    if run is not None and data.parts is not None and not data.parts.kept():
+        raise UserError(
+            f"data: another run has begun at {config.name} while this one read its data: start again",
+            code="another-run-began",
+            field="data",
+        )
     for note in data.notes:
         _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
     return data

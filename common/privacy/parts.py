@@ -35,6 +35,10 @@ class Secret:
         """Return 32 hexadecimal digits in place of a name that nobody else may learn."""
         return hmac.digest(self.value, "\0".join(["name", *map(str, what)]).encode(), "sha256").hex()[:32]
 
+    def digest(self, *what: bytes) -> bytes:
+        """Return 8 bytes in place of values that nobody else may learn, nor tell whether they are equal to others."""
+        return hmac.digest(self.value, b"\0".join(hex(len(part)).encode() + b":" + part for part in what), "sha256")[:8]
+
 
 def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:
     """Return the patients without whom no class has patients, but fewer than `level`.
@@ -62,6 +66,8 @@ def count_parts(strata: Mapping[str, int], fewest: int, level: int = 1) -> int:
 def deal(strata: Mapping[str, int], fewest: int, secret: Secret, level: int = 1) -> dict[str, int]:
     """Deal patients out to parts, numbered from 0, which differ by one patient at most; of each stratum, too.
 
+    Strata with fewer patients than there are parts are one: else whoever makes the strata would know the parts.
+
     Args:
         strata: of every patient, the number of the stratum.
         fewest: patients of a part.
@@ -71,8 +77,13 @@ def deal(strata: Mapping[str, int], fewest: int, secret: Secret, level: int = 1)
     Returns:
         The part of every patient; nothing if they are too few.
     """
-    count = count_parts(strata, fewest, level)
-    order = sorted(strata, key=lambda patient: (strata[patient], secret.number("part", patient)))
+    count, sizes = count_parts(strata, fewest, level), Counter(strata.values())
+
+    def place_of(patient: str) -> tuple[int, int]:
+        own = strata[patient]
+        return secret.number("stratum", own) if sizes[own] >= count else -1, secret.number("part", patient)
+
+    order = sorted(strata, key=place_of)
     return {patient: place % count for place, patient in enumerate(order)} if count else {}
 
 

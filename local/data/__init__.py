@@ -32,7 +32,7 @@ from rankdad.local.data.loading import Loading
 from rankdad.local.data.npz import read_npz
 from rankdad.local.data.reading import Array, Reading, is_folder
 from rankdad.local.data.ts import read_ts
-from rankdad.local.privacy.dealing import NOT_USED, Dealing, Dealt
+from rankdad.local.privacy.dealing import Dealing, Dealt
 
 MEANING: dict[DataWarning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
@@ -357,11 +357,13 @@ def split_samples(
         DataError: there are no labels, or nothing is left to train on.
         UserError: the site's log cannot be used.
     """
-    dealt = None if dealing is None or reading.labels is None else dealing.deal(reading)
+    dealt = None
+    if dealing is not None and reading.labels is not None:
+        reading, dealt = dealing.deal(reading)
     splits = folds(spec, reading, site_index, dealt)
     assert reading.labels is not None
     units = len(reading.labels) if dealt is None else len(dealt.sizes)
-    warnings = _warnings(spec, reading.labels if dealt is None else reading.labels[dealt.parts != NOT_USED], units)
+    warnings = _warnings(spec, reading.labels, units)
     groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
     return SiteData(
         Samples(lazy_or_whole(reading.inputs, loading), torch.from_numpy(reading.labels)),

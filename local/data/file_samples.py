@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,6 +100,19 @@ class FileSamples:
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
         """Return all samples as one array."""
         return np.stack(list(self))
+
+    def take(self, rows: Sequence[int]) -> FileSamples:
+        """Return some of the samples; what caches keep, they keep."""
+        return replace(
+            self,
+            read=lambda place: self[rows[place]],
+            shape=(len(rows), *self.shape[1:]),
+            fault=lambda place, problem: self.fault(rows[place], problem),
+            stamp=lambda place: self.stamp(rows[place]),
+            cache=None,
+            disk=None,
+            checksums=None if self.checksums is None else self.checksums[list(rows)],
+        )
 
     @property
     def sample_bytes(self) -> int:

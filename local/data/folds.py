@@ -20,9 +20,10 @@ from rankdad.common.privacy.parts import chosen, fold_of
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import Holdout, KFold, RunSpec
 from rankdad.local.data.reading import Array, Reading
-from rankdad.local.privacy.dealing import NOT_USED, Dealt, strata
+from rankdad.local.privacy.dealing import Dealt
+from rankdad.local.privacy.patients import strata
 
-TRAIN, VALIDATION, TEST, NOWHERE = 0, 1, 2, -1
+TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,6 @@ def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None 
     splits = []
     for fold, tested in enumerate(tests):
         parts = np.where(tested, TEST, TRAIN)
-        parts[units.left_out] = NOWHERE
         parts[~tested & units.chosen(fold, spec.validation, ~tested)] = VALIDATION
         splits.append(_split(parts))
     if not any(len(split.train) for split in splits):
@@ -160,7 +160,6 @@ class _Units:
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
         stratified = isinstance(spec.evaluation, KFold) and spec.evaluation.stratified
         self._strata = strata(reading.labels[order][first]) if stratified else None
-        self.left_out = np.zeros(len(reading.labels), bool)
 
     def _hashes(self, *what: str | int) -> list[int]:
         return [derive(*what, self._seed, str(name)) for name in self.names]
@@ -194,22 +193,18 @@ class _Parts:
     """What is dealt out to folds at a site that keeps a secret: parts of its patients."""
 
     def __init__(self, spec: RunSpec, dealt: Dealt) -> None:
-        self._of, self._secret = dealt.parts, dealt.secret
+        self._of, self._parts, self._secret = dealt.parts, sorted(dealt.sizes), dealt.secret
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
-        self.left_out = self._of == NOT_USED
 
     def folds(self, count: int, repeat: int) -> Array:
         """Return the fold of every sample, int64 [samples], -1 where none tests it; repeats permute the parts."""
-        tests = fold_of(self._among(~self.left_out), count, self._secret, self._seed, repeat)
+        tests = fold_of(self._parts, count, self._secret, self._seed, repeat)
         return np.array([tests.get(part, -1) for part in self._of.tolist()], np.int64)
 
     def chosen(self, fold: int | str, share: float, among: Array) -> Array:
         """Return which samples are in about such a share of the parts, bool [samples]; from `among`."""
-        parts = chosen(self._among(among & ~self.left_out), share, self._secret, self._seed, fold)
+        parts = chosen(sorted(set(self._of[among].tolist())), share, self._secret, self._seed, fold)
         return np.isin(self._of, list(parts)) & among
-
-    def _among(self, rows: Array) -> list[int]:
-        return sorted(set(self._of[rows].tolist()))
 
 
 def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
@@ -221,7 +216,6 @@ def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
         share = spec.validation / (1 - spec.training.test)
     else:
         sets, share = reading.split.copy(), spec.validation
-    sets[units.left_out] = NOWHERE
     if not (sets == VALIDATION).any():
         sets[units.chosen("validation", share, sets == TRAIN)] = VALIDATION
     return _split(sets)

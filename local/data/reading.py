@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rankdad.common.errors import DataError
@@ -73,6 +74,22 @@ class Reading:
     dropped: int = 0
     notes: tuple[str, ...] = ()
     rows: AllRows | None = None
+
+    def take(self, rows: Array) -> Reading:
+        """Return some of the samples.
+
+        Args:
+            rows: places, int64, ascending.
+        """
+        places = rows.tolist()
+        inputs = self.inputs[rows] if isinstance(self.inputs, np.ndarray) else self.inputs.take(places)
+        labels, split, covariates = (
+            None if own is None else own[rows] for own in (self.labels, self.split, self.covariates)
+        )
+        keys, groups = (
+            None if own is None else tuple(own[place] for place in places) for own in (self.keys, self.groups)
+        )
+        return replace(self, inputs=inputs, labels=labels, split=split, covariates=covariates, keys=keys, groups=groups)
 
 
 def is_folder(path: Path) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,34 +19,37 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.privacy.log import DisclosureLog
-
-NOT_USED = -1
-STRATA = 5  # of equally many samples, where labels are numbers
+from rankdad.local.privacy.patients import names_of, patients_of
 
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """The parts in which a site's samples lie, and the secret by which all else is drawn.
+    """The parts in which a run's samples lie at a site, and the secret by which all else is drawn.
 
     Args:
-        parts: int64 [samples]; -1 where the run may not use one.
+        parts: int64 [samples].
         sizes: patients of each part.
         secret: of the site.
+        waits: samples that the run may not use.
+        keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
     """
 
     parts: Array
     sizes: Mapping[int, int]
     secret: Secret
+    waits: int = 0
+    keep: Callable[[], bool] | None = None
+
+    def kept(self) -> bool:
+        """Note in the site's log that the run uses its patients; return whether it still may."""
+        return self.keep is None or self.keep()
 
     def notes(self) -> tuple[str, ...]:
         """Return what the person at the site should know."""
-        if not self.sizes:
-            return ()
         several = f"{len(self.sizes)} parts of at least {min(self.sizes.values())} patients"
         told = f"folds and validation are made of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
-        held = int((self.parts == NOT_USED).sum())
-        waits = f"{held} samples wait: alone, or beside what has left already, they are too few for a part"
-        return (told, waits) if held else (told,)
+        waits = f"{self.waits} samples wait: alone, or beside what has left already, they are too few for a part"
+        return (told, waits) if self.waits else (told,)
 
 
 @dataclass(frozen=True)
@@ -53,41 +57,44 @@ class Dealing:
     """How a site deals its patients out.
 
     Args:
+        spec: of the run.
         secret: of the site.
         fewest: patients of a part.
         log: of the site; without one nothing is kept from run to run.
-        run: identity of the run; None only looks how it would be, and keeps nothing.
-        purpose: what the run is for, as JSON.
+        run: identity of the run; None where there is none yet.
         named_by: what names the patients.
         level: patients of a class at the site, and in each part at first.
     """
 
+    spec: RunSpec
     secret: Secret
     fewest: int
     log: DisclosureLog | None = None
     run: str | None = None
-    purpose: str = ""
     named_by: str = ""
     level: int = 1
 
-    def deal(self, reading: Reading) -> Dealt:
-        """Return the parts of what was read: all samples of a patient, or of what else groups them, are in one.
+    def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
+        """Return the samples that the run may use, and the parts in which they lie: all of a patient's are in one.
 
         Raises:
             DataError: there are too few patients for a single part.
             UserError: the site's log cannot be used.
         """
-        assert reading.labels is not None
-        names = reading.groups or reading.keys or tuple(map(str, range(len(reading.labels))))
-        sets = dict[str, int]()
-        for place, name in enumerate(names):  # a patient in two of the data's own sets is in a set of their own
-            sets[name] = sets.get(name, 0) | (1 << int(reading.split[place]) if reading.split is not None else 1)
-        own, classes = _stratum_of(names, reading.labels), _classes_of(names, reading.labels)
+        names, patients = np.array(names_of(reading), object), patients_of(self.spec, reading, self.secret)
         if self.log is None:
-            found, used = refine({}, (), sets, own, self.fewest, self.secret, classes, self.level)
-            parts = {name: found[name] for name in used}
+            own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level
+            found, used = refine({}, (), *own)
+            parts, keep = {name: found[name] for name in used}, None
         else:
-            parts = self.log.parts(self.run, self.purpose, self.named_by, sets, own, self.fewest, classes, self.level)
+            ask = partial(
+                self.log.parts, self.run, purpose_of(self.spec), self.named_by, patients, self.fewest, self.level
+            )
+            parts = ask()
+
+            def keep() -> bool:
+                return ask(expected=parts) == parts
+
         if not parts:
             raise DataError(
                 reading.source,
@@ -95,9 +102,9 @@ class Dealing:
                 code="too-few-patients",
                 field="min_rows",
             )
-        return Dealt(
-            np.array([parts.get(name, NOT_USED) for name in names], np.int64), Counter(parts.values()), self.secret
-        )
+        rows = np.array([row for row, name in enumerate(names) if name in parts], np.int64)
+        places = np.array([parts[name] for name in names[rows]], np.int64)
+        return reading.take(rows), Dealt(places, Counter(parts.values()), self.secret, len(names) - len(rows), keep)
 
 
 def dealing_of(
@@ -110,7 +117,7 @@ def dealing_of(
         site: its name.
         policy: of the site.
         spec: of the run.
-        run: its identity; None only looks, and keeps nothing.
+        run: its identity; None where there is none yet.
         secret: that a new log begins with; a random one without it.
 
     Raises:
@@ -119,7 +126,7 @@ def dealing_of(
     if policy.keyed_folds:
         return None
     log = DisclosureLog(folder, site, secret)
-    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec), policy.min_level.count)
+    return Dealing(spec, log.secret, policy.min_rows, log, run, _named_by(spec), policy.min_level.count)
 
 
 def purpose_of(spec: RunSpec) -> str:
@@ -163,30 +170,3 @@ def secret_of_files(path: Path) -> Secret:
         except OSError as error:
             raise DataError(file, f"cannot be read: {error.strerror}", code="cannot-read") from None
     return Secret(digest.digest())
-
-
-def strata(labels: Array) -> list[Sequence[int]]:
-    """Return the places of labels that are alike: of one class, or near one another where they are numbers."""
-    if labels.dtype.kind == "f" and labels.ndim == 1:
-        return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
-    _, inverse = np.unique(labels, axis=0, return_inverse=True)
-    return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
-
-
-def _classes_of(names: Sequence[str], labels: Array) -> dict[str, set[int]]:
-    """Return the classes that every patient is of, of several labels each with its values; of numbers none."""
-    found: dict[str, set[int]] = {name: set() for name in names}
-    if labels.dtype.kind != "f":
-        columns = np.atleast_2d(labels.T).astype(np.int64)
-        for place, column in enumerate(columns):
-            for name, value in zip(names, (column * len(columns) + place).tolist(), strict=True):
-                found[name].add(value)
-    return found
-
-
-def _stratum_of(names: Sequence[str], labels: Array) -> dict[str, int]:
-    """Return every patient's stratum, of their least label where they have several."""
-    order = np.lexsort(np.atleast_2d(labels.T))
-    patients, first = np.unique(np.array(names, object)[order], return_index=True)
-    own = strata(labels[order][first])
-    return {str(patients[place]): number for number, places in enumerate(own) for place in places}

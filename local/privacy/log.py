@@ -5,21 +5,24 @@ Both are in one file, so that neither is lost without the other. Patients are na
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import sqlite3
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder
 from rankdad.common.privacy.parts import Secret, refine
+from rankdad.common.privacy.versions import Version, changed, with_version
+from rankdad.local.privacy.patients import Patients
 
 FILE = "disclosures.sqlite"
-VERSION = 1
+VERSION = 2
 TABLES = """
 CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
 CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
@@ -29,6 +32,7 @@ CREATE TABLE runs (
     run TEXT NOT NULL UNIQUE,
     purpose TEXT NOT NULL,
     fewest INTEGER NOT NULL,
+    data BLOB NOT NULL,
     began TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
 );
 CREATE TABLE used (
@@ -36,6 +40,12 @@ CREATE TABLE used (
     patient TEXT NOT NULL REFERENCES patients (name),
     part INTEGER NOT NULL,
     PRIMARY KEY (run, patient)
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    about TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    digests BLOB NOT NULL,
+    PRIMARY KEY (about, number)
 ) WITHOUT ROWID;
 """
 
@@ -86,25 +96,26 @@ class DisclosureLog:
         run: str | None,
         purpose: str,
         named_by: str,
-        sets: Mapping[str, int],
-        strata: Mapping[str, int],
+        patients: Patients,
         fewest: int,
-        classes: Mapping[str, Collection[int]] = MappingProxyType({}),
         level: int = 1,
+        *,
+        expected: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Return the part of every patient whom a run may use, and note that it does.
+        """Return the part of every patient whom a run may use.
 
-        A run that goes on has the parts that it began with, whatever other runs have divided since.
+        A run that goes on has the parts that it began with, whatever other runs have divided since. Where a column says
+        something else of some patients than in a run before, they are a set of their own: else the two runs' sums would
+        differ by what they alone have.
 
         Args:
-            run: the run's identity; None only looks what it would use, and notes nothing.
+            run: the run's identity; None where there is none yet.
             purpose: what the run is and is for, as JSON: the same whenever it goes on.
             named_by: what names patients, such as a column: one patient by two names would be two.
-            sets: of every patient whom the run would use, by name, which set they are in.
-            strata: of every patient, a stratum's number.
-            fewest: patients of a part.
-            classes: of every patient, those that they are of.
-            level: patients of a class.
+            patients: whom the run would use.
+            fewest: of a part.
+            level: of a class.
+            expected: what is returned if no other run has begun since: then it is noted that the run has begun.
 
         Raises:
             UserError: the log cannot be read or written, is another site's, or names patients by something else; or
@@ -118,34 +129,42 @@ class DisclosureLog:
                     f"be two. Name {known_by} in the run's data.group or data.key",
                     "patients-named-otherwise",
                 )
-            hashed = {secret.name(patient): patient for patient in sets}
-            own = {name: sets[patient] for name, patient in hashed.items()}
+            names = {patient: secret.name(patient) for patient in patients.sets}
+            hashed, own = {name: patient for patient, name in names.items()}, patients.named(names)
             withdrawn = {name for (name,) in log.execute("SELECT name FROM withdrawn")}
-            row = log.execute("SELECT number, purpose FROM runs WHERE run = ?", [run]).fetchone()
+            row = log.execute("SELECT number, purpose, data FROM runs WHERE run = ?", [run]).fetchone()
             if row is not None:
                 began: dict[str, int] = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row[:1]))
-                self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn)
+                self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn, row[2])
                 return {hashed[name]: part for name, part in began.items()}
-            found, used = refine(
-                dict(log.execute("SELECT name, part FROM patients")),
-                withdrawn,
-                own,
-                {name: strata[patient] for name, patient in hashed.items()},
-                fewest,
-                secret,
-                {name: classes.get(patient, ()) for name, patient in hashed.items()},
-                level,
-            )
-            if run is not None:
+            known = {about: _versions(log, about) for about in own.columns}
+            sets = {name: (bits, changed(known.values(), name, own.values[name])) for name, bits in own.sets.items()}
+            parts = dict(log.execute("SELECT name, part FROM patients"))
+            found, used = refine(parts, withdrawn, sets, own.strata, fewest, secret, own.classes, level)
+            may = {hashed[name]: found[name] for name in used}
+            if run is not None and may == expected:
                 log.execute("UPDATE site SET named_by = ?", [named_by])
                 log.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", sorted(found.items()))
-                begun = log.execute("INSERT INTO runs (run, purpose, fewest) VALUES (?, ?, ?)", [run, purpose, fewest])
+                begun = log.execute(
+                    "INSERT INTO runs (run, purpose, fewest, data) VALUES (?, ?, ?, ?)",
+                    [run, purpose, fewest, _digest(own, used)],
+                )
                 rows = [(begun.lastrowid, name, found[name]) for name in sorted(used)]
                 log.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
-            return {hashed[name]: found[name] for name in used}
+                for place, (about, versions) in enumerate(known.items()):
+                    for number, digests in with_version(versions, {name: own.values[name][place] for name in used}):
+                        packed = b"".join(bytes.fromhex(name) + digests[name] for name in sorted(digests))
+                        log.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", [about, number, packed])
+            return may
 
     def _check_goes_on(
-        self, run: str, same: bool, began: Mapping[str, int], sets: Mapping[str, int], withdrawn: Collection[str]
+        self,
+        run: str,
+        same: bool,
+        began: Mapping[str, int],
+        patients: Patients,
+        withdrawn: Collection[str],
+        data: bytes,
     ) -> None:
         """Check that a run by the name of one that began here is that one: an aggregator may call any run so."""
         if not same:
@@ -154,11 +173,8 @@ class DisclosureLog:
         if not began.keys().isdisjoint(withdrawn):
             problem = f"a patient of the run {run} has been withdrawn since it began: it cannot go on here"
             raise self._error(f"{problem}; submit it anew", "patient-withdrawn")
-        of_part: dict[int, set[int | None]] = {}
-        for name, part in began.items():
-            of_part.setdefault(part, set()).add(sets.get(name))
-        if any(len(found) > 1 or None in found for found in of_part.values()):
-            problem = f"the patients of the run {run} are not those with whom it began here"
+        if not began.keys() <= patients.sets.keys() or _digest(patients, began) != data:
+            problem = f"the patients of the run {run} are not those with whom it began here, or their data are not"
             raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
 
     def runs(self, patient: str | None = None) -> tuple[Disclosed, ...]:
@@ -244,6 +260,20 @@ class DisclosureLog:
 
     def _error(self, problem: str, code: str) -> UserError:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
+
+
+def _versions(log: sqlite3.Connection, about: str) -> list[Version]:
+    """Return what has been said of patients in a column so far; see `common.privacy.versions`."""
+    found = log.execute("SELECT digests FROM versions WHERE about = ? ORDER BY number", [about])
+    return [{name.hex(): own for name, own in struct.iter_unpack("16s8s", digests)} for (digests,) in found]
+
+
+def _digest(patients: Patients, used: Collection[str]) -> bytes:
+    """Return a digest of all that a run uses."""
+    digest = hashlib.sha256(repr(patients.columns).encode())
+    for name in sorted(used):
+        digest.update(f"{name} {patients.sets[name]}".encode() + b"".join(patients.values[name]))
+    return digest.digest()
 
 
 def restore(folder: Path, site: str, content: bytes) -> None:

@@ -13,6 +13,7 @@ from rankdad.common.errors import UserError
 from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
+from tests.local.privacy.test_log import patients
 
 NAMES = [f"p{number}" for number in range(24)]
 SPEC = run_spec(
@@ -34,8 +35,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("alpha", "moved", "beta"):
         document = {"name": "beta" if name == "beta" else "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
         (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": name}))
-    zeros = dict.fromkeys(NAMES, 0)
-    DisclosureLog(tmp_path / "alpha" / "privacy", "alpha").parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
+    log, known = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha"), ("0" * 16, purpose_of(SPEC), "key")
+    log.parts(*known, patients(NAMES), 8, expected=log.parts(*known, patients(NAMES), 8))
     return tmp_path / "alpha.json"
 
 
@@ -65,12 +66,11 @@ def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_nam
     assert first.startswith("p3: sums of them are in stroke (0000000000000000, 20")
     assert second == "nobody: no run holds sums of them"
     log = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
-    zeros = dict.fromkeys([*NAMES, "nobody"], 0)
-    later = log.parts("1" * 16, "{}", "key", zeros, zeros, 8)
+    later = log.parts("1" * 16, "{}", "key", patients([*NAMES, "nobody"]), 8)
     assert len(later) == 16
     assert "p3" not in later
     with pytest.raises(UserError) as raised:
-        log.parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
+        log.parts("0" * 16, purpose_of(SPEC), "key", patients([*NAMES, "nobody"]), 8)
     assert raised.value.code == "patient-withdrawn"
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankdad.common.errors import DataError
 from rankdad.common.privacy.parts import Secret
+from rankdad.local.data import read_site
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing, secret_of_files
@@ -64,10 +65,11 @@ def test_every_set_is_a_union_of_parts(
     groups = [f"g{row // 2 % 30}" for row in range(count)] if grouped else None
     marked = changes["evaluation"]["name"] == "holdout" and data.draw(st.booleans())
     reading = reading_of(count, groups, np.arange(count) // 2 % 30 % 3 // 2 * 2 if marked else None)
-    patients = groups or list(reading.keys or ())
-    dealt = Dealing(SECRET, fewest).deal(reading)
+    spec = run_spec(**changes)
+    reading, dealt = Dealing(spec, SECRET, fewest).deal(reading)
+    patients = list(reading.groups or reading.keys or ())
     assert min(dealt.sizes.values()) >= fewest
-    splits = folds(run_spec(**changes), reading, 1, dealt)
+    splits = folds(spec, reading, 1, dealt)
     assert fewest_told(splits, patients) >= fewest
     for split in splits:
         sets = [set(getattr(split, name).tolist()) for name in ("train", "validation", "test")]
@@ -98,20 +100,23 @@ PAIRS: dict[str, list[dict[str, Any]]] = {
 def test_runs_that_an_owner_subtracts_tell_of_no_fewer_patients_than_a_part_has(tmp_path: Path, attack: str) -> None:
     """Where folds follow from keys, each of these reaches one patient: the same specs, the same rows."""
     reading, log = reading_of(60), DisclosureLog(tmp_path, "alpha", SECRET)
-    dealings = [Dealing(SECRET, 8, log, f"run-{number}") for number in range(len(PAIRS[attack]))]
     told = {}
     for kept in (False, True):
-        found = [
-            folds(run_spec(**changes), reading, 0, dealing.deal(reading) if kept else None)
-            for dealing, changes in zip(dealings, PAIRS[attack], strict=True)
-        ]
+        found = []
+        for number, changes in enumerate(PAIRS[attack]):
+            spec, own, dealt = run_spec(**changes), reading, None
+            if kept:
+                own, dealt = Dealing(spec, SECRET, 8, log, f"run-{number}").deal(reading)
+                assert own.keys == reading.keys
+                assert dealt.kept()
+            found.append(folds(spec, own, 0, dealt))
         told[kept] = fewest_told(list(chain(*found)), reading.keys or ())
     assert told[False] < 8 <= told[True]
 
 
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
     with pytest.raises(DataError) as raised:
-        Dealing(SECRET, 8).deal(reading_of(40, [f"g{row % 7}" for row in range(40)]))
+        Dealing(run_spec(), SECRET, 8).deal(reading_of(40, [f"g{row % 7}" for row in range(40)]))
     assert (raised.value.code, raised.value.field) == ("too-few-patients", "min_rows")
 
 
@@ -123,3 +128,51 @@ def test_the_same_files_give_the_same_secret(tmp_path: Path) -> None:
     assert secret_of_files(tmp_path / "two") == first
     (tmp_path / "two" / "deep" / "a.csv").write_text("age\n8\n")
     assert secret_of_files(tmp_path / "two") != first
+
+
+TABLE: dict[str, Any] = {
+    "reader": "csv",
+    "file": "a.csv",
+    "label": "mrs",
+    "positive": "> 2",
+    "values": ["no", "yes"],
+    "group": "id",
+}
+RECODED: dict[str, dict[str, Any]] = {
+    "another label rule": {"positive": "> 3"},
+    "another bound": {"clip": {"age": [0, 50]}},
+    "a value that is called missing": {"missing": "impute", "missing_values": {"age": ["51"]}},
+    "a visit that is dropped": {"missing": "drop", "missing_values": {"age": ["51.5"]}},
+    "another level": {"categorical": {"sex": ["m"]}, "categorical_other": ["sex"]},
+}
+
+
+@pytest.mark.parametrize("change", RECODED)
+def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_patient(
+    tmp_path: Path, change: str
+) -> None:
+    """p0 alone has mrs 3, the greatest age, the age 51, a visit at 51.5, and a sex that nobody else has."""
+    lines = ["id,age,sex,mrs"]
+    for number in range(60):
+        age, sex, mrs = (88, "x", 3) if not number else (20 + number % 30, "mf"[number % 2], 5 * (number % 3 == 0))
+        lines += [
+            f"p{number},{age if number else 51},{sex},{mrs}",
+            f"p{number},{age + 0.5 if number else 51.5},{sex},{mrs}",
+        ]
+    if change == "another bound":
+        lines[1:3] = ["p0,88,x,3", "p0,89,x,3"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), []
+    levels = {"categorical": {"sex": ["m", "f", "x"]}}
+    for own in ({}, RECODED[change]):
+        data = TABLE | {"features": ["age", "sex"]} | levels | own
+        spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
+        dealing = Dealing(spec, SECRET, 8, log, f"run-{len(used)}", "the column id")
+        read = read_site(spec, tmp_path, 0, dealing=dealing)
+        assert read.parts is not None
+        assert read.parts.kept()
+        used.append(set(read.group_names))
+    assert "p0" in used[0]
+    assert used[1] < used[0]
+    assert "p0" not in used[1]
+    assert len(used[0] - used[1]) >= 8

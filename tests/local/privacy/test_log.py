@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from rankdad.common.errors import UserError
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy.log import FILE, DisclosureLog
+from rankdad.local.privacy.patients import Patients
 
 SECRET = Secret(b"s" * 32)
 FORTY = [f"p{number}" for number in range(40)]
@@ -23,9 +25,18 @@ FORTY = [f"p{number}" for number in range(40)]
 def parts(
     folder: Path, run: str | None, names: list[str], fewest: int = 8, site: str = "alpha", **changes: Any
 ) -> dict[str, int]:
-    zeros = dict.fromkeys(names, 0)
-    asked = {"purpose": "{}", "named_by": "the column id", "sets": zeros, "strata": zeros} | changes
-    return DisclosureLog(folder, site, SECRET).parts(run, fewest=fewest, **asked)
+    asked: dict[str, Any] = {"purpose": "{}", "named_by": "the column id", "patients": patients(names)} | changes
+    log = DisclosureLog(folder, site, SECRET)
+    looked = log.parts(run, fewest=fewest, **asked)
+    assert log.parts(run, fewest=fewest, **asked, expected=looked) == looked
+    return looked
+
+
+def patients(names: Iterable[str], values: Mapping[str, Sequence[int]] | None = None, **sets: int) -> Patients:
+    """Return patients of whom two columns say something."""
+    zeros, own = dict.fromkeys(names, 0), values or {}
+    said = {name: tuple(bytes([value] * 8) for value in own.get(name, (0, 0))) for name in zeros}
+    return Patients(zeros | sets, zeros, dict.fromkeys(zeros, frozenset()), said, ("age", "sex"))
 
 
 def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp_path: Path) -> None:
@@ -43,10 +54,11 @@ def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp
     [
         ("run-differs", FORTY, {"purpose": '{"spec": "another"}'}),
         ("data-changed", FORTY[1:], {}),
-        ("data-changed", FORTY, {"sets": {name: int(name == "p3") for name in FORTY}}),
+        ("data-changed", FORTY, {"patients": patients(FORTY, p3=1)}),
+        ("data-changed", FORTY, {"patients": patients(FORTY, {"p3": (0, 1)})}),
         ("patients-named-otherwise", FORTY, {"named_by": "the column visit"}),
     ],
-    ids=["another run", "a patient less", "another set", "another column"],
+    ids=["another run", "a patient less", "another set", "another value", "another column"],
 )
 def test_a_run_by_the_name_of_one_that_began_is_that_one(
     tmp_path: Path, code: str, names: list[str], changes: dict[str, Any]
@@ -62,10 +74,11 @@ def test_a_run_by_the_name_of_one_that_began_is_that_one(
 
 
 def test_looking_keeps_nothing_and_the_log_names_nobody(tmp_path: Path) -> None:
-    looked = parts(tmp_path, None, FORTY[:20])
-    assert parts(tmp_path, "run", FORTY).keys() == set(FORTY)
-    assert looked.keys() == set(FORTY[:20])
-    assert not any(name.encode() in (tmp_path / FILE).read_bytes() for name in FORTY)
+    names = [f"patient {number}" for number in range(40)]
+    looked = parts(tmp_path, None, names[:20])
+    assert parts(tmp_path, "run", names).keys() == set(names)
+    assert looked.keys() == set(names[:20])
+    assert b"patient 1" not in (tmp_path / FILE).read_bytes()
 
 
 def test_of_two_runs_that_begin_at_once_each_is_within_one_partition(tmp_path: Path) -> None:
@@ -119,3 +132,16 @@ def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Pa
         parts(tmp_path, "second", FORTY, site="beta" if case == "another-site" else "alpha")
     assert (raised.value.code, raised.value.field) == (code, "privacy")
     assert before is None or (tmp_path / FILE).read_bytes() == before
+
+
+def test_patients_of_whom_a_column_says_something_else_are_a_set_of_their_own(tmp_path: Path) -> None:
+    """The sums of two runs differ by what has changed: of one patient alone their whole part is used no more."""
+    began = parts(tmp_path, "first", FORTY)
+    one = {"patients": patients(FORTY, {"p3": (1, 0)})}
+    assert parts(tmp_path, "one", FORTY, **one).keys() == {name for name in FORTY if began[name] != began["p3"]}
+    all_of_a_part = {name: (2, 0) for name in FORTY if began[name] == began["p4"]}
+    assert parts(tmp_path, "part", FORTY, patients=patients(FORTY, all_of_a_part)).keys() == set(FORTY)
+    back = patients(FORTY, all_of_a_part | {"p4": (0, 0)})
+    assert "p4" not in parts(tmp_path, "back", FORTY, patients=back), "its part's others have changed since the first"
+    assert parts(tmp_path, "as at first", FORTY) == began
+    assert parts(tmp_path, "first", FORTY) == began

@@ -1,0 +1,141 @@
+"""A site's patients as a run would use them: in which set each is, of which class, what each column says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankdad.common.preparation.description import blocks
+from rankdad.common.privacy.parts import Secret
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
+from rankdad.local.data.file_samples import FileSamples
+from rankdad.local.data.reading import Array, Reading
+
+STRATA = 5  # of equally many samples, where labels are numbers
+MOST_COLUMNS = 500  # that are compared one by one; of more, several together, and nobody else knows which
+
+
+@dataclass(frozen=True)
+class Patients:
+    """Of every patient, by name, what the site's log needs to know.
+
+    Args:
+        sets: which of the data's own sets they are in, a bit for each; one set where the data have none.
+        strata: number of the stratum by which they are dealt out.
+        classes: those that they are of, of several labels each with its values; of numbers none.
+        values: a keyed digest of each column's values, in all of the patient's rows that the run would use.
+        columns: what these are called.
+    """
+
+    sets: Mapping[str, int]
+    strata: Mapping[str, int]
+    classes: Mapping[str, frozenset[int]]
+    values: Mapping[str, tuple[bytes, ...]]
+    columns: tuple[str, ...]
+
+    def named(self, names: Mapping[str, str]) -> Patients:
+        """Return the same patients by other names.
+
+        Args:
+            names: of every patient, the other.
+        """
+        return Patients(
+            {names[patient]: own for patient, own in self.sets.items()},
+            {names[patient]: own for patient, own in self.strata.items()},
+            {names[patient]: own for patient, own in self.classes.items()},
+            {names[patient]: own for patient, own in self.values.items()},
+            self.columns,
+        )
+
+
+def patients_of(spec: RunSpec, reading: Reading, secret: Secret) -> Patients:
+    """Return the patients of what a run has read: what groups samples, or each sample by itself."""
+    assert reading.labels is not None
+    names, labels = names_of(reading), reading.labels
+    sets, classes = dict[str, int](), dict[str, set[int]]()
+    split = np.zeros(len(names), np.int64) if reading.split is None else reading.split
+    several = np.atleast_2d(labels.T) if labels.dtype.kind != "f" else labels[:0]
+    for place, name in enumerate(names):
+        sets[name] = sets.get(name, 0) | 1 << int(split[place])
+        own = (int(column[place]) * len(several) + number for number, column in enumerate(several))
+        classes.setdefault(name, set()).update(own)
+    columns = _columns(spec, reading, secret)
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        rows.setdefault(name, []).append(row)
+    values = {
+        name: tuple(
+            secret.digest(column.encode(), *sorted(cells[row] + bytes([split[row]]) for row in own))
+            for column, cells in columns.items()
+        )
+        for name, own in rows.items()
+    }
+    fixed = {name: frozenset(own) for name, own in classes.items()}
+    return Patients(sets, _strata_of(names, labels), fixed, values, tuple(columns))
+
+
+def names_of(reading: Reading) -> tuple[str, ...]:
+    """Return the patient of every sample."""
+    assert reading.labels is not None
+    return reading.groups or reading.keys or tuple(map(str, range(len(reading.labels))))
+
+
+def strata(labels: Array) -> list[Sequence[int]]:
+    """Return the places of labels that are alike: of one class, or near one another where they are numbers."""
+    if labels.dtype.kind == "f" and labels.ndim == 1:
+        return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
+    _, inverse = np.unique(labels, axis=0, return_inverse=True)
+    return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
+
+
+def _strata_of(names: Sequence[str], labels: Array) -> dict[str, int]:
+    """Return every patient's stratum, of their least label where they have several."""
+    order = np.lexsort(np.atleast_2d(labels.T))
+    patients, first = np.unique(np.array(names, object)[order], return_index=True)
+    own = strata(labels[order][first])
+    return {str(patients[place]): number for number, places in enumerate(own) for place in places}
+
+
+def _columns(spec: RunSpec, reading: Reading, secret: Secret) -> dict[str, list[bytes]]:
+    """Return what every column of the source says of each sample, as it is used: of levels their names."""
+    assert reading.labels is not None
+    data, inputs, found = spec.data, reading.inputs, dict[str, list[bytes]]()
+    if isinstance(inputs, FileSamples):
+        found["samples"] = _cells(np.zeros(len(inputs)) if inputs.checksums is None else inputs.checksums)
+    elif isinstance(data, TableData):
+        for column, (first, levels) in zip(data.inputs, blocks(data), strict=True):
+            if levels:
+                listed = [*(level.encode() for level in data.categorical[column]), b"any other"]
+                block = inputs[:, first : first + levels]
+                gaps = np.isnan(block[:, 0]).tolist()
+                places = np.nan_to_num(block).argmax(1).tolist()
+                found[column] = [b"" if gap else listed[place] for gap, place in zip(gaps, places, strict=True)]
+            else:
+                found[column] = _cells(inputs[:, first])
+    elif inputs.ndim == 2:
+        found = {str(place): _cells(column) for place, column in enumerate(inputs.T)}
+    else:
+        found["samples"] = _cells(inputs)
+    targets = data.targets if isinstance(data, TableData) else ()
+    for place, column in enumerate(np.atleast_2d(reading.labels.T)):
+        found[f"label {targets[place] if place < len(targets) else place}"] = _cells(column)
+    if reading.covariates is not None:
+        found["kept"] = _cells(reading.covariates)
+    if len(found) <= MOST_COLUMNS:
+        return found
+    together: dict[str, list[bytes]] = {}
+    for name, cells in found.items():
+        number = f"{secret.number('column', name) % MOST_COLUMNS} of many"
+        known = together.get(number, [b""] * len(cells))
+        together[number] = [before + cell for before, cell in zip(known, cells, strict=True)]
+    return together
+
+
+def _cells(values: Array) -> list[bytes]:
+    """Return the bytes of each sample's values, the same in either precision; of all gaps the same."""
+    cells = np.ascontiguousarray(values.astype(np.float32).reshape(len(values), -1) + np.float32(0))
+    cells[np.isnan(cells)] = np.nan
+    return [row.tobytes() for row in cells]
