@@ -143,7 +143,7 @@ RECODED: dict[str, dict[str, Any]] = {
     "another bound": {"clip": {"age": [0, 50]}},
     "a value that is called missing": {"missing": "impute", "missing_values": {"age": ["51"]}},
     "a visit that is dropped": {"missing": "drop", "missing_values": {"age": ["51.5"]}},
-    "another level": {"categorical": {"sex": ["m"]}, "categorical_other": ["sex"]},
+    "another level": {"categorical": {"sex": ["m", "f"]}, "categorical_other": ["sex"]},
 }
 
 
