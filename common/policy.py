@@ -63,6 +63,11 @@ class Policy(Part):
     site_coefficients: bool = True
     """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
     report, never those of fewer than three patients a column."""
+    runs_per_day: PositiveInt | None = None
+    """Most runs of one owner, or where owners are unknown of one aggregator, within 24 hours: refused ones count, too,
+    since each refusal is an answer. null is no limit, and nothing is counted."""
+    runs: PositiveInt | None = None
+    """Likewise, since the site has a limit."""
     max_upload: PositiveInt | None = None
     """Most bytes that are sent in one step; null is no limit."""
     accept_replica: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1e-3

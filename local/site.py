@@ -40,6 +40,7 @@ from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
 from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.progress import SiteView
 from rankdad.local.progress import following as following_progress
 from rankdad.local.ranks.alone import Alone
@@ -223,17 +224,30 @@ def taking_part(
     """
     spec = offered_spec(config, offered)
     called(spec.name)
-    policy, replica, plan = permitted(config, spec)
-    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run_id(offered)))
+    run = run_id(offered)
+    policy, replica, plan = permitted(config, spec, run)
+    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run))
 
 
-def permitted(config: SiteConfig, spec: RunSpec) -> tuple[Policy, Replica, Plan]:
+def permitted(
+    config: SiteConfig, spec: RunSpec, run: str | None = None, owner: str = ""
+) -> tuple[Policy, Replica, Plan]:
     """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read before.
+
+    Args:
+        config: the site's own file.
+        spec: of the run.
+        run: its identity; None where nobody asks for it but the site itself, which is not counted.
+        owner: who asks; the aggregator, where that is not known.
 
     Raises:
         UserError: what keeps the site from taking part.
     """
     policy = Policy.read(config.policy)
+    limits = policy.runs_per_day, policy.runs
+    if run is not None and limits != (None, None):
+        log = DisclosureLog(config.privacy_folder, config.name)
+        log.count(f"{run} {spec.sha256()}", owner or config.aggregator, *limits)  # an aggregator names runs as it likes
     device = device_here(config.device)
     use_threads(spec.training.threads)
     check_memory(spec)

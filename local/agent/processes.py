@@ -182,7 +182,7 @@ class Consider:
             words, refusal, told = list[str](), "", ""
             try:
                 spec = offered_spec(self.config, {"version": offer.version, "run": offer.spec})
-                policy, _, plan = permitted(self.config, spec)
+                policy, _, plan = permitted(self.config, spec, offer.id, offer.owner)
                 words = what_leaves(spec.at(self.config.name), plan, policy, offer.owner)
             except RankdadError as error:
                 refusal, told = str(error), public_reason(error)

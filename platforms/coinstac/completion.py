@@ -22,10 +22,11 @@ from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.inputs import Filled, with_sites
 from rankdad.platforms.coinstac.outcome import outcome_last, same
-from rankdad.platforms.coinstac.table_profile import MAX_ROWS, Profile, missing_code
+from rankdad.platforms.coinstac.table_profile import Profile, missing_code
 
 PACE = ("batch_size", "epochs", "early_stopping")
 MANY = 2  # times more epochs than the owner asks for: worth a word
+LARGEST_STEP = 1_000_000  # rows that a specification allows
 MAX_NAMED = 10  # columns in a warning, or members
 
 
@@ -193,7 +194,7 @@ def complete_unread(filled: Filled, sites: Sequence[str]) -> RunSpec:
     label, features, categorical = (filled.values[name].names for name in ("label", "features", "categorical"))
     levels: dict[str, tuple[str, ...]] = dict.fromkeys(categorical, ("a", "b")) | dict.fromkeys(label, ("a",))
     profile = Profile(columns=tuple(features) or ("a",), levels=levels)
-    training = {"batch_size": MAX_ROWS, **filled.draft["training"]}
+    training = {"batch_size": LARGEST_STEP, **filled.draft["training"]}
     return complete_alone(replace(filled, draft=filled.draft | {"training": training}), profile, sites)
 
 

@@ -317,6 +317,26 @@ def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path,
     )
 
 
+def test_the_policy_speaks_before_the_weights_to_begin_with(tmp_path: Path, server: Server) -> None:
+    """There is no such file."""
+    pretrained = {"file": "gone.safetensors", "sha256": "0" * 64}
+    spec = run_spec(method={"name": "dad"}, model={"name": "mlp", "hidden": [4], "pretrained": pretrained})
+    with pytest.raises(PolicyError) as error:
+        run_site(site(tmp_path, server, spec, {}))
+    assert (error.value.code, error.value.field) == ("policy-refuses", "method.name")
+
+
+def test_refused_runs_count_until_an_owner_has_had_enough(tmp_path: Path, server: Server) -> None:
+    """An aggregator may give two runs one number: the second counts, too; one that comes back does not."""
+    codes = list[str]()
+    for lr in (0.1, 0.1, 0.2, 0.3):
+        spec = run_spec(method={"name": "dad"}, training={"optimizer": {"name": "sgd", "lr": lr}})
+        with pytest.raises(PolicyError) as error:
+            run_site(site(tmp_path, server, spec, {"runs_per_day": 2}))
+        codes.append(error.value.code)
+    assert codes == ["policy-refuses"] * 3 + ["too-many-runs"]
+
+
 def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, server: Server) -> None:
     spec = run_spec(method=RANK_DAD)
     write_site(tmp_path / "data", 10, 0)

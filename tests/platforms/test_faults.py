@@ -236,6 +236,22 @@ def test_a_table_that_cannot_be_used_names_the_member_and_the_field(
     assert "9f0c: " not in str(raised.value)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["fields", "whole specification"])
+def test_a_members_policy_speaks_before_the_table(tmp_path: Path, whole: bool) -> None:
+    inputs = patients(tmp_path, method="powersgd")
+    (tmp_path / "8f0c" / "base" / "8f0c.csv").write_bytes(b"\xff\xfe\0\1")
+    if whole:
+        table = {"reader": "csv", "file": "8f0c.csv", "features": ["age"], "label": "sex", "values": ["F", "M"]}
+        method = {"name": "powersgd", "rank": 1}
+        spec = run_document(task={"name": "classification", "classes": 2}, data=table, method=method, federation={})
+        inputs["8f0c"] = {"files": ["8f0c.csv"], "spec": spec}
+    run = Iterations(tmp_path, inputs, typed=False)
+    joined = run.ask("8f0c", run.inputs["8f0c"], 1).output["rankdad"]
+    expected = ("method.name: ", "policy-refuses") if whole else ("members' limits", "method-refused")
+    assert [problem["code"] for problem in joined["problems"]] == [expected[1]]
+    assert expected[0] in joined["problems"][0]["text"]
+
+
 def test_the_wrong_files_are_told_neither_by_name_nor_by_number(tmp_path: Path) -> None:
     inputs = patients(tmp_path)
     base = tmp_path / "8f0c" / "base"

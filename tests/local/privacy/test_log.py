@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy.log import FILE, DisclosureLog
 
@@ -119,3 +119,19 @@ def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Pa
         parts(tmp_path, "second", FORTY, site="beta" if case == "another-site" else "alpha")
     assert (raised.value.code, raised.value.field) == (code, "privacy")
     assert before is None or (tmp_path / FILE).read_bytes() == before
+
+
+def test_runs_of_an_owner_are_counted_per_day_and_in_all(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path, "alpha")
+    for run in ("a", "b", "a"):
+        log.count(run, "anna", 2, None)
+    log.count("c", "bert", 2, None)
+    with pytest.raises(PolicyError) as error:
+        log.count("d", "anna", 2, None)
+    assert (error.value.code, error.value.field) == ("too-many-runs", "runs_per_day")
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute("UPDATE asked SET at = '2020-01-01T00:00:00Z'")
+    log.count("d", "anna", 2, 3)
+    with pytest.raises(PolicyError) as error:
+        log.count("e", "anna", 2, 3)
+    assert (error.value.code, error.value.field) == ("too-many-runs", "runs")
