@@ -16,12 +16,10 @@ RankdadError                  exit 1
 from __future__ import annotations
 
 import copyreg
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-QUOTED = r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\""  # as repr writes it
-HELD = r"holds [-+.\de]+(?= in row)"
 CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
@@ -47,6 +45,26 @@ def one_line(error: BaseException) -> str:
     return visible(f"{type(error).__name__}: {words}" if words else type(error).__name__)
 
 
+def public_reason(error: BaseException) -> str:
+    """Return what others may hear of an error; of an unexpected one its kind, since its text may quote data."""
+    if isinstance(error, RankdadError):
+        return error.public_message
+    return f"an unexpected error ({type(error).__name__}), of which its log says more"
+
+
+@contextmanager
+def naming(says: Callable[[str], bool]) -> Iterator[None]:
+    """Have errors in reading files tell others no sentence, and their field if the specification says it.
+
+    Whatever class they are of: a field may be a file's header, and a pattern in a specification stands for headers.
+    """
+    try:
+        yield
+    except RankdadError as error:
+        error.is_public, error.field_is_public = False, says(error.field)
+        raise
+
+
 class RankdadError(Exception):
     """Something that ends a command with a sentence instead of a traceback.
 
@@ -60,9 +78,13 @@ class RankdadError(Exception):
 
     Attributes:
         quoted: lines that stand below the sentence, such as the end of a log.
+        is_public: whether others may hear the sentence word by word: it says nothing of a site's data and files.
+        field_is_public: whether they may hear the field.
     """
 
     exit_code = 1
+    is_public = False
+    field_is_public = True
     quoted: tuple[str, ...] = ()
 
     def __init__(
@@ -84,8 +106,15 @@ class RankdadError(Exception):
 
     @property
     def public_message(self) -> str:
-        """What other sites may hear of it."""
-        return str(self)
+        """What other sites, the aggregator and the run's owner may hear of it."""
+        if self.is_public:
+            return str(self)
+        return f"{self.public_field}{': ' * bool(self.public_field)}{self.code} (the site's log says more)"
+
+    @property
+    def public_field(self) -> str:
+        """The field, if others may hear it."""
+        return self.field if self.field_is_public else ""
 
 
 class UserError(RankdadError):
@@ -95,11 +124,12 @@ class UserError(RankdadError):
 
 
 class SpecError(UserError):
-    """A field of a JSON file does not hold what it should."""
+    """A field of a JSON file does not hold what it should; a file that is named is the site's own business."""
 
     def __init__(self, field: str, problem: str, *, code: str, file: str | Path | None = None) -> None:
         sentence = f"{file}: {field}: {problem}" if file else f"{field}: {problem}"
         super().__init__(sentence, code=code, field=field, file=file or "")
+        self.is_public = self.field_is_public = not file
 
 
 class DataError(UserError):
@@ -107,14 +137,15 @@ class DataError(UserError):
 
     Args:
         path: of the file.
-        problem: what is wrong, with what it holds in quotes.
+        problem: what is wrong.
         code: what kind of error it is.
         field: of the specification that asks for what the file does not hold, or its column.
         row: of the file.
         place: where in the file, such as row and column.
-        called: what others hear in place of the file's name, where that is a subject's.
-        hint: what others do not hear, since it comes from the file.
+        hint: that ends the sentence.
     """
+
+    field_is_public = False  # a reader does not ask where it has it from; see `naming`
 
     def __init__(
         self,
@@ -125,18 +156,10 @@ class DataError(UserError):
         field: str = "",
         row: int | None = None,
         place: str = "",
-        called: str = "",
         hint: str = "",
     ) -> None:
         self.path, self.problem = Path(path), f"{place}: {problem}" if place else problem
-        kept = re.sub(HELD, "holds a value", re.sub(QUOTED, "a value", problem))  # a place may hold an apostrophe
-        self._told = f"{called or self.path.name}: {place}{': ' * bool(place)}{kept}"
         super().__init__(f"{path}: {self.problem}{hint}", code=code, field=field, file=path, row=row)
-
-    @property
-    def public_message(self) -> str:
-        """What other sites may hear of it: no folder, and nothing that is quoted from the file."""
-        return self._told
 
 
 class PolicyError(UserError):
@@ -146,30 +169,25 @@ class PolicyError(UserError):
         field: of the spec.
         problem: what it asks for, what the policy allows, and which line of it would have to change.
         code: what kind of error it is.
-        allows: what the policy allows, in words.
         change: lines of the policy that refuse it, as they would let it in.
     """
 
-    def __init__(
-        self, field: str, problem: str, *, code: str, allows: str = "", change: Mapping[str, object] | None = None
-    ) -> None:
-        self.problem, self.allows, self.change = problem, allows, dict(change or {})
+    is_public = True
+
+    def __init__(self, field: str, problem: str, *, code: str, change: Mapping[str, object] | None = None) -> None:
+        self.problem, self.change = problem, dict(change or {})
         super().__init__(f"{field}: {problem}", code=code, field=field)
 
 
 class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy asks for."""
 
+    is_public = False
+
     @classmethod
     def of(cls, error: PolicyError, *, code: str) -> FewSamplesError:
         """Return a policy's refusal as one whose numbers are the site's business."""
-        return cls(error.field, error.problem, code=code, allows=error.allows, change=error.change)
-
-    @property
-    def public_message(self) -> str:
-        """What other sites may hear of it: the field of the spec, what the policy allows, and no count."""
-        allows = f", which allows {self.allows}" if self.allows else ""
-        return f"{self.field}: it has fewer samples here than its policy asks for{allows}"
+        return cls(error.field, error.problem, code=code, change=error.change)
 
 
 class UnreachableError(UserError):
@@ -190,6 +208,8 @@ class ProtocolError(RankdadError):
         site: that sent it.
     """
 
+    is_public = True
+
     def __init__(self, status: int, reason: str, *, code: str, field: str = "", site: str = "") -> None:
         self.status = status
         super().__init__(visible(reason), code=code, field=field, site=site)
@@ -201,6 +221,8 @@ class NonFiniteError(RankdadError):
     Args:
         what: the loss, or the gradient of which parameter.
     """
+
+    is_public = True
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -224,6 +246,8 @@ class RunFailedError(RankdadError):
         code: of the error at the site.
         field: that the error at the site is about.
     """
+
+    is_public = True
 
     def __init__(self, site: str, reason: str, *, code: str, field: str = "") -> None:
         self.reason = visible(reason)

@@ -80,6 +80,11 @@ class Policy(Part):
     site_coefficients: bool = True
     """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
     report, never those of fewer than three patients a column."""
+    runs_per_day: PositiveInt | None = None
+    """Most runs of one owner, or where owners are unknown of one aggregator, within 24 hours: refused ones count, too,
+    since each refusal is an answer. null is no limit, and nothing is counted."""
+    runs: PositiveInt | None = None
+    """Likewise, since the site has a limit."""
     max_upload: PositiveInt | None = None
     """Most bytes that are sent in one step; null is no limit."""
     accept_replica: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1e-3
@@ -133,26 +138,22 @@ class Policy(Part):
             grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
             asks = f"makes steps of {counted(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
-            told = f"none of fewer than {self.min_rows} (min_rows)"
-            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES, told=told)
+            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:
             return
         least = 1 + spec.training.sends_projections if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
-        told = (
-            f"one row for each {self.rows_per_rank} samples (rows_per_rank)"  # others do not learn how many there are
-        )
         if least is not None and least > most:
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
-            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS, told=told)
+            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
         name, rank = _largest_whole(plan)
         if rank > 2 * most:
             asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
             allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(samples, -(-rank // 2))
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, told=told)
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
 
     def check_products(
         self,
@@ -212,7 +213,7 @@ class Policy(Part):
         """
         if self.accept_replica is None or apart <= self.accept_replica:
             return
-        raise PolicyError(
+        error = PolicyError(
             "federation.drift",
             f"in the run {spec.name} the aggregator gives {site} other weights, those of {name} {apart:.3g} of their "
             f"size from the site's own, but its policy takes over none beyond {self.accept_replica:g} "
@@ -220,6 +221,8 @@ class Policy(Part):
             "those too that single samples can be read from",
             code="weights-apart",
         )
+        error.is_public = False  # how far they are apart is the site's business
+        raise error
 
     def check_snapshot(self, *, has_checkpoint: bool) -> None:
         """Check that a site may go on from the aggregator's checkpoint.
@@ -339,14 +342,13 @@ def refusal(
     change: dict[str, object],
     lets_out: str,
     *,
-    told: str = "",
     code: str = "policy-refuses",
 ) -> PolicyError:
     """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
     sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence, allows=told or allows, change=change, code=code)
+    return PolicyError(field, sentence, change=change, code=code)
 
 
 def refuse_together(checks: Mapping[str, Callable[[Policy], object]], policies: Mapping[str, Policy]) -> None:

@@ -23,6 +23,8 @@ class ShutdownError(RankdadError):
         number: of the signal.
     """
 
+    is_public = True
+
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
         super().__init__(f"stopped by {signal.Signals(number).name}", code="stopped")

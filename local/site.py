@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -22,6 +21,7 @@ from rankdad.common.errors import RankdadError, SpecError, UnreachableError, Use
 from rankdad.common.files import owned
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
+from rankdad.common.models import build_network, load_weights
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
@@ -32,7 +32,7 @@ from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.config import PATHS, PageOptions, SiteConfig
+from rankdad.local.config import PageOptions, SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
@@ -40,6 +40,7 @@ from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
 from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.progress import SiteView
 from rankdad.local.progress import following as following_progress
 from rankdad.local.ranks.alone import Alone
@@ -223,21 +224,38 @@ def taking_part(
     """
     spec = offered_spec(config, offered)
     called(spec.name)
-    policy, replica, plan = permitted(config, spec)
-    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run_id(offered)))
+    run = run_id(offered)
+    policy, replica, plan = permitted(config, spec, run)
+    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run))
 
 
-def permitted(config: SiteConfig, spec: RunSpec) -> tuple[Policy, Replica, Plan]:
-    """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read.
+def permitted(
+    config: SiteConfig, spec: RunSpec, run: str | None = None, owner: str = ""
+) -> tuple[Policy, Replica, Plan]:
+    """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read before.
+
+    Args:
+        config: the site's own file.
+        spec: of the run.
+        run: its identity; None where nobody asks for it but the site itself, which is not counted.
+        owner: who asks; the aggregator, where that is not known.
 
     Raises:
         UserError: what keeps the site from taking part.
     """
     policy = Policy.read(config.policy)
-    replica = _replica(config, spec)
-    plan = make_plan(spec, replica.model)
+    limits = policy.runs_per_day, policy.runs
+    if run is not None and limits != (None, None):
+        log = DisclosureLog(config.privacy_folder, config.name)
+        log.count(f"{run} {spec.sha256()}", owner or config.aggregator, *limits)  # an aggregator names runs as it likes
+    device = device_here(config.device)
+    use_threads(spec.training.threads)
+    check_memory(spec)
+    model = build_network(spec, config.allow_factories).to(device)
+    plan = make_plan(spec, model)
     policy.check(spec.at(config.name), plan)
-    return policy, replica, plan
+    load_weights(model, spec, None if config.weights is None else Path(config.weights))
+    return policy, Replica(spec, model=model), plan
 
 
 def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunSpec, Plan, SiteData]:
@@ -307,15 +325,6 @@ def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: st
     return data
 
 
-def _replica(config: SiteConfig, spec: RunSpec) -> Replica:
-    """Make the model, once it is known that it and the run's threads fit into this machine."""
-    device = device_here(config.device)
-    use_threads(spec.training.threads)
-    check_memory(spec)
-    weights = None if config.weights is None else Path(config.weights)
-    return Replica(spec, config.allow_factories, device, weights)
-
-
 def _amounts(data: SiteData) -> str:
     """Say how many samples there are."""
     first = data.splits[0]
@@ -338,19 +347,8 @@ def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator
     except Exception as error:
         if isinstance(error, RankdadError) and (error.code, error.site) == ("folder-in-use", config.name):
             raise  # the site takes part already, by that process
-        code, field = (error.code, error.field) if isinstance(error, RankdadError) else ("unexpected-error", "")
-        said = RankdadError(public_reason(error, config), code=code, field=field)
-        client.give_up(pack_failure(failure_message(config.name, 0, said, final=False)))
+        client.give_up(pack_failure(failure_message(config.name, 0, error, final=False)))
         raise
-
-
-def public_reason(error: BaseException, config: SiteConfig) -> str:
-    """Return what others may hear of an error: none of the site's folders, and nothing that may come from its data."""
-    unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"
-    reason = error.public_message if isinstance(error, RankdadError) else unexpected
-    for path in filter(None, (getattr(config, key) for key in PATHS)):
-        reason = reason.replace(f"{Path(path).parent}{os.sep}", "")
-    return reason
 
 
 def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
@@ -370,7 +368,7 @@ def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:
     if config.spec is not None:
         expected = validate(RunSpec, load_json(config.spec), file=config.spec)
         if expected.sha256() != spec.sha256():
-            raise SpecError("spec", f"{config.spec} is not the run that {source} offers", code="run-differs")
+            raise SpecError("spec", f"is not the run that {source} offers", code="run-differs", file=config.spec)
     if config.name not in spec.federation.sites:
         raise SpecError(
             "name",

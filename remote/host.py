@@ -243,7 +243,7 @@ class Host:
                 self.crashed = True
                 self.ended.set()
             else:
-                self.fail(error.public_message, code=error.code)
+                self.fail(str(error), code=error.code)
             return
         except HalfwayError as error:
             self._crash(error.cause)

@@ -16,7 +16,7 @@ from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, v
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.reduction.feedback import Residuals
 from rankdad.common.protocol.codec import pack, pack_failure, unpack
-from rankdad.common.protocol.messages import Failure, Message, Step, failure_message
+from rankdad.common.protocol.messages import Failure, Kind, Message, Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.remote.aggregator import Aggregator, Answers, Update
@@ -105,11 +105,9 @@ class Region(Aggregator):
     def failure(self) -> bytes:
         """Return what tells the aggregator above how the run has ended here."""
         round_ = self.barrier.round
-        return pack_failure(
-            failure_message(
-                self.node.name, round_, RankdadError(self._outcome[1] or "was stopped", code="region-stopped")
-            )
-        )
+        reason = visible(self._outcome[1] or "was stopped")  # its sites' words are for others, and its own hold no data
+        body = Failure(site=self.node.name, reason=reason, code="region-stopped")
+        return pack_failure(Message(Kind.FAILURE, round_, body))
 
     def _checked(self, body: bytes) -> Message:
         """Return the update in bytes from above, if it is what is due."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
+from rankdad.common.models import build_network
 from rankdad.common.policy import EVERYTHING, Policy, refuse_together
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
@@ -39,6 +40,7 @@ from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
+from rankdad.simulations.checking import check_policy
 from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
@@ -216,7 +218,10 @@ def simulate(
         )
     torch.set_num_threads(file.run.training.threads)
     with own_directory(directory, TOP, new=True):
-        spec, data = file.run, dealt_data(file, directory / "sites", allow_factories)
+        spec = file.run
+        if not pooled:
+            check_policy(file.simulation.policy, spec, make_plan(spec, build_network(spec, allow_factories)), ())
+        data = dealt_data(file, directory / "sites", allow_factories)
         for told in told_of_identifiers(spec, data):
             print(f"warning: {told}", file=sys.stderr)
         policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from rankdad.common.errors import SpecError
+from rankdad.common.errors import SpecError, naming
 from rankdad.common.models.convolutional import convolutional
 from rankdad.common.models.factory import from_factory
 from rankdad.common.models.monai import monai_network
@@ -36,9 +36,19 @@ def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights:
         DataError: the file of pretrained weights cannot be read, or is another one.
     """
     model = build_network(spec, allowed_factories)
-    if spec.model.pretrained is not None:
-        load_pretrained(model, spec.model.pretrained, weights)
+    load_weights(model, spec, weights)
     return model
+
+
+def load_weights(model: nn.Module, spec: RunSpec, folder: Path | None) -> None:
+    """Load the pretrained weights of the run's model, if it begins with any.
+
+    Raises:
+        SpecError, DataError: as `build_model` does.
+    """
+    if spec.model.pretrained is not None:
+        with naming(spec.says):
+            load_pretrained(model, spec.model.pretrained, folder)
 
 
 def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 from torch import Tensor
 
-from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, visible
+from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, public_reason, visible
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
@@ -352,10 +352,9 @@ class Ask:
 
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
-    unexpected = f"an unexpected error ({type(error).__name__}), of which its log says more"  # its text may hold a path
-    reason, code, field = unexpected, "unexpected-error", ""
+    reason, code, field = public_reason(error), "unexpected-error", ""
     if isinstance(error, RankdadError):
-        reason, code, field = error.public_message, error.code, error.field
+        code, field = error.code, error.public_field
     elif isinstance(error, KeyboardInterrupt):
         reason, code = "a person stopped it", "stopped"
     body = Failure(site=site, reason=visible(reason), code=code, field=visible(field), final=final)

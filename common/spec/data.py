@@ -251,6 +251,7 @@ def check_columns(data: TableData) -> None:
         raise ValueError("features: got none, expected at least one column")
     lists: dict[str, Collection[str]] = {"dates": data.dates, "clip": data.clip, "log": data.log}
     lists |= {"categorical_other": data.categorical_other, "missing_indicators": data.missing_indicators}
+    lists |= {"features": data.features, "exclude": data.exclude}
     for field, entries in lists.items():
         if (count := sum(map(is_pattern, entries))) > MAX_PATTERNS:
             raise ValueError(f"{field}: has {count:,} patterns, expected at most {MAX_PATTERNS}: name the columns")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -345,10 +345,26 @@ class RunSpec(Part):
             method = method.model_copy(update={"rank": candidate.rank})
         return self.model_copy(update={"training": training, "method": method})
 
+    def says(self, word: str) -> bool:
+        """Tell whether a word is one of the run's own: a field's path, or what a field holds or is called."""
+        return word in _words(self.model_dump(mode="json"))
+
     def sha256(self) -> str:
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _words(document: object, path: str = "") -> Iterator[str]:
+    """Yield all texts of a document, and the paths of its fields."""
+    if isinstance(document, Mapping):
+        for name, value in document.items():
+            yield from (name, f"{path}{name}", *_words(value, f"{path}{name}."))
+    elif isinstance(document, list):
+        for value in document:
+            yield from _words(value)
+    elif isinstance(document, str):
+        yield document
 
 
 def _why_none_joins(method: MethodSpec) -> str:

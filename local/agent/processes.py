@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Literal
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError, one_line
+from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError, one_line, public_reason
 from rankdad.common.logs import LogOptions, error_line, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
@@ -26,7 +26,7 @@ from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import PAGES, PageOptions, SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
-from rankdad.local.site import offered_spec, permitted, public_reason, run_site
+from rankdad.local.site import offered_spec, permitted, run_site
 from rankdad.page.viewers import VIEWER_TOKEN
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
@@ -182,12 +182,12 @@ class Consider:
             words, refusal, told = list[str](), "", ""
             try:
                 spec = offered_spec(self.config, {"version": offer.version, "run": offer.spec})
-                policy, _, plan = permitted(self.config, spec)
+                policy, _, plan = permitted(self.config, spec, offer.id, offer.owner)
                 words = what_leaves(spec.at(self.config.name), plan, policy, offer.owner)
             except RankdadError as error:
-                refusal, told = str(error), public_reason(error, self.config)
+                refusal, told = str(error), public_reason(error)
             except Exception as error:
-                refusal, told = one_line(error), public_reason(error, self.config)
+                refusal, told = one_line(error), public_reason(error)
         considered = Considered(offer=offer, words=tuple(words), refusal=refusal, told=told)
         _say(writing, Outcome(kind="done", considered=considered))
 
@@ -236,7 +236,7 @@ class Train:
                 outcome = Outcome(
                     kind="refused" if lasting else "again" if known else "crashed",
                     reason=str(error) if known else one_line(error),
-                    told=public_reason(error, config),
+                    told=public_reason(error),
                 )
                 code = error.code if isinstance(error, RankdadError) else "crashed"
                 log.write(f"{error_line(outcome.reason, code)}\n")

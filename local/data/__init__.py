@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import UserError, naming
 from rankdad.common.preparation import Inputs, Rows, count_behind, has_gaps
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.spec import KFold, RunSpec
@@ -274,8 +274,9 @@ def read_site(
         SpecError: samples cannot be varied as the run says.
     """
     check_augmentation_here(spec)
-    reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
-    return split_samples(spec, reading, site_index, loading, dealing)
+    with naming(spec.says):
+        reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
+        return split_samples(spec, reading, site_index, loading, dealing)
 
 
 def read_samples(

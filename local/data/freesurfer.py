@@ -18,7 +18,7 @@ from rankdad.local.data.files import each, read_each, read_one
 from rankdad.local.data.formats import check_text
 from rankdad.local.data.reading import MISSING, Reading, is_folder, number, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, aligned, holder, join, nearest, subjects_file
+from rankdad.local.data.tables import Table, aligned, holder, join, nearest
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 VOLUME = "Volume_mm3"
@@ -135,11 +135,9 @@ def _cells(row: int, file: Path, names: Sequence[str], refused: dict[int, DataEr
                 problem = f"has {len(found[name])} different values of {name}"
                 raise DataError(file, problem, code="region-repeated", field=name)
     except DataError as error:
-        kind = {"code": error.code, "field": error.field}
-        named = DataError(error.path, error.problem, row=error.row, called=subjects_file(row), **kind)
         if refused is None:
-            raise named from None
-        refused[row] = named
+            raise
+        refused[row] = error
         return [""] * len(names)
     return [next(iter(found[name])) for name in names]
 

@@ -124,11 +124,11 @@ class Table:
         return (Path(self.source, label), "") if isinstance(label, str) else (Path(self.source), f"row {label}")
 
     def error(self, row: int, column: str, problem: str, hint: str = "", *, code: str = "cell") -> DataError:
-        """Return the error that names a cell; others do not hear the hint."""
+        """Return the error that names a cell."""
         file, place = self.place(row)
-        where, called = (f"{place}, column {column}", "") if place else (f"column {column}", subjects_file(row))
+        where = f"{place}, column {column}" if place else f"column {column}"
         number = int(place.removeprefix("row ")) if place else None
-        return DataError(file, problem, code=code, field=column, row=number, place=where, called=called, hint=hint)
+        return DataError(file, problem, code=code, field=column, row=number, place=where, hint=hint)
 
     def refuse(self, row: int, column: str, problem: str, hint: str = "", *, code: str = "cell") -> None:
         """Refuse a row, or the whole table for it.
@@ -144,11 +144,6 @@ class Table:
     def take(self, rows: list[int]) -> Table:
         """Return some of the rows."""
         return replace(self, frame=self.frame.iloc[rows])
-
-
-def subjects_file(row: int) -> str:
-    """Return what others hear of the file of a row's subject, which may be called as the subject is."""
-    return f"the file of sample {row + 1}"
 
 
 def append(tables: Sequence[Table]) -> Table:

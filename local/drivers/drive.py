@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError, visible
+from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError
 from rankdad.common.protocol.codec import pack_failure, unpack
 from rankdad.common.protocol.messages import Ask, Message, failure_message
 from rankdad.common.protocol.plan import Plan
@@ -72,6 +72,8 @@ def _update(answer: bytes, plan: Plan, round_: int, device: str) -> Message:
     try:
         return unpack(answer, plan, up=False, device=device)
     except ProtocolError as error:
-        raise RankdadError(
-            f"the aggregator's update of round {round_} cannot be used: {visible(str(error))}", code="update-unusable"
+        raise ProtocolError(
+            502,
+            f"the aggregator's update of round {round_} cannot be used: {error}",
+            code="update-unusable",
         ) from None

@@ -43,6 +43,8 @@ class RefusedError(RankdadError):
         field: that it names.
     """
 
+    is_public = True
+
     def __init__(self, message: str, status: int, *, code: str = "refused", field: str = "") -> None:
         super().__init__(message, code=code, field=field)
         self.status = status

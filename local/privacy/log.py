@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import PolicyError, UserError, visible
 from rankdad.common.files import make_folder
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.privacy.versions import Version, changed, with_version
@@ -48,6 +48,13 @@ CREATE TABLE versions (
     PRIMARY KEY (about, number)
 ) WITHOUT ROWID;
 """
+ASKED = """
+CREATE TABLE IF NOT EXISTS asked (
+    run TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
+) WITHOUT ROWID
+"""  # which an older log has not
 
 
 @dataclass(frozen=True)
@@ -176,6 +183,31 @@ class DisclosureLog:
         if not began.keys() <= patients.sets.keys() or _digest(patients, began) != data:
             problem = f"the patients of the run {run} are not those with whom it began here, or their data are not"
             raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
+
+    def count(self, run: str, owner: str, per_day: int | None, most: int | None) -> None:
+        """Count a run that an owner asks for, whatever becomes of it; one that goes on counts once.
+
+        Args:
+            run: its identity.
+            owner: who asks, or where that is unknown the aggregator.
+            per_day: most runs of an owner within 24 hours; None is no limit.
+            most: of an owner in all; None is no limit.
+
+        Raises:
+            PolicyError: there would be more; the run is not counted.
+            UserError: the log cannot be read or written, or is another site's.
+        """
+        with self._connected() as (log, _):
+            log.execute(ASKED)
+            known = "SELECT count(*), coalesce(sum(at > strftime('%Y-%m-%dT%H:%M:%SZ', 'now', '-1 day')), 0) FROM asked"
+            if log.execute("SELECT 1 FROM asked WHERE run = ?", [run]).fetchone() is not None:
+                return
+            ((in_all, today),) = log.execute(f"{known} WHERE owner = ?", [owner]).fetchall()
+            for field, limit, count in (("runs_per_day", per_day, today), ("runs", most, in_all)):
+                if limit is not None and count >= limit:
+                    said = f"this site's policy allows {limit} of one owner, refused ones included"
+                    raise PolicyError(field, said, code="too-many-runs")
+            log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
 
     def runs(self, patient: str | None = None) -> tuple[Disclosed, ...]:
         """Return all runs, or those that hold sums of a patient, in their order.

@@ -211,7 +211,7 @@ class Ranks:
             said: dict[str, Any] = {"rank": self.rank, "exit_code": getattr(reason, "exit_code", 1)}
             if isinstance(reason, RankdadError):
                 said |= {"sentence": str(reason), "public": reason.public_message}
-                said |= {"code": reason.code, "field": reason.field}
+                said |= {"code": reason.code, "field": reason.public_field}
             else:
                 sentence = f"an unexpected error ({type(reason).__name__})"
                 said |= {"sentence": sentence, "public": sentence, "code": "unexpected-error", "field": ""}

@@ -41,13 +41,13 @@ def data_problem(error: UserError, field: FormField, values: Mapping[str, Any]) 
     key = KEY.search(whole)
     if key is None:
         return field.problem(told, whole, code=error.code)
-    remedy, details = REMEDIES.get(key[1], "ask the owner, who can say more in a Whole specification"), ""
+    remedy = details = REMEDIES.get(key[1], "ask the owner, who can say more in a Whole specification")
     if key[1] in NAMES_OF_LEVELS and (cell := CELL.search(whole)):
         place = FIELDS["label" if cell["name"] in values["label"].names else "categorical"].label
         levels = " | ".join(cell["levels"].removesuffix(", …").split(", "))
-        remedy = f"write it as in other tables, or the owner names all values, under {place}: {cell['name']} = {levels}"
-        details, remedy = f"{remedy} | {cell['value']}", f"{remedy} | …"
-    return field.problem(f"{_cut(told)}: {remedy}", f"{_cut(whole)}: {details or remedy}", code=error.code)
+        remedy = f"write it as in other tables, or the owner names all values, under {place}"
+        details = f"{remedy}: {cell['name']} = {levels} | {cell['value']}"
+    return field.problem(f"{told}: {remedy}", f"{_cut(whole)}: {details}", code=error.code)
 
 
 def _cut(sentence: str) -> str:

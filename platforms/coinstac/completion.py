@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from rankdad.platforms.coinstac.table_profile import Profile, missing_code
 
 PACE = ("batch_size", "epochs", "early_stopping")
 MANY = 2  # times more epochs than the owner asks for: worth a word
+LARGEST_STEP = 1_000_000  # rows that a specification allows
 MAX_NAMED = 10  # columns in a warning, or members
 
 
@@ -175,6 +177,25 @@ def complete_alone(filled: Filled, profile: Profile, sites: Sequence[str]) -> Ru
         levels += ["another"] * (len(levels) == 1)
         profile = profile.model_copy(update={"levels": {**profile.levels, label: tuple(levels)}})
     return complete(filled, {sites[0]: profile}, sites)[0]
+
+
+def complete_unread(filled: Filled, sites: Sequence[str]) -> RunSpec:
+    """Return the least that a form asks for, whatever a table says: fewest columns, and the largest steps.
+
+    Args:
+        filled: the form.
+        sites: of the run.
+
+    Raises:
+        FormError: the form needs a table's columns.
+    """
+    if filled.whole:
+        return complete(filled, {}, sites)[0]
+    label, features, categorical = (filled.values[name].names for name in ("label", "features", "categorical"))
+    levels: dict[str, tuple[str, ...]] = dict.fromkeys(categorical, ("a", "b")) | dict.fromkeys(label, ("a",))
+    profile = Profile(columns=tuple(features) or ("a",), levels=levels)
+    training = {"batch_size": LARGEST_STEP, **filled.draft["training"]}
+    return complete_alone(replace(filled, draft=filled.draft | {"training": training}), profile, sites)
 
 
 def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:

@@ -34,6 +34,12 @@ class Problem(Part):
     field: Annotated[str, Field(max_length=200)] = ""
     """Variable of the form's field, or path in the spec."""
 
+    def withheld(self) -> Problem:
+        """Return it with what it says in the details, since that comes from a member's table."""
+        details = f"{self.text} ({self.details})" if self.details else self.text
+        text = f"{self.field}: {self.code} (the site's log says more)"
+        return self.model_copy(update={"source": "member", "text": text, "details": details})
+
     def named(self, member: str = "") -> str:
         """Return it as a line that says whose field it is.
 

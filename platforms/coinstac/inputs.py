@@ -83,7 +83,8 @@ class Filled:
 
     def refused(self, error: SpecError) -> Problem:
         """Return what is wrong with the spec as a problem of the field that it follows from."""
-        return self.problem(error.field, str(error).removeprefix(f"{error.field}: "), error.code)
+        problem = self.problem(error.field, str(error).removeprefix(f"{error.field}: "), error.code)
+        return problem if error.is_public else problem.withheld()
 
 
 def read(inputs: Mapping[str, Any]) -> Filled:

@@ -87,7 +87,7 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
     try:
         site = _site_file(files, field) or site
     except UserError as error:
-        problems.append(field.problem(f"the JSON file of this site: {_public(error)}", str(error)))
+        problems.append(field.problem("the JSON file of this site has a wrong field", str(error), code=error.code))
     name = site.name or name_of(client)
     if name in RESERVED:
         problems.append(field.problem(f"the JSON file of this site calls it {name}: results use that, choose another"))
@@ -95,7 +95,8 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
         try:
             data = _data(filled, files, base)
         except UserError as error:
-            problems.append(field.problem(str(error), f"chosen: {', '.join(file.name for file in files) or 'no file'}"))
+            chosen = f"{error}; chosen: {', '.join(file.name for file in files) or 'no file'}"
+            problems.append(field.problem(error.public_message, chosen, code=error.code))
     limits = {limit: filled.values[limit] for limit in LIMITS}
     return Member(name, site.policy or Policy(**limits), data, field, model), problems
 
@@ -106,15 +107,8 @@ def _without_model(files: Sequence[Path], field: FormField) -> tuple[list[Path],
     others = [file for file in files if file.name != MODEL and file.suffix != SAFETENSORS]
     if len(folders) == 1:
         return others, folders.pop(), []
-    found = f"got {len(folders)} trained models" if folders else "got no trained model"
-    said = f"{found}, expected one: {MODEL}, best.safetensors and preparation.safetensors of an earlier run"
-    return others, None, [field.problem(said, code="model-missing")]
-
-
-def _public(error: UserError) -> str:
-    """Return an error of the site's own file without the path and without what stands in it."""
-    sentence = re.search(r"site\.json: ([\w.\[\]]+: is (?:missing|not known here))|is not JSON", str(error))
-    return sentence[0].removeprefix("site.json: ") if sentence else "has a wrong field"
+    said = f"expected one trained model: {MODEL}, best.safetensors and preparation.safetensors of an earlier run"
+    return others, None, [field.problem(said, f"got {len(folders)}", code="model-missing")]
 
 
 def _chosen(given: Any, base: Path) -> tuple[list[Path], list[Problem]]:
@@ -189,10 +183,9 @@ def _data(filled: Filled, files: Sequence[Path], base: Path) -> Path:
 
 def _only(paths: Sequence[Path], one: str, several: str) -> Path:
     if len(paths) != 1:
-        raise UserError(
-            f"got {len(paths)} {several}, expected one" if paths else f"got no {one}, expected one",
-            code="files-several",
-        )
+        if not paths:
+            raise UserError(f"got no {one}, expected one", code="file-missing")
+        raise UserError(f"got {len(paths)} {several}, expected one", code="files-several")
     return paths[0]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.prediction import inert, inert_cell
 from rankdad.platforms.coinstac import outputs
-from rankdad.platforms.coinstac.completion import check_opened, complete_alone
+from rankdad.platforms.coinstac.completion import check_opened, complete_alone, complete_unread
 from rankdad.platforms.coinstac.fields import FIELDS, GIVEN, TEST
 from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.given_model import GivenModel, given_model, tested
@@ -167,19 +168,35 @@ class SiteNode:
         """
         if filled.problems and (filled.whole or not filled.values.get("label")):
             return Profile()
+        sites = filled.sites if member.name in filled.sites else (member.name, OTHER)
+        if not filled.problems:
+            self._check_unread(filled, member, sites)
         description = describe(filled, data, member.policy.min_rows)
         if filled.problems:
             return Profile()
         for note in description.notes:
             self._say(f"note: {note}")
-        sites = filled.sites if member.name in filled.sites else (member.name, OTHER)
-        spec = complete_alone(filled, description.whole, sites)
+        try:
+            spec = complete_alone(filled, description.whole, sites)
+        except FormError as error:
+            raise FormError(*dict.fromkeys(problem.withheld() for problem in error.problems)) from None
         check_memory(spec)
         plan = make_plan(spec, build_model(spec, self._allow_factories))
         samples = read_data(spec, plan, member)
         for note in (*plan.warnings, *member.policy.warnings(spec), *samples.notes):
             self._say(f"warning: {note}")
         return description.public
+
+    def _check_unread(self, filled: Filled, member: Member, sites: Sequence[str]) -> None:
+        """Check the form against the member's policy, as far as that needs no table.
+
+        Raises:
+            PolicyError: the policy refuses the run, whatever the table holds.
+        """
+        with suppress(FormError, SpecError):  # what a table has to fill in, or what is said once that is read
+            spec = complete_unread(filled, sites)
+            plan = make_plan(spec, build_model(spec, self._allow_factories))
+            member.policy.check(spec.at(member.name), plan)
 
     def _open(self, opened: outputs.Opened, state: outputs.NodeState) -> None:
         """Begin the run, if it is the one that this member's form asks for.

@@ -113,8 +113,8 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
     if not features.names or any(map(_has_wildcard, features.names)):
         mixed = [name for name, why in left_out.items() if why == MIXED and name not in features.excluded]
         if mixed:
-            said = (f"column {name} of {data.name}: {MIXED}" for name in mixed)
-            raise FormError(*(FIELDS["features"].problem(one, member=True) for one in said))
+            named = f"{data.name}: {', '.join(mixed)}"
+            raise FormError(FIELDS["features"].problem(f"columns: {MIXED}", named, member=True, code="mixed-column"))
         notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items())
     used = texts.columns.intersection([*label.names, *features.names, *categorical.names, *columns], sort=False)
     stand_ins = _stand_ins(table, used)
@@ -183,7 +183,10 @@ def _check_columns(filled: Filled, data: Path, texts: pd.DataFrame) -> None:
     """Check that a table has all columns that the form names."""
     problems = [
         FIELDS[field].problem(
-            f"{data.name} has no column {name}{nearest(name, list(texts.columns))}", member=True, code="column-missing"
+            f"there is no column {name}",
+            f"{data.name}{nearest(name, list(texts.columns))}",
+            member=True,
+            code="column-missing",
         )
         for field in ("label", "features", "categorical")
         for name in filled.values[field].names
@@ -205,10 +208,10 @@ def _count_levels(filled: Filled, data: Path, texts: pd.DataFrame, missing: pd.D
             levels = texts[name][~missing[name]].map(canonical).value_counts()
             counts[name] = {level: int(levels[level]) for level in ordered(map(str, levels.index))}
             if len(levels) > MAX_LEVELS:
-                said = f"column {name} of {data.name} {TOO_MANY}"
-                problems.append(FIELDS[field].problem(said, member=True, code="too-many-values"))
+                said = f"column {name} {TOO_MANY}"
+                problems.append(FIELDS[field].problem(said, data.name, member=True, code="too-many-values"))
             elif ways := respelled(counts[name]):
-                said = f"column {name} of {data.name} has values that differ only in how they are written"
+                said = f"column {name} has values that differ only in how they are written"
                 which = "; ".join(", ".join(f"{way!r} in {counts[name][way]} rows" for way in one) for one in ways)
                 code = "values-spelled-apart"
                 problems.append(FIELDS[field].problem(f"{said}: write them alike", which, member=True, code=code))

@@ -328,6 +328,26 @@ def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path,
     )
 
 
+def test_the_policy_speaks_before_the_weights_to_begin_with(tmp_path: Path, server: Server) -> None:
+    """There is no such file."""
+    pretrained = {"file": "gone.safetensors", "sha256": "0" * 64}
+    spec = run_spec(method={"name": "dad"}, model={"name": "mlp", "hidden": [4], "pretrained": pretrained})
+    with pytest.raises(PolicyError) as error:
+        run_site(site(tmp_path, server, spec, {}))
+    assert (error.value.code, error.value.field) == ("policy-refuses", "method.name")
+
+
+def test_refused_runs_count_until_an_owner_has_had_enough(tmp_path: Path, server: Server) -> None:
+    """An aggregator may give two runs one number: the second counts, too; one that comes back does not."""
+    codes = list[str]()
+    for lr in (0.1, 0.1, 0.2, 0.3):
+        spec = run_spec(method={"name": "dad"}, training={"optimizer": {"name": "sgd", "lr": lr}})
+        with pytest.raises(PolicyError) as error:
+            run_site(site(tmp_path, server, spec, {"runs_per_day": 2}))
+        codes.append(error.value.code)
+    assert codes == ["policy-refuses"] * 3 + ["too-many-runs"]
+
+
 def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, server: Server) -> None:
     spec = run_spec(method=RANK_DAD)
     write_site(tmp_path / "data", 10, 0)
@@ -336,9 +356,8 @@ def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, se
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
     assert isinstance(told, Failure)
     assert (told.site, told.final) == ("alpha", False)
-    assert told.reason.startswith("training.batch_size: ")
-    assert "8 (min_rows)" in told.reason, "what the policy asks for"
-    assert "7" not in told.reason, "and not how many there are"
+    assert (told.code, told.field) == ("steps-of-too-few", "training.batch_size")
+    assert not re.search(r"\d", told.reason)
 
 
 def test_a_check_says_what_the_policy_makes_of_the_run(

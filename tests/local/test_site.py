@@ -56,14 +56,14 @@ def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("version", "runs rankdad "),
+        ("version", "version: version-differs"),
         ("memory", "the network has "),
-        ("device", "device: got cuda:4000, but this machine has "),
+        ("device", "device: "),
         ("policy", "training.batch_size: the run makes steps of 8 samples here, but this site's policy allows none"),
-        ("policy's file", "hospital/policy.json: min_rows: got 0, expected"),
-        ("data", "data.npz: does not exist"),
-        ("spec", "spec: other.json is not the run that "),
-        ("output", "output: hospital/policy.json/out cannot be made: Not a directory"),
+        ("policy's file", "field-invalid"),
+        ("data", "file-missing"),
+        ("spec", "run-differs"),
+        ("output", "output: cannot-make"),
         ("anything", "an unexpected error (KeyError), of which its log says more"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
         run_site(config)
     aggregator = served.aggregator
     problem = aggregator.recorder.progress.problems["alpha"]
-    assert told.replace("hospital/", "") in problem
+    assert told in problem
     assert str(tmp_path) not in problem
     assert not aggregator.ended
     assert aggregator.barrier.missing() == aggregator.plan.sites

@@ -65,12 +65,12 @@ def test_a_disk_that_is_full_at_the_end_is_what_is_said(tmp_path: Path, monkeypa
         Iterations(tmp_path, members(tmp_path)).go()
 
 
-def test_a_site_that_cannot_write_in_the_first_iteration_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_a_site_that_cannot_write_in_the_first_iteration_is_named_with_its_code(tmp_path: Path) -> None:
     inputs = members(tmp_path)
     run = Iterations(tmp_path, inputs)
     run.state("8f0c")
     (tmp_path / "8f0c" / "output" / "inputs.tmp").mkdir()
-    with pytest.raises(RankdadError, match=r"^8f0c: .*inputs.json: cannot be written: Is a directory$"):
+    with pytest.raises(RankdadError, match=r"^8f0c: cannot-write"):
         run.go()
 
 
@@ -191,13 +191,13 @@ def test_names_and_limits_may_lie_in_a_file_of_the_members_own(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("cell", "said", "kept"),
+    ("cell", "kept"),
     [
-        ("Miller, born in 1960", "8f0c.csv: row 9, column age: holds a value, expected a finite number", "Miller"),
-        ("1e400", "8f0c.csv: row 9, column age: holds a value, expected a finite number", "1e400"),
+        ("Miller, born in 1960", "Miller"),
+        ("1e400", "1e400"),
     ],
 )
-def test_no_cell_of_a_members_table_is_told_to_others(tmp_path: Path, cell: str, said: str, kept: str) -> None:
+def test_no_cell_of_a_members_table_is_told_to_others(tmp_path: Path, cell: str, kept: str) -> None:
     inputs = patients(tmp_path, features="age")
     path = tmp_path / "8f0c" / "base" / "8f0c.csv"
     table = pd.read_csv(path, dtype=str)
@@ -205,19 +205,19 @@ def test_no_cell_of_a_members_table_is_told_to_others(tmp_path: Path, cell: str,
     table.to_csv(path, index=False)
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, inputs).go(most=2)
-    assert f"8f0c: Files (files): {said}" in str(raised.value)
-    assert kept not in str(raised.value)
+    assert str(raised.value).startswith("8f0c: Files (files): ")
+    assert not any(word in str(raised.value) for word in (kept, "row", ".csv"))
     assert kept in (tmp_path / "8f0c" / "output" / "error.txt").read_text()
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda base: (base / "8f0c.csv").write_text(""), "8f0c: Files (files): 8f0c.csv: is empty"),
-        (lambda base: (base / "8f0c.csv").write_bytes(b"\xff\xfe\0\1"), "8f0c: Files (files): 8f0c.csv: "),
+        (lambda base: (base / "8f0c.csv").write_text(""), "8f0c: Files (files): "),
+        (lambda base: (base / "8f0c.csv").write_bytes(b"\xff\xfe\0\1"), "8f0c: Files (files): "),
         (
             lambda base: (base / "8f0c.csv").write_text("id,age\n1,2\n"),
-            "8f0c: Column of what is predicted (label): 8f0c.csv has no column sex",
+            "8f0c: Column of what is predicted (label): there is no column sex",
         ),
         (
             lambda base: (base / "8f0c.csv").write_text("id,age,dose,sex\n" + "a,1,2,F\n" * 5),
@@ -236,16 +236,32 @@ def test_a_table_that_cannot_be_used_names_the_member_and_the_field(
     assert "9f0c: " not in str(raised.value)
 
 
-def test_the_wrong_files_are_named_by_number_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["fields", "whole specification"])
+def test_a_members_policy_speaks_before_the_table(tmp_path: Path, whole: bool) -> None:
+    inputs = patients(tmp_path, method="powersgd")
+    (tmp_path / "8f0c" / "base" / "8f0c.csv").write_bytes(b"\xff\xfe\0\1")
+    if whole:
+        table = {"reader": "csv", "file": "8f0c.csv", "features": ["age"], "label": "sex", "values": ["F", "M"]}
+        method = {"name": "powersgd", "rank": 1}
+        spec = run_document(task={"name": "classification", "classes": 2}, data=table, method=method, federation={})
+        inputs["8f0c"] = {"files": ["8f0c.csv"], "spec": spec}
+    run = Iterations(tmp_path, inputs, typed=False)
+    joined = run.ask("8f0c", run.inputs["8f0c"], 1).output["rankdad"]
+    expected = ("method.name: ", "policy-refuses") if whole else ("members' limits", "method-refused")
+    assert [problem["code"] for problem in joined["problems"]] == [expected[1]]
+    assert expected[0] in joined["problems"][0]["text"]
+
+
+def test_the_wrong_files_are_told_neither_by_name_nor_by_number(tmp_path: Path) -> None:
     inputs = patients(tmp_path)
     base = tmp_path / "8f0c" / "base"
     (base / "miller.csv").write_text("a\n")
     (base / "jones.nii").write_text("x")
-    for files, said in ((["8f0c.csv", "miller.csv"], "got 2 table"), (["jones.nii"], "got no table")):
+    for files, code in ((["8f0c.csv", "miller.csv"], "files-several"), (["jones.nii"], "file-missing")):
         inputs["8f0c"]["files"] = files
         with pytest.raises(RankdadError) as raised:
             Iterations(tmp_path, inputs).go(most=2)
-        assert f"8f0c: Files (files): {said}" in str(raised.value)
+        assert f"8f0c: Files (files): {code}" in str(raised.value)
         assert "miller" not in str(raised.value)
         assert files[-1] in (tmp_path / "8f0c" / "output" / "error.txt").read_text()
 
@@ -294,7 +310,7 @@ def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(tmp_path: Path, 
             other = {"rankdad": opened | {"run": opened["run"] | {part: whole_part}}}
             said = run.ask("8f0c", other, 2).output["rankdad"]
             assert said["stage"] == "failed", (part, value)
-            assert re.search("another run than the form asks for|without this site|expected", said["reason"])
+            assert re.search("run-differs|site-unknown|expected", said["reason"])
         assert run.ask("8f0c", {"rankdad": opened}, 2).output["rankdad"]["stage"] == "sent"
     finally:
         for node in run.nodes.values():
@@ -315,7 +331,7 @@ def test_a_form_is_taken_in_the_first_iteration_alone(tmp_path: Path) -> None:
     state = run.state("8f0c").model_copy(update={"iteration": 2})
     said = run.nodes["8f0c"].advance(run.inputs["8f0c"] | {"min_rows": 1}, state).output["rankdad"]
     assert said["stage"] == "failed"
-    assert said["reason"] == "got a form in iteration 2, expected what the aggregator says"
+    assert said["reason"].startswith("iteration-unexpected")
 
 
 def test_a_column_of_numbers_with_a_word_in_it_is_a_mistake(tmp_path: Path) -> None:
@@ -326,8 +342,8 @@ def test_a_column_of_numbers_with_a_word_in_it_is_a_mistake(tmp_path: Path) -> N
     table.to_csv(path, index=False)
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, inputs).go(most=2)
-    said = "8f0c: Columns of the inputs (features): column dose of 8f0c.csv: most of its cells are numbers, but not all"
-    assert str(raised.value).startswith(said)
+    assert (raised.value.code, raised.value.field) == ("mixed-column", "features")
+    assert not any(word in str(raised.value) for word in ("dose", ".csv", "Miller"))
 
 
 def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) -> None:
@@ -345,8 +361,8 @@ def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) 
 
     with pytest.raises(RankdadError) as raised:
         Changed(tmp_path, inputs, replaced=lambda iteration, node: iteration == 4).go()
-    assert "Files (files): 8f0c.csv: row 3, column sex: holds a value" in str(raised.value)
-    assert "Miller" not in str(raised.value)
+    assert "8f0c: Files (files): sex: " in str(raised.value)
+    assert not any(word in str(raised.value) for word in ("Miller", "row", ".csv"))
     assert "Miller" in "".join(said)
 
 

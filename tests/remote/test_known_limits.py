@@ -18,16 +18,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.messages import Kind, Message, Step
 from rankdad.common.protocol.service import Reply
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification
+from rankdad.page.stream import MAX_VIEWERS
 from rankdad.remote import aggregation
 from rankdad.remote import aggregator as aggregators
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit
+from rankdad.remote.config import Access
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.host import Host
 from rankdad.remote.journal import Journal
@@ -35,12 +37,14 @@ from rankdad.remote.ledger import Durability
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import HEAD_BYTES, DamageError, Entry, Record
 from rankdad.remote.run_directory import Table
+from rankdad.remote.service.app import ServiceRoutes
 from rankdad.remote.service.queue import FILE
+from rankdad.remote.service.running import Options, RunningRun
 from rankdad.remote.service.service import Service
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_spec
 from tests.remote.test_aggregator import hello_of
-from tests.remote.test_service import ID, as_, asking, submitted, with_service
+from tests.remote.test_service import ID, Connection, as_, asking, submitted, with_service
 
 
 @contextlib.asynccontextmanager
@@ -304,3 +308,84 @@ def test_behind_a_proxy_with_tls_the_cookie_is_sent_through_tls_alone(tmp_path: 
         assert "; Secure" in await cookie_of(service, **{"x-forwarded-proto": "https"})
 
     with_service(test, tmp_path)
+
+
+@pytest.mark.xfail(strict=True, reason="S15: without tokens it answers whatever name its address was asked by")
+def test_a_service_without_tokens_answers_no_page_that_has_made_its_name_lead_here(tmp_path: Path) -> None:
+    """DNS rebinding: to the browser the page and the service are one site."""
+
+    async def ask(service: Service) -> None:
+        own = Service(service.consortium, tmp_path, service.queue, Access(), Options(), service.audit)
+        named = {"host": "evil.example", "origin": "http://evil.example", "sec-fetch-site": "same-origin"}
+        async with asking(own) as client:
+            assert (await client.get("/runs", headers=named)).status_code >= 400
+
+    with_service(ask, tmp_path)
+
+
+@pytest.mark.xfail(strict=True, raises=ProtocolError, reason="S16: a queue is all owners': one can fill it")
+def test_an_owner_with_many_runs_leaves_room_for_another(tmp_path: Path) -> None:
+    async def ask(service: Service) -> None:
+        for number in range(service.consortium.max_queue):
+            await submitted(service, f"{number:016x}")
+        service.queue.submit(ID, "small", "bert", SITES, {}, service.consortium.max_queue)
+
+    with_service(ask, tmp_path)
+
+
+@pytest.mark.xfail(strict=True, reason="S17: a spec's threads are those of the whole service, other owners' runs too")
+def test_a_run_takes_no_more_threads_of_a_service_than_there_are_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = list[int]()
+
+    async def ask(service: Service) -> None:
+        run = await submitted(service, training={"threads": 1024})
+        monkeypatch.setattr(torch, "set_num_threads", taken.append)
+        RunningRun(service.queue.entry(run), service.queue.spec(run), tmp_path, Options())._make()
+
+    with_service(ask, tmp_path)
+    assert max(taken, default=1) <= (os.cpu_count() or 1)
+
+
+@pytest.mark.xfail(strict=True, reason="S19: streams are counted for all viewers together")
+def test_a_viewer_with_many_pages_open_keeps_no_other_out(tmp_path: Path) -> None:
+    async def ask(service: Service) -> None:
+        app, statuses = ServiceRoutes(service, time.time).app(), list[int]()
+
+        async def look(name: str) -> None:
+            begun = asyncio.Event()
+
+            async def receive() -> dict[str, Any]:
+                await asyncio.Event().wait()
+                return {}
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+                elif message.get("body"):
+                    begun.set()
+
+            headers = [(key.encode(), value.encode()) for key, value in as_(name).items()]
+            scope: dict[str, Any] = {
+                "type": "http",
+                "method": "GET",
+                "path": "/runs/events",
+                "headers": headers,
+                "query_string": b"",
+            }
+            scope |= {"scheme": "http", "server": ("service", 80), "state": {"connection": Connection()}}
+            looking.append(asyncio.create_task(app(scope, receive, send)))
+            async with asyncio.timeout(5):
+                await begun.wait()
+
+        looking = list[asyncio.Task[None]]()
+        for _ in range(MAX_VIEWERS):
+            await look("vera")
+        await look("anna")
+        for task in looking:
+            task.cancel()
+        await asyncio.gather(*looking, return_exceptions=True)
+        assert statuses == [200] * (MAX_VIEWERS + 1)
+
+    with_service(ask, tmp_path)

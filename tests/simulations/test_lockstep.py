@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rankdad.common.errors import RunFailedError
+from rankdad.common.documents import validate
+from rankdad.common.errors import PolicyError, RunFailedError
 from rankdad.common.gradients.projections import projections_of
 from rankdad.common.gradients.routes import Route
 from rankdad.common.models import build_model
@@ -24,8 +25,9 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 from rankdad.local.training import Result
-from rankdad.simulations.lockstep import run
-from tests.conftest import SITES, part_of, run_spec, sampled
+from rankdad.simulations.lockstep import run, simulate
+from rankdad.simulations.spec import SimulationFile
+from tests.conftest import SITES, part_of, run_document, run_spec, sampled
 
 Data = Callable[..., dict[str, SiteData]]
 
@@ -426,3 +428,12 @@ def test_unequal_sites_divide_by_the_squares_of_one_pooled_batch(tmp_path: Path,
         replica.apply(gradients, dict(zip(matrices, own, strict=True)))
     for key, value in replica.model.state_dict().items():
         assert torch.allclose(found[key], value, rtol=0, atol=1e-10), key
+
+
+def test_the_policy_speaks_before_the_data(tmp_path: Path) -> None:
+    """There are none."""
+    source = {"source": {"name": "folders", "path": str(tmp_path / "gone")}, "partition": {"name": "folder"}}
+    document = {"run": run_document(method={"name": "dad"}), "simulation": source | {"policy": {"min_rows": 1}}}
+    with pytest.raises(PolicyError) as error:
+        simulate(validate(SimulationFile, document), tmp_path / "run", quiet=True)
+    assert (error.value.code, error.value.field) == ("policy-refuses", "method.name")

@@ -122,13 +122,6 @@ def test_every_fault_is_named_and_no_cell_is_told(
     assert str(tmp_path) not in error.value.public_message
 
 
-def test_no_cell_is_told_where_a_column_has_an_apostrophe(tmp_path: Path) -> None:
-    folder = write(tmp_path, BRAINS.replace("age", "patient's age").replace("30", "Jane Roe"))
-    with pytest.raises(DataError, match="holds 'Jane Roe'") as error:
-        read_samples(run_of(label="patient's age"), folder)
-    assert "row 3, column patient's age: holds a value" in error.value.public_message
-
-
 @pytest.mark.parametrize(
     ("changes", "brains", "said", "cell"),
     [

@@ -88,7 +88,7 @@ def test_a_subjects_file_that_is_no_text_is_said_without_its_name(tmp_path: Path
     (tmp_path / "jane").write_bytes(b"%PDF-1.7")
     with pytest.raises(DataError, match="jane: is a PDF, expected a subject's statistics as text") as error:
         read_site(spec_of("freesurfer"), tmp_path, 0)
-    assert error.value.public_message.startswith("the file of sample 1: is a PDF")
+    assert "jane" not in error.value.public_message
 
 
 TABLES: list[tuple[bytes, str]] = [

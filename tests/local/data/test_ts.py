@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_what_is_not_read_is_named_by_its_line(old: str, new: str, said: str, tm
 def test_what_series_hold_is_told_to_nobody_else(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read(tmp_path, HEADER + "7:secret:1\n")
-    assert error.value.public_message == "a.ts: line 11: value 1 of dimension 2 is a value, expected a finite number"
+    assert not re.search(r"\d|secret", error.value.public_message)
 
 
 def test_schemas_go_with_tasks_and_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from rankdad.local.privacy.patients import Patients
@@ -145,3 +145,19 @@ def test_patients_of_whom_a_column_says_something_else_are_a_set_of_their_own(tm
     assert "p4" not in parts(tmp_path, "back", FORTY, patients=back), "its part's others have changed since the first"
     assert parts(tmp_path, "as at first", FORTY) == began
     assert parts(tmp_path, "first", FORTY) == began
+
+
+def test_runs_of_an_owner_are_counted_per_day_and_in_all(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path, "alpha")
+    for run in ("a", "b", "a"):
+        log.count(run, "anna", 2, None)
+    log.count("c", "bert", 2, None)
+    with pytest.raises(PolicyError) as error:
+        log.count("d", "anna", 2, None)
+    assert (error.value.code, error.value.field) == ("too-many-runs", "runs_per_day")
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute("UPDATE asked SET at = '2020-01-01T00:00:00Z'")
+    log.count("d", "anna", 2, 3)
+    with pytest.raises(PolicyError) as error:
+        log.count("e", "anna", 2, 3)
+    assert (error.value.code, error.value.field) == ("too-many-runs", "runs")
