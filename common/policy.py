@@ -16,7 +16,17 @@ from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import Dsgd, MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopK, TopRows
+from rankdad.common.spec import (
+    Dsgd,
+    LeaveOneSiteOut,
+    MethodSpec,
+    PositiveInt,
+    PowerSgd,
+    RankDad,
+    RunSpec,
+    TopK,
+    TopRows,
+)
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows", "top-k"]
 UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
@@ -30,6 +40,7 @@ LARGEST = "the largest entries of a layer's gradient, of as high a rank as there
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
+FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
@@ -69,6 +80,9 @@ class Policy(Part):
     """How far from the site's own the weights may be that the aggregator gives it after a comparison, relative to their
     size; null takes any. With a number a site that has a checkpoint goes on from no other; with 0 one that has lost its
     checkpoints does not either."""
+    min_sites: PositiveInt = 2
+    """Fewest sites that take part in every step and round, of a region as of the run: a run that could go on with
+    fewer, by its quorum, its overrides or a site that it leaves out, is refused."""
 
     @classmethod
     def read(cls, path: str | None) -> Policy:
@@ -89,6 +103,7 @@ class Policy(Part):
         Raises:
             PolicyError: naming the field of the spec that asks for too much.
         """
+        self._check_sites(spec)
         if spec.solver == "exact":  # no step is taken
             return
         self._check_method(spec.method)
@@ -240,6 +255,15 @@ class Policy(Part):
             f"(federation.drift), but this site's policy takes over none beyond {limit:g} (accept_replica)",
         )
 
+    def _check_sites(self, spec: RunSpec) -> None:
+        together = sites_together(spec)
+        field = next((field for field, count in together.items() if count < self.min_sites), None)
+        if field is not None:
+            fewest = max(1, min(together.values()))
+            asks = f"has rounds with as few as {counted(fewest, 'site')}"
+            allows = f"none of fewer than {self.min_sites} (min_sites)"
+            raise refusal(field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites")
+
     def _check_method(self, method: MethodSpec) -> None:
         unreduced = method.name in UNREDUCED
         if method.name in self.methods and (self.unreduced_factors or not unreduced):
@@ -285,8 +309,28 @@ class Policy(Part):
 
 
 EVERYTHING = Policy(
-    min_rows=1, rows_per_rank=None, methods=get_args(MethodName), unreduced_factors=True, accept_replica=None
+    min_rows=1,
+    rows_per_rank=None,
+    methods=get_args(MethodName),
+    unreduced_factors=True,
+    accept_replica=None,
+    min_sites=1,
 )  # for sites of one owner, whose data need no protection from one another
+
+
+def sites_together(spec: RunSpec) -> dict[str, int]:
+    """Return how few sites take part in a round, by the field of the spec that makes them as few, the first first."""
+    federation = spec.federation
+    ended = sum(not federation.trains(site, spec.training.epochs - 1) for site in federation.sites)
+    required = federation.required_sites
+    training = required if spec.solver == "exact" else required - ended  # those that have ended count for the quorum
+    return {
+        "federation.sites": len(federation.sites),
+        "federation.quorum": required,
+        "federation.overrides": training,
+        "federation.regions": min(len(node.sites) for node in federation.nodes.values()),
+        "evaluation.name": training - isinstance(spec.evaluation, LeaveOneSiteOut),
+    }
 
 
 def _lost(method: MethodSpec) -> str:

@@ -32,7 +32,7 @@ from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.folds import Split
 from rankdad.local.data.reading import Reading
 from rankdad.local.site import check_site, run_site
-from tests.conftest import OPEN, run_spec, write_site
+from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server
 
 RANK_DAD = {"name": "rank-dad", "rank": 2}
@@ -158,6 +158,53 @@ def test_every_line_of_every_site_that_refuses_is_told_at_once() -> None:
     told = [(line.partition(": ")[0], re.findall(r'"(\w+)":', line)) for line in caught.value.quoted]
     assert told == [("alpha", ["methods", "rows_per_rank"]), ("alpha", ["max_upload"]), ("beta", ["rows_per_rank"])]
     assert (caught.value.code, caught.value.field, caught.value.site) == ("policy-refuses", "method.name", "alpha")
+
+
+ENDED = {"alpha": {"epochs": 1}, "beta": {"epochs": 1}}
+ONE_OUT = {"evaluation": {"name": "leave-one-site-out"}}
+
+
+@pytest.mark.parametrize(
+    ("sites", "federation", "others", "field"),
+    [
+        (1, {}, {}, "federation.sites"),
+        (3, {"quorum": 1}, {}, "federation.quorum"),
+        (3, {"quorum": 0.3}, {}, "federation.quorum"),
+        (3, {"overrides": ENDED}, {}, "federation.overrides"),
+        (3, {"quorum": 2, "overrides": {"alpha": {"epochs": 1}}}, {}, "federation.overrides"),
+        (3, {"regions": {"north": ["alpha"]}}, {}, "federation.regions"),
+        (2, {}, ONE_OUT, "evaluation.name"),
+        (3, {"quorum": 2}, ONE_OUT, "evaluation.name"),
+    ],
+)
+def test_a_run_that_may_fall_below_the_fewest_sites_is_refused(
+    sites: int, federation: dict[str, Any], others: dict[str, Any], field: str
+) -> None:
+    spec = run_spec(federation={"sites": SITES[:sites]} | federation, method=RANK_DAD, **others)
+    with pytest.raises(PolicyError) as caught:
+        check({}, spec)
+    assert (caught.value.code, caught.value.field) == ("too-few-sites", field)
+    assert caught.value.change == {"min_sites": 1}
+    check({"min_sites": 1}, spec)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "federation", "others"),
+    [
+        (3, {}, {}),
+        (2, {"quorum": 2, "staleness": 1}, {}),  # no quorum counts what comes late
+        (2, {"regions": {"north": ["alpha", "beta"]}}, {}),
+        (2, {}, ONE_OUT),
+        (2, {"overrides": {"alpha": {"epochs": 1}}}, {}),
+    ],
+)
+def test_a_run_that_keeps_to_the_fewest_sites_is_allowed(
+    fewest: int, federation: dict[str, Any], others: dict[str, Any]
+) -> None:
+    spec = run_spec(federation={"sites": SITES} | federation, method=RANK_DAD, **others)
+    check({"min_sites": fewest}, spec)
+    with pytest.raises(PolicyError):
+        check({"min_sites": fewest + 1}, spec)
 
 
 def data_of(*sizes: int) -> SiteData:
