@@ -22,7 +22,7 @@ from rankdad.common.errors import RankdadError, SpecError, UnreachableError, Use
 from rankdad.common.files import owned
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
-from rankdad.common.policy import Policy
+from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
@@ -236,7 +236,7 @@ def permitted(config: SiteConfig, spec: RunSpec) -> tuple[Policy, Replica, Plan]
     policy = Policy.read(config.policy)
     replica = _replica(config, spec)
     plan = make_plan(spec, replica.model)
-    policy.check(spec.at(config.name), plan)
+    refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
     return policy, replica, plan
 
 

@@ -207,6 +207,79 @@ def test_a_run_that_keeps_to_the_fewest_sites_is_allowed(
         check({"min_sites": fewest + 1}, spec)
 
 
+TABLE: dict[str, Any] = {
+    "reader": "csv",
+    "file": "visits.csv",
+    "covariates": ["people.csv"],
+    "features": ["age", "sex", "seen", "a[*]b"],
+    "categorical": {"sex": ["f", "m"], "ward": ["1", "2"]},
+    "dates": {"seen": {"since": "born"}},
+    "label": "ill",
+    "values": ["0", "1"],
+    "key": "visit",
+    "group": "patient",
+}
+COLUMNS = ["ill", "patient", "age", "sex", "seen", "a[*]b", "visit", "born", "ward"]
+
+
+def asking(**data: Any) -> RunSpec:
+    """A run of two tables that reads columns for whatever a specification can name them for."""
+    return run_spec(
+        task={"name": "classification", "classes": 2},
+        model={"name": "linear"},
+        data=TABLE | data,
+        preparation={"harmonise": {"keep": ["ward"]}},
+    )
+
+
+def refused_as(policy: dict[str, Any], spec: RunSpec) -> tuple[str, str]:
+    """Return code and field of a refusal, which goes once the lines are changed as it says."""
+    with pytest.raises(PolicyError) as caught:
+        check(policy, spec)
+    check(policy | caught.value.change, spec)
+    return caught.value.code, caught.value.field or ""
+
+
+def test_a_run_reads_listed_columns_alone_whatever_it_reads_them_for() -> None:
+    check({"columns": COLUMNS}, asking())
+    check({"columns": ["*"]}, asking())
+    fields = {
+        "ill": "data.label",
+        "patient": "data.group",
+        "visit": "data.key",
+        "born": "data.dates",
+        "ward": "preparation.harmonise.keep",
+    }
+    for column in COLUMNS:
+        others = [name for name in COLUMNS if name != column]
+        expected = ("column-not-allowed", fields.get(column, "data.features"))
+        assert refused_as({"columns": others}, asking()) == expected
+
+
+def test_a_run_reads_listed_files_alone_and_a_pattern_only_if_that_is_listed() -> None:
+    for listed in (["visits.csv", "people.csv"], ["*.csv"]):
+        check({"files": listed}, asking())
+    assert refused_as({"files": ["visits.csv"]}, asking()) == ("file-not-allowed", "data.covariates")
+    assert refused_as({"files": ["v*", "people.csv"]}, asking(file="vis*")) == ("file-not-allowed", "data.file")
+    check({"files": ["vis*", "people.csv"]}, asking(file="vis*"))
+    assert refused_as({"files": ["*.csv"]}, run_spec(method=RANK_DAD)) == ("file-not-allowed", "data.file")
+
+
+def test_what_others_hear_of_columns_names_only_what_the_run_does() -> None:
+    with pytest.raises(PolicyError) as caught:
+        check({"columns": ["age", "secret"], "files": ["*"]}, asking())
+    assert "secret" not in caught.value.public_message
+    assert "patient" in caught.value.public_message
+
+
+@pytest.mark.parametrize("group", [None, "visit"])
+def test_what_a_person_is_belongs_to_the_site(group: str | None) -> None:
+    check({"group": "patient"}, asking())
+    others = {"group": group, "key": None, "covariates": None}
+    assert refused_as({"group": "patient"}, asking(**others)) == ("group-differs", "data.group")
+    assert refused_as({"group": "patient"}, run_spec(method=RANK_DAD)) == ("group-differs", "data.group")
+
+
 def data_of(*sizes: int) -> SiteData:
     """So many samples to train on, to validate and to test."""
     samples = Samples(torch.ones(sum(sizes), 6), torch.zeros(sum(sizes)).long())
