@@ -95,6 +95,9 @@ class Policy(Part):
     group: Column | None = None
     """Column that says what a person is here: a run's `data.group` has to be it. null leaves that to the run, which may
     take a patient's visits for as many patients."""
+    strata: tuple[Column, ...] | None = None
+    """Without `keyed_folds`: columns by which patients are dealt evenly to parts, as far as the run reads them as input
+    or outcome; null, or where it reads none of them, by the run's outcome."""
 
     @classmethod
     def read(cls, path: str | None) -> Policy:

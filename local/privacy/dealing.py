@@ -59,6 +59,8 @@ class Dealing:
         run: identity of the run; None only looks how it would be, and keeps nothing.
         purpose: what the run is for, as JSON.
         named_by: what names the patients.
+        by: places among the inputs of each column by which patients are dealt out evenly.
+        by_outcome: whether they are so by the outcome, too.
     """
 
     secret: Secret
@@ -67,6 +69,8 @@ class Dealing:
     run: str | None = None
     purpose: str = ""
     named_by: str = ""
+    by: tuple[slice, ...] = ()
+    by_outcome: bool = True
 
     def deal(self, reading: Reading) -> Dealt:
         """Return the parts of what was read: all samples of a patient, or of what else groups them, are in one.
@@ -80,7 +84,7 @@ class Dealing:
         sets = dict[str, int]()
         for place, name in enumerate(names):  # a patient in two of the data's own sets is in a set of their own
             sets[name] = sets.get(name, 0) | (1 << int(reading.split[place]) if reading.split is not None else 1)
-        own = _stratum_of(names, reading.labels)
+        own = _stratum_of(names, self._told_apart(reading))
         if self.log is None:
             found, used = refine({}, (), sets, own, self.fewest, self.secret)
             parts = {name: found[name] for name in used}
@@ -96,6 +100,15 @@ class Dealing:
         return Dealt(
             np.array([parts.get(name, NOT_USED) for name in names], np.int64), Counter(parts.values()), self.secret
         )
+
+    def _told_apart(self, reading: Reading) -> Array:
+        """Return of every sample that by which patients are dealt out."""
+        assert reading.labels is not None
+        if not self.by:
+            return reading.labels
+        assert isinstance(reading.inputs, np.ndarray)
+        columns = [reading.inputs[:, place] for place in self.by] + [reading.labels] * self.by_outcome
+        return np.stack([_codes(column) for column in columns], axis=1)
 
 
 def dealing_of(
@@ -117,7 +130,20 @@ def dealing_of(
     if policy.keyed_folds:
         return None
     log = DisclosureLog(folder, site, secret)
-    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec))
+    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec), *dealt_by(policy, spec))
+
+
+def dealt_by(policy: Policy, spec: RunSpec) -> tuple[tuple[slice, ...], bool]:
+    """Return by which places among the inputs patients are dealt out evenly, and whether by the outcome."""
+    data = spec.data
+    if policy.strata is None or not isinstance(data, TableData):
+        return (), True
+    found, at = list[slice](), 0
+    for column in data.inputs:
+        width = data.levels(column) or 1
+        found += [slice(at, at + width)] * (column in policy.strata)
+        at += width + data.is_indicated(column)
+    return tuple(found), not found or not set(data.targets).isdisjoint(policy.strata)
 
 
 def purpose_of(spec: RunSpec) -> str:
@@ -169,6 +195,17 @@ def strata(labels: Array) -> list[Sequence[int]]:
         return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
     _, inverse = np.unique(labels, axis=0, return_inverse=True)
     return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
+
+
+def _codes(column: Array) -> Array:
+    """Return a number for each row of a column, equal for those that are alike."""
+    rows = np.nan_to_num(column.reshape(len(column), -1).astype(np.float64), nan=-1.0)
+    found, codes = np.unique(rows, axis=0, return_inverse=True)
+    codes = codes.reshape(-1)
+    if rows.shape[1] == 1 and len(found) > STRATA:
+        for number, places in enumerate(strata(rows[:, 0])):
+            codes[places] = number
+    return codes
 
 
 def _stratum_of(names: Sequence[str], labels: Array) -> dict[str, int]:

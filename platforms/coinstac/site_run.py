@@ -25,7 +25,7 @@ from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.notices import Notices
 from rankdad.local.prediction import write_predictions
-from rankdad.local.privacy.dealing import Dealing, secret_of_files
+from rankdad.local.privacy.dealing import Dealing, dealt_by, secret_of_files
 from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
@@ -194,6 +194,7 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     assert member.data is not None
     dealing = None
     if not member.policy.keyed_folds:  # no folder lasts: the same files give the same parts
-        dealing = Dealing(secret_of_files(member.data), member.policy.min_rows)
+        by, by_outcome = dealt_by(member.policy, spec)
+        dealing = Dealing(secret_of_files(member.data), member.policy.min_rows, by=by, by_outcome=by_outcome)
     data = read_site(spec, member.data, spec.federation.sites.index(member.name), dealing=dealing)
     return admitted(member.policy, spec.at(member.name), plan, data)

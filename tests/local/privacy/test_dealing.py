@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankdad.common.errors import DataError
+from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.dealing import Dealing, secret_of_files
+from rankdad.local.privacy.dealing import Dealing, dealt_by, secret_of_files
 from rankdad.local.privacy.log import DisclosureLog
 from tests.conftest import examples, run_spec
 
@@ -107,6 +109,32 @@ def test_runs_that_an_owner_subtracts_tell_of_no_fewer_patients_than_a_part_has(
         ]
         told[kept] = fewest_told(list(chain(*found)), reading.keys or ())
     assert told[False] < 8 <= told[True]
+
+
+def test_the_sites_strata_deal_patients_out_evenly_whatever_the_outcome_is() -> None:
+    """Columns that the run does not read are passed over; without any of them the outcome decides."""
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data={
+            "reader": "csv",
+            "file": "d.csv",
+            "features": ["sex", "age"],
+            "categorical": {"sex": ["f", "m"]},
+            "label": "ill",
+            "values": ["0", "1"],
+        },
+    )
+    assert dealt_by(Policy(), spec) == ((), True)
+    assert dealt_by(Policy(strata=("ward",)), spec) == ((), True)
+    assert dealt_by(Policy(strata=("age", "ill", "ward")), spec) == ((slice(2, 3),), True)
+    (sex,), by_outcome = dealt_by(Policy(strata=("sex",)), spec)
+    assert not by_outcome
+    men = np.arange(60) % 6 // 5  # ten, one for each part
+    reading = replace(reading_of(60), inputs=np.stack([1 - men, men, np.arange(60)], axis=1).astype(np.float32))
+    for by, even in (((sex,), True), ((), False)):
+        dealt = Dealing(SECRET, 6, by=by, by_outcome=by_outcome).deal(reading)
+        counts = np.bincount(dealt.parts, weights=men)
+        assert (counts.max() - counts.min() <= 1) == even
 
 
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
