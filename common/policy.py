@@ -278,7 +278,7 @@ class Policy(Part):
         together = sites_together(spec)
         field = next((field for field, count in together.items() if count < self.min_sites), None)
         if field is not None:
-            fewest = max(1, min(together.values()))
+            fewest = min(together.values())
             asks = f"has rounds with as few as {counted(fewest, 'site')}"
             allows = f"none of fewer than {self.min_sites} (min_sites)"
             raise refusal(field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites")
@@ -371,13 +371,14 @@ def sites_together(spec: RunSpec) -> dict[str, int]:
     ended = sum(not federation.trains(site, spec.training.epochs - 1) for site in federation.sites)
     required = federation.required_sites
     training = required if spec.solver == "exact" else required - ended  # those that have ended count for the quorum
-    return {
+    fewest = {
         "federation.sites": len(federation.sites),
         "federation.quorum": required,
         "federation.overrides": training,
         "federation.regions": min(len(node.sites) for node in federation.nodes.values()),
         "evaluation.name": training - isinstance(spec.evaluation, LeaveOneSiteOut),
     }
+    return {field: max(1, count) for field, count in fewest.items()}  # of nobody nothing is told
 
 
 def _lost(method: MethodSpec) -> str:
