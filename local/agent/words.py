@@ -60,7 +60,9 @@ def what_selects(spec: RunSpec) -> list[str]:
             for name, own in zip(data.values, data.members, strict=True)
         ]
         lines.append(f"values of the outcome: {rule or _listed(classes) or 'numbers'}")
-        lines.append(f"one {spec.group_noun} is what is alike in {data.group}" if data.group else "a row is one person")
+        lines.append(
+            f"rows with the same {data.group} are one {spec.group_noun}" if data.group else "a row is one person"
+        )
         told = {"refuse": "are refused", "drop": "are left out", "impute": "get the mean of all sites"}
         lines.append(f"rows that lack a value {told[getattr(data, 'missing', 'refuse')]}")
         if data.missing_values:
@@ -117,7 +119,7 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     sites = spec.federation.sites
     lines = [TWO] * (len(sites) == 2)
     lines.append(f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {_listed(sites)}")
-    lines.append(f"as few as {counted(min(sites_together(spec).values()), 'site')} take part in a round")
+    lines.append(f"rounds may be of as few as {counted(min(sites_together(spec).values()), 'site')}")
     lines += [*what_is_read(spec), *what_selects(spec)]
     data = spec.data
     rows, training = rows_sent(spec), spec.training
@@ -132,9 +134,8 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         most = policy.rank(training.step_size)
         if rows is not None and most is not None and most < rows:
             lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
-    stages = ", ".join(stage.name for stage in plan.stages)
-    if stages:
-        lines.append(f"sends sums for preparation before that: {stages}")
+    if plan.stages:
+        lines.append(f"sends sums for preparation before that: {_listed([stage.name for stage in plan.stages])}")
     if plan.references:
         lines.append(f"sends how well models to compare with do: {', '.join(plan.references)}")
     if isinstance(data, TableData):

@@ -425,6 +425,14 @@ def site(tmp_path: Path, server: Server, spec: RunSpec, policy: dict[str, Any]) 
     return SiteConfig.read(tmp_path / "alpha.json")
 
 
+def test_a_site_is_told_all_lines_that_refuse_before_it_reads_any_data(tmp_path: Path, server: Server) -> None:
+    lines: dict[str, Any] = {"columns": ["age"], "files": [], "group": "family", "min_sites": 4, "methods": []}
+    with pytest.raises(PolicyError) as caught:
+        check_site(site(tmp_path, server, asking(), lines), asking())
+    told = [line for said in caught.value.quoted for line in lines if f"({line})" in said]
+    assert told == ["min_sites", "files", "columns", "group", "methods"]
+
+
 def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path, server: Server) -> None:
     """There are no data here at all."""
     spec = run_spec(method={"name": "dad"})
