@@ -18,7 +18,6 @@ from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import (
     Dsgd,
-    LeaveOneSiteOut,
     MethodSpec,
     PositiveInt,
     PowerSgd,
@@ -27,7 +26,8 @@ from rankdad.common.spec import (
     TopK,
     TopRows,
 )
-from rankdad.common.spec.patterns import Entries, escaped, is_pattern, literal
+from rankdad.common.spec.asked import not_listed, sites_together
+from rankdad.common.spec.patterns import escaped, literal
 from rankdad.common.spec.table_schema import Column
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows", "top-k"]
@@ -287,13 +287,7 @@ class Policy(Part):
         listed = getattr(self, line)
         if listed is None:
             return
-        allowed = Entries(listed)
-        others = {
-            name: field
-            for field, names in asked.items()
-            for name in names
-            if name not in listed and (is_pattern(name) or literal(name) not in allowed)
-        }
+        others = not_listed(listed, asked)
         if others:
             told = ", ".join(map(literal, list(others)[:MAX_NAMES]))
             told += f" and {len(others) - MAX_NAMES:,} more" * (len(others) > MAX_NAMES)
@@ -363,22 +357,6 @@ EVERYTHING = Policy(
     accept_replica=None,
     min_sites=1,
 )  # for sites of one owner, whose data need no protection from one another
-
-
-def sites_together(spec: RunSpec) -> dict[str, int]:
-    """Return how few sites take part in a round, by the field of the spec that makes them as few, the first first."""
-    federation = spec.federation
-    ended = sum(not federation.trains(site, spec.training.epochs - 1) for site in federation.sites)
-    required = federation.required_sites
-    training = required if spec.solver == "exact" else required - ended  # those that have ended count for the quorum
-    fewest = {
-        "federation.sites": len(federation.sites),
-        "federation.quorum": required,
-        "federation.overrides": training,
-        "federation.regions": min(len(node.sites) for node in federation.nodes.values()),
-        "evaluation.name": training - isinstance(spec.evaluation, LeaveOneSiteOut),
-    }
-    return {field: max(1, count) for field, count in fewest.items()}  # of nobody nothing is told
 
 
 def _lost(method: MethodSpec) -> str:

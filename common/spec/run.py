@@ -12,11 +12,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
+from rankdad.common.spec.asked import columns_of, files_of
 from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Reference
 from rankdad.common.spec.federation import Federation
-from rankdad.common.spec.images import ListedData
 from rankdad.common.spec.local_steps import LocalSteps
 from rankdad.common.spec.method import Dad, Dsgd, MethodSpec, RankDad, TopRows
 from rankdad.common.spec.model import Linear, ModelSpec
@@ -26,7 +26,6 @@ from rankdad.common.spec.solver import DEFAULT, default_method, why_steps
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.common.spec.training import Training
 from rankdad.common.spec.tuning import Candidate, Tuning
-from rankdad.common.spec.written import Tabular
 
 MAX_TRAININGS = 1000  # of a run
 
@@ -270,33 +269,12 @@ class RunSpec(Part):
     @property
     def files(self) -> dict[str, tuple[str, ...]]:
         """Files of a site's data folder, as the run names them or writes patterns of them, by field."""
-        fields = ("file", "covariates", "test_file")
-        given = {name: getattr(self.data, name) for name in fields if name in type(self.data).model_fields}
-        return {
-            f"data.{name}": (own,) if isinstance(own, str) else tuple(own)
-            for name, own in given.items()
-            if own is not None
-        }
+        return files_of(self.data)
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Columns of a site's tables that the run reads, by the field that names them.
-
-        Raises:
-            SpecError: a pattern stands for some of them.
-        """
-        data = self.data
-        if not isinstance(data, Tabular) or getattr(data, "file", None) == ".":  # sub-folders are its classes
-            return {}
-        found: dict[str, tuple[str | None, ...]] = {"data.label": data.targets, "data.group": (data.group,)}
-        if isinstance(data, TableData):
-            found["data.features"] = data.inputs
-            found["data.key"] = (data.key,)
-            found["data.dates"] = tuple(date.since for date in data.dates.values() if date.start is None)
-            found["preparation.harmonise.keep"] = self.preparation.keep
-        elif isinstance(data, ListedData):
-            found |= {"data.key": (data.key,), "data.image": (data.image,)}
-        return {field: tuple(filter(None, names)) for field, names in found.items() if any(names)}
+        """Columns of a site's tables that the run reads, by the field that names them; without patterns."""
+        return columns_of(self.data, self.preparation.keep)
 
     @property
     def group_noun(self) -> str:

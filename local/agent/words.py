@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankdad.common.errors import counted
-from rankdad.common.policy import Policy, rows_sent, sites_together
+from rankdad.common.policy import Policy, rows_sent
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
+from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.written import Tabular
 
