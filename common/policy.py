@@ -7,7 +7,7 @@ factories may run is not said here but in `allow_factories` of the site's own fi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -16,7 +16,19 @@ from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import Dsgd, MethodSpec, PositiveInt, PowerSgd, RankDad, RunSpec, TopK, TopRows
+from rankdad.common.spec import (
+    Dsgd,
+    MethodSpec,
+    PositiveInt,
+    PowerSgd,
+    RankDad,
+    RunSpec,
+    TopK,
+    TopRows,
+)
+from rankdad.common.spec.asked import not_listed, sites_together
+from rankdad.common.spec.patterns import escaped, literal
+from rankdad.common.spec.table_schema import Column
 
 MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows", "top-k"]
 UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
@@ -30,7 +42,10 @@ LARGEST = "the largest entries of a layer's gradient, of as high a rank as there
 CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
+FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
+VISITS = "sums of fewer people than min_rows, where several rows are one person's"
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
+MAX_NAMES = 20  # of files or columns in a sentence
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
@@ -91,6 +106,20 @@ class Policy(Part):
     """How far from the site's own the weights may be that the aggregator gives it after a comparison, relative to their
     size; null takes any. With a number a site that has a checkpoint goes on from no other; with 0 one that has lost its
     checkpoints does not either."""
+    min_sites: PositiveInt = 2
+    """Fewest sites that take part in every step and round, of a region as of the run: a run that could go on with
+    fewer, by its quorum, its overrides or a site that it leaves out, is refused."""
+    files: tuple[str, ...] | None = None
+    """Files of the data folder that a run may read, by name or pattern, "." being the folder itself; null is any. A
+    pattern that a run asks for has to be listed as it is."""
+    columns: tuple[Column, ...] | None = None
+    """Columns of tables that a run may read for whatever use, by name or pattern; null is any."""
+    group: Column | None = None
+    """Column that says what a person is here: a run's `data.group` has to be it. null leaves that to the run, which may
+    take a patient's visits for as many patients."""
+    strata: tuple[Column, ...] | None = None
+    """Without `keyed_folds`: columns by which patients are dealt evenly to parts, as far as the run reads them as input
+    or outcome; null, or where it reads none of them, by the run's outcome."""
 
     @classmethod
     def read(cls, path: str | None) -> Policy:
@@ -111,6 +140,11 @@ class Policy(Part):
         Raises:
             PolicyError: naming the field of the spec that asks for too much.
         """
+        self._check_sites(spec)
+        self._check_listed("files", spec.files, "file-not-allowed")
+        columns = {field: tuple(map(escaped, names)) for field, names in spec.columns.items()}
+        self._check_listed("columns", columns, "column-not-allowed")
+        self._check_group(spec)
         if spec.solver == "exact":  # no step is taken
             return
         self._check_method(spec.method)
@@ -260,6 +294,37 @@ class Policy(Part):
             f"(federation.drift), but this site's policy takes over none beyond {limit:g} (accept_replica)",
         )
 
+    def _check_sites(self, spec: RunSpec) -> None:
+        together = sites_together(spec)
+        field = next((field for field, count in together.items() if count < self.min_sites), None)
+        if field is not None:
+            fewest = min(together.values())
+            asks = f"has rounds with as few as {counted(fewest, 'site')}"
+            allows = f"none of fewer than {self.min_sites} (min_sites)"
+            raise refusal(field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites")
+
+    def _check_listed(self, line: Literal["files", "columns"], asked: Mapping[str, Sequence[str]], code: str) -> None:
+        listed = getattr(self, line)
+        if listed is None:
+            return
+        others = not_listed(listed, asked)
+        if others:
+            told = ", ".join(map(literal, list(others)[:MAX_NAMES]))
+            told += f" and {len(others) - MAX_NAMES:,} more" * (len(others) > MAX_NAMES)
+            raise PolicyError(
+                next(iter(others.values())),
+                f"the run reads {told}, which this site's policy does not list ({line})",
+                change={line: [*listed, *others]},
+                code=code,
+            )
+
+    def _check_group(self, spec: RunSpec) -> None:
+        group = getattr(spec.data, "group", None)
+        if self.group is not None and group != self.group:
+            asks = f"takes {f'what is alike in {group}' if group else 'every row'} for one person"
+            change: dict[str, object] = {"group": group}
+            raise refusal("data.group", asks, f"{self.group} alone (group)", change, VISITS, code="group-differs")
+
     def _check_method(self, method: MethodSpec) -> None:
         unreduced = method.name in UNREDUCED
         if method.name in self.methods and (self.unreduced_factors or not unreduced):
@@ -305,7 +370,12 @@ class Policy(Part):
 
 
 EVERYTHING = Policy(
-    min_rows=1, rows_per_rank=None, methods=get_args(MethodName), unreduced_factors=True, accept_replica=None
+    min_rows=1,
+    rows_per_rank=None,
+    methods=get_args(MethodName),
+    unreduced_factors=True,
+    accept_replica=None,
+    min_sites=1,
 )  # for sites of one owner, whose data need no protection from one another
 
 

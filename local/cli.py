@@ -24,6 +24,9 @@ AllowFactory = Annotated[
 SOME_REFUSED = 3  # exit status of `rankdad predict`: the table is written, some rows have a reason for a prediction
 
 
+policy = typer.Typer(help="Say what may be asked of a site's data.", no_args_is_help=True)
+
+
 def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(site)
@@ -34,6 +37,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(disclosures)
     app.command()(purge)
     app.add_typer(privacy, name="privacy")
+    app.add_typer(policy, name="policy")
     app.command()(predict)
     app.command()(resolve)
     app.command()(describe)
@@ -88,6 +92,33 @@ def site(
     with ShutdownSignals() as signals:
         own_page = None if page is None else PageOptions(page)
         run_site(config, signals, page=own_page, console=console if draws else None)
+
+
+@policy.command("init")
+def policy_init(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A site's table, or the folder of its tables.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path(
+        "policy.json"
+    ),
+) -> None:
+    """Write a first policy from what a site's tables hold, and explain it; nothing is sent."""
+    from rankdad.common.errors import visible
+    from rankdad.local.proposed_policy import propose
+
+    if output.exists():
+        raise UserError(
+            f"{output}: already there; choose another --output or remove it", code="output-exists", field="--output"
+        )
+    proposed, explained = propose(data)
+    try:
+        output.write_text(proposed.text(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
+        ) from None
+    for line in explained:
+        typer.echo(visible(line, 10_000))
+    typer.echo(f'{output}: read it, change what you like, and name it in SITE.json: "policy": "{output.name}"')
 
 
 def predict(

@@ -22,7 +22,7 @@ from rankdad.common.files import owned
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_network, load_weights
-from rankdad.common.policy import Policy
+from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
@@ -253,7 +253,7 @@ def permitted(
     check_memory(spec)
     model = build_network(spec, config.allow_factories).to(device)
     plan = make_plan(spec, model)
-    policy.check(spec.at(config.name), plan)
+    refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
     load_weights(model, spec, None if config.weights is None else Path(config.weights))
     return policy, Replica(spec, model=model), plan
 

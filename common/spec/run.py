@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
+from rankdad.common.spec.asked import columns_of, files_of
 from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Reference
@@ -269,6 +270,16 @@ class RunSpec(Part):
     def batches(self) -> Literal["full", "even"]:
         """How many batches a site makes of its samples."""
         return self.training.batches or ("full" if self.local_steps == "epoch" else "even")
+
+    @property
+    def files(self) -> dict[str, tuple[str, ...]]:
+        """Files of a site's data folder, as the run names them or writes patterns of them, by field."""
+        return files_of(self.data)
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Columns of a site's tables that the run reads, by the field that names them; without patterns."""
+        return columns_of(self.data, self.preparation.keep)
 
     @property
     def group_noun(self) -> str:

@@ -12,6 +12,7 @@ from rankdad.common.errors import UserError, visible
 if TYPE_CHECKING:
     from rankdad.local.agent.state import Considered, RunFolder
 
+MAX_LINE, MAX_ALL = 4000, 10_000_000  # characters of a line, and of one that names everything
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run, as the service calls it.")]
 SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
 
@@ -20,8 +21,9 @@ def approve(
     run: Run,
     file: SiteFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Name every file and column that is read.")] = False,
 ) -> None:
-    """Let this site take part in a run, after it is shown what would leave the site."""
+    """Let this site take part in a run, after it is shown what is read, what selects rows and what would leave."""
     from rankdad.local.agent.state import Decision, somebody
 
     folder, considered = _open(run, file)
@@ -32,7 +34,14 @@ def approve(
         said = f": {decision.reason}" if decision.reason else ""
         raise UserError(f"{run}: is {decision.decision} already, by {decision.by}{said}", code="decided-already")
     for line in considered.words:
-        typer.echo(visible(line, 4000))
+        typer.echo(visible(line, MAX_LINE))
+    if all_:
+        from rankdad.common.documents import validate
+        from rankdad.common.spec import RunSpec
+        from rankdad.local.agent.words import what_is_read
+
+        for line in what_is_read(validate(RunSpec, considered.offer.spec), most=None):
+            typer.echo(visible(line, MAX_ALL))
     if not yes and not typer.confirm("Let this site take part?"):
         typer.echo(f"nothing is decided: {run} waits until it is approved or refused")
         raise typer.Exit(1)

@@ -185,7 +185,7 @@ class Consider:
                 policy, _, plan = permitted(self.config, spec, offer.id, offer.owner)
                 words = what_leaves(spec.at(self.config.name), plan, policy, offer.owner)
             except RankdadError as error:
-                refusal, told = str(error), public_reason(error)
+                refusal, told = "; ".join(error.quoted or (str(error),)), public_reason(error)
             except Exception as error:
                 refusal, told = one_line(error), public_reason(error)
         considered = Considered(offer=offer, words=tuple(words), refusal=refusal, told=told)

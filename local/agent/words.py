@@ -8,14 +8,108 @@ from rankdad.common.errors import counted
 from rankdad.common.policy import Policy, rows_sent
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import RunSpec
+from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
+from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.written import Tabular
 
-MAX_NAMES = 40  # of columns, labels or sites in a line
+MAX_NAMES = 10  # of columns, labels or sites in a line
+READ_AS = {  # what columns are read for, by the field of the specification
+    "data.features": "inputs",
+    "data.image": "files of images",
+    "data.label": "outcome",
+    "data.group": "what one person is",
+    "data.key": "key",
+    "data.dates": "days from which dates count",
+    "preparation.harmonise.keep": "kept by harmonisation",
+}
+TWO = (
+    "of two hospitals each learns of the other what the aggregator learns: it can subtract its own part from what "
+    "comes back"
+)
+
+
+def what_is_read(spec: RunSpec, most: int | None = MAX_NAMES) -> list[str]:
+    """Return lines that name the files and columns that a run reads, by use.
+
+    Args:
+        spec: the run.
+        most: names in a line; None tells all.
+    """
+    files = [name for names in spec.files.values() for name in names]
+    columns = spec.columns
+    if not columns:
+        shape = f"samples of shape {list(spec.data.shape)} by the reader {spec.data.reader}, and their labels"
+        return [f"reads {_listed(files, most)}: {shape}" if files else f"reads {shape}"]
+    count = len({name for names in columns.values() for name in names})
+    lines = [f"reads {counted(count, 'column')} of {_listed(files, most)}"]
+    return lines + [
+        f"  {what} ({len(columns[field]):,}): {_listed(columns[field], most)}"
+        for field, what in READ_AS.items()
+        if field in columns
+    ]
+
+
+def what_selects(spec: RunSpec) -> list[str]:
+    """Return lines that say by what rows are chosen, changed, put together and dealt out."""
+    data, training, evaluation = spec.data, spec.training, spec.evaluation
+    lines = list[str]()
+    if isinstance(data, Tabular):
+        rule = f"{data.positive} is {data.values[1]}" if data.positive else ""
+        classes = [
+            name if own == (name,) else f"{name} is {' or '.join(own[:MAX_NAMES])}{' or …' * (len(own) > MAX_NAMES)}"
+            for name, own in zip(data.values, data.members, strict=True)
+        ]
+        lines.append(f"values of the outcome: {rule or _listed(classes) or 'numbers'}")
+        lines.append(
+            f"rows with the same {data.group} are one {spec.group_noun}" if data.group else "a row is one person"
+        )
+        told = {"refuse": "are refused", "drop": "are left out", "impute": "get the mean of all sites"}
+        lines.append(f"rows that lack a value {told[getattr(data, 'missing', 'refuse')]}")
+        if data.missing_values:
+            tokens = data.missing_values
+            own = [f"{c}: {' or '.join(told)}" for c, told in tokens.items()] if isinstance(tokens, dict) else tokens
+            lines.append(f"  as missing counts, too: {_listed(own)}")
+    if isinstance(data, TableData):
+        bounds = [f"{name} from {low} to {high}" for name, (low, high) in data.clip.items()]
+        lines += [f"clipped: {_listed(bounds)}"] * bool(bounds) + [f"logarithms: {_listed(data.log)}"] * bool(data.log)
+        levels = sum(map(data.levels, data.categorical))
+        lines += [f"levels: {levels:,}, of {_listed(list(data.categorical))}"] * bool(levels)
+    tested = f"tested on {training.test:g} of the rows"
+    if isinstance(evaluation, KFold):
+        repeats = f", dealt out {evaluation.repeats} times" * (evaluation.repeats > 1)
+        tested = f"tested in {evaluation.folds} folds{repeats}"
+    elif isinstance(evaluation, LeaveOneSiteOut):
+        tested = "tested at each site by a model of the others"
+    set_aside = f", {spec.validation:g} of the others set aside for validation" * bool(spec.validation)
+    lines.append(f"{tested}{set_aside}")
+    others = [
+        f"{site} ({', '.join(f'{name} {value}' for name, value in own.model_dump(exclude_none=True).items())})"
+        for site, own in spec.federation.overrides.items()
+    ]
+    return lines + [f"sites that do otherwise: {_listed(others)}"] * bool(others)
+
+
+def what_may_be_learned(spec: RunSpec, policy: Policy) -> list[str]:
+    """Return lines that say what an owner who means to could still find out of single people."""
+    least = counted(policy.min_rows, _unit(spec))
+    lines = [f"  of every step and sum what {least} or more add up to; over thousands of steps maybe single rows"]
+    if policy.keyed_folds:
+        lines.append(
+            "  of a fold, or of another run, the difference that one person makes: everybody can compute who is in "
+            'which fold ("keyed_folds": false in the policy ends that)'
+        )
+    if policy.columns is None or policy.files is None:
+        lines.append("  by more runs, other columns: the policy lists none (files, columns)")
+    if isinstance(spec.data, TableData):
+        lines.append("  how many rows have each level, and which column has a gap")
+    if policy.group is None and isinstance(spec.data, Tabular):
+        lines.append("  single people, if the run counts one person's rows as several: the policy has no group")
+    return ["a determined owner could still learn:", *lines]
 
 
 def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[str]:
-    """Return lines that say what a run reads of a site's data, and what it sends.
+    """Return lines that say what a run reads of a site's data, and what it sends: a screen of at most 40.
 
     Args:
         spec: the run, with the site's own batch size.
@@ -23,14 +117,12 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         policy: of the site, which allows it.
         owner: who submitted it.
     """
-    lines = [f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {_listed(spec.federation.sites)}"]
+    sites = spec.federation.sites
+    lines = [TWO] * (len(sites) == 2)
+    lines.append(f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {_listed(sites)}")
+    lines.append(f"rounds may be of as few as {counted(min(sites_together(spec).values()), 'site')}")
+    lines += [*what_is_read(spec), *what_selects(spec)]
     data = spec.data
-    if isinstance(data, TableData):
-        named = list(data.named)
-        lines.append(f"reads {len(named):,} columns: {_listed(named)}")
-        lines.append(f"label: {_listed(data.targets)}")
-    else:
-        lines.append(f"reads samples of shape {list(data.shape)} by the reader {data.reader}, and their labels")
     rows, training = rows_sent(spec), spec.training
     lines.append(f"method: {spec.trained_by}, task: {spec.task.name}")
     most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
@@ -38,12 +130,13 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     even = ", or two thirds of the rows here if they are fewer (batches are even)" * (spec.batches == "even")
     if spec.solver != "exact":
         lines.append(f"sends in every step {sent}, of at most {counted(training.step_size, 'row')} of data{even}")
+        least = counted(policy.min_rows, _unit(spec))
+        lines.append(f"  the smallest step may be of {least}: of fewer it is refused (min_rows)")
         most = policy.rank(training.step_size)
         if rows is not None and most is not None and most < rows:
             lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
-    stages = ", ".join(stage.name for stage in plan.stages)
-    if stages:
-        lines.append(f"sends sums for preparation before that: {stages}")
+    if plan.stages:
+        lines.append(f"sends sums for preparation before that: {_listed([stage.name for stage in plan.stages])}")
     if plan.references:
         lines.append(f"sends how well models to compare with do: {', '.join(plan.references)}")
     if isinstance(data, TableData):
@@ -56,10 +149,15 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
         lines.append(f"at most {up:,} bytes up and {down:,} down in a step")
         lines.append(f"trains for at most {training.epochs} epochs{trainings}")
-    return lines
+    return lines + what_may_be_learned(spec, policy)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _unit(spec: RunSpec) -> str:
+    """Return what `min_rows` counts in a run, in the singular."""
+    return spec.group_noun if spec.grouped else "row"
+
+
+def _listed(names: Sequence[str], most: int | None = MAX_NAMES) -> str:
     """Return names in a line, of many the first."""
-    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"
+    more = f" and {len(names) - most:,} more" if most is not None and len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

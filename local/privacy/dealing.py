@@ -64,6 +64,7 @@ class Dealing:
         run: identity of the run; None where there is none yet.
         named_by: what names the patients.
         level: patients of a class at the site, and in each part at first.
+        by: columns by which patients are dealt out evenly; None is the outcome.
     """
 
     spec: RunSpec
@@ -73,6 +74,7 @@ class Dealing:
     run: str | None = None
     named_by: str = ""
     level: int = 1
+    by: tuple[str, ...] | None = None
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
         """Return the samples that the run may use, and the parts in which they lie: all of a patient's are in one.
@@ -81,7 +83,8 @@ class Dealing:
             DataError: there are too few patients for a single part.
             UserError: the site's log cannot be used.
         """
-        names, patients = np.array(names_of(reading), object), patients_of(self.spec, reading, self.secret)
+        names = np.array(names_of(reading), object)
+        patients = patients_of(self.spec, reading, self.secret, self.by)
         if self.log is None:
             own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level
             found, used = refine({}, (), *own)
@@ -126,7 +129,8 @@ def dealing_of(
     if policy.keyed_folds:
         return None
     log = DisclosureLog(folder, site, secret)
-    return Dealing(spec, log.secret, policy.min_rows, log, run, _named_by(spec), policy.min_level.count)
+    level = policy.min_level.count
+    return Dealing(spec, log.secret, policy.min_rows, log, run, _named_by(spec), level, policy.strata)
 
 
 def purpose_of(spec: RunSpec) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +51,15 @@ class Patients:
         )
 
 
-def patients_of(spec: RunSpec, reading: Reading, secret: Secret) -> Patients:
-    """Return the patients of what a run has read: what groups samples, or each sample by itself."""
+def patients_of(spec: RunSpec, reading: Reading, secret: Secret, by: Collection[str] | None = None) -> Patients:
+    """Return the patients of what a run has read: what groups samples, or each sample by itself.
+
+    Args:
+        spec: the run.
+        reading: what it has read.
+        secret: of the site.
+        by: columns, of those that the run reads, by which patients are dealt out evenly; None is the outcome.
+    """
     assert reading.labels is not None
     names, labels = names_of(reading), reading.labels
     sets, classes = dict[str, int](), dict[str, set[int]]()
@@ -74,7 +81,7 @@ def patients_of(spec: RunSpec, reading: Reading, secret: Secret) -> Patients:
         for name, own in rows.items()
     }
     fixed = {name: frozenset(own) for name, own in classes.items()}
-    return Patients(sets, _strata_of(names, labels), fixed, values, tuple(columns))
+    return Patients(sets, _strata_of(names, _told_apart(spec, reading, by)), fixed, values, tuple(columns))
 
 
 def names_of(reading: Reading) -> tuple[str, ...]:
@@ -89,6 +96,31 @@ def strata(labels: Array) -> list[Sequence[int]]:
         return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
     _, inverse = np.unique(labels, axis=0, return_inverse=True)
     return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
+
+
+def _told_apart(spec: RunSpec, reading: Reading, by: Collection[str] | None) -> Array:
+    """Return of every sample that by which patients are dealt out: labels, or [samples, columns] codes."""
+    data, labels = spec.data, reading.labels
+    assert labels is not None
+    if by is None or not isinstance(data, TableData) or isinstance(reading.inputs, FileSamples):
+        return labels
+    places = zip(data.inputs, blocks(data), strict=True)
+    columns = [reading.inputs[:, at : at + (levels or 1)] for column, (at, levels) in places if column in by]
+    if not columns:
+        return labels
+    columns += [labels] * (not set(data.targets).isdisjoint(by))
+    return np.stack([_codes(column) for column in columns], axis=1)
+
+
+def _codes(column: Array) -> Array:
+    """Return a number for each row of a column, equal for those that are alike."""
+    rows = np.nan_to_num(column.reshape(len(column), -1).astype(np.float64), nan=-1.0)
+    found, codes = np.unique(rows, axis=0, return_inverse=True)
+    codes = codes.reshape(-1)
+    if rows.shape[1] == 1 and len(found) > STRATA:
+        for number, places in enumerate(strata(rows[:, 0])):
+            codes[places] = number
+    return codes
 
 
 def _strata_of(names: Sequence[str], labels: Array) -> dict[str, int]:

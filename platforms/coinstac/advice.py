@@ -68,6 +68,13 @@ def policy_problem(error: PolicyError, policy: Policy, values: Mapping[str, Any]
     if error.field == "method.name":
         said = f"{values['method']} sends more than members' limits allow, unless their own JSON files do"
         return FIELDS["method"].problem(f"{said}: choose rank-dad", details, code="method-refused")
+    if limits & {"files", "columns", "group"}:
+        said = f"{details}: the owner asks for less, or the member's own JSON file allows it"
+        return FIELDS["features"].problem(said, details, code=error.code)
+    if "min_sites" in limits:
+        said = f"a model would be trained by fewer members than this member asks for, {policy.min_sites}"
+        remedy = "more members take part, or the owner chooses another Evaluation"
+        return FIELDS["evaluation"].problem(f"{said}: {remedy}", details, code=error.code)
     if "min_rows" in limits:
         said = f"something that would leave has fewer rows behind it here than this limit, {policy.min_rows}, asks for"
         remedy = "lower it, or the owner chooses a larger Batch size"

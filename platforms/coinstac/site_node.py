@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,8 @@ class SiteNode:
             raise FormError(*dict.fromkeys(problem.withheld() for problem in error.problems)) from None
         check_memory(spec)
         plan = make_plan(spec, build_model(spec, self._allow_factories))
-        samples = read_data(spec, plan, member)
+        anyhow = member.policy.model_copy(update={"min_sites": 1})  # how many take part is not known yet
+        samples = read_data(spec, plan, replace(member, policy=anyhow))
         for note in (*plan.warnings, *member.policy.warnings(spec), *samples.notes):
             self._say(f"warning: {note}")
         return description.public

@@ -84,6 +84,9 @@ def rows_of(payload: Payload) -> list[Tensor]:
     return [part[:, :WIDTH] for part in rows]
 
 
+ALONE = Policy(min_sites=1)  # the default, of a run of one site
+
+
 @dataclass
 class Attack:
     """One site that trains as a hospital's does, and an aggregator that lies to it.
@@ -126,7 +129,7 @@ class Attack:
 def test_steps_of_one_sample_give_all_of_them_away_and_are_refused(tmp_path: Path, method: dict[str, Any]) -> None:
     spec = spec_of(method, batch_size=1)
     data = data_of(spec, tmp_path / "data")
-    attack = Attack(Policy())
+    attack = Attack(ALONE)
     with pytest.raises(PolicyError, match=r"rows_per_rank|min_rows"):
         attack.go(spec, data, tmp_path / "default")
     assert recovered(attack.rows, data) == 0
@@ -146,7 +149,7 @@ def test_the_order_of_batches_is_not_known_and_their_sums_cannot_be_solved(tmp_p
         federation={"sites": ["alpha"], "compare_every": 0},
     )
     data = data_of(spec, tmp_path / "data")
-    left = [payload[0] for payload in Attack(Policy()).go(spec, data, tmp_path / "run").left]
+    left = [payload[0] for payload in Attack(ALONE).go(spec, data, tmp_path / "run").left]
     rows = data.splits[0].train
     sums = torch.stack([value.gradient() if isinstance(value, Factor) else value for value in left])[:, :, :WIDTH]
     seed, found = make_plan(spec, Replica(spec).model).seed, []
@@ -189,7 +192,7 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
     def lie(update: Message) -> Message:
         return replace(update, body=Comparison(drift=1.0, replica=trap)) if update.kind is Kind.COMPARISON else update
 
-    attack = Attack(Policy(), lie)
+    attack = Attack(ALONE, lie)
     said = (
         r"^federation.drift: in the run small the aggregator gives alpha other weights, those of 1.bias \S+ of their "
         r'size from .* own, .* none beyond 0.001 \(accept_replica\), .*; "accept_replica": null in its .* lets in'
@@ -203,7 +206,7 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
     assert not torch.equal(attack.run_state.replica.model.get_parameter("1.bias"), trap["1.bias"])
     assert not attack.notices
 
-    allowed = Attack(Policy(accept_replica=None), lie).go(spec, data, tmp_path / "allowed")
+    allowed = Attack(Policy(accept_replica=None, min_sites=1), lie).go(spec, data, tmp_path / "allowed")
     assert recovered(allowed.rows, data) > 10
     assert "alpha: takes over the aggregator's weights after step 1: those of 1.bias are" in allowed.notices[0]
 
@@ -221,7 +224,7 @@ def test_a_replica_within_the_limit_is_taken_over_and_brings_no_moments(tmp_path
         sent.append({n: p.detach() * (1 + 1e-4) for n, p in attack.run_state.replica.model.named_parameters()})
         return replace(update, body=Comparison(drift=1.0, replica=sent[-1]))
 
-    attack = Attack(Policy(), lie)
+    attack = Attack(ALONE, lie)
     attack.go(spec, data, tmp_path / "run")
     assert len(attack.notices) == len(sent) > 1
     assert "are 0.0001 of their size from its own" in attack.notices[0]

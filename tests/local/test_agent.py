@@ -17,7 +17,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.service import Offers
 from rankdad.local.agent.processes import Listen
 from rankdad.local.agent.state import AUDIT, RunFolder
-from rankdad.local.agent.words import what_leaves
+from rankdad.local.agent.words import TWO, what_is_read, what_leaves
 from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
 
@@ -56,8 +56,46 @@ def test_a_run_with_a_thousand_sites_and_columns_is_told_in_short_lines() -> Non
     data = {"reader": "csv", "file": "d.csv", "features": many, "label": "y", "values": [0, 1, 2]}
     spec = run_spec(federation={"sites": many}, data=data, training={"batch_size": 2000})
     lines = what_leaves(spec.at(many[0]), make_plan(spec, build_model(spec)), EVERYTHING, "anna")
-    assert "and 960 more" in lines[0]
+    assert "and 990 more" in lines[0]
     assert max(map(len, lines)) < 4000
+
+
+def test_all_that_a_run_reads_and_selects_rows_by_is_told_on_one_screen() -> None:
+    data = {
+        "reader": "csv",
+        "file": "visits.csv",
+        "covariates": ["people.csv"],
+        "features": ["age", "sex", "seen", *(f"x{number}" for number in range(40))],
+        "categorical": {"sex": ["f", "m"], "ward": ["1", "2"]},
+        "dates": {"seen": {"since": "born"}},
+        "clip": {"age": [18, 90]},
+        "log": ["x3"],
+        "missing": "impute",
+        "missing_values": {"x4": ["-9"]},
+        "label": "ill",
+        "values": ["healthy", "sick"],
+        "merge": {"sick": ["1", "2"]},
+        "key": "visit",
+        "group": "patient",
+    }
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data=data,
+        preparation={"standardise": "federated", "harmonise": {"keep": ["ward"]}},
+        evaluation={"name": "k-fold", "folds": 7, "references": ["local", "linear"]},
+        federation={"sites": ["alpha", "beta"], "overrides": {"beta": {"epochs": 1}}},
+        method={"name": "rank-dad", "rank": 9},
+    )
+    lines = what_leaves(spec, make_plan(spec, build_model(spec)), EVERYTHING, "anna")
+    told = "\n".join(lines)
+    assert lines[0] == TWO
+    assert len(lines) <= 40
+    for word in ("visits.csv, people.csv", "patient", "visit", "born", "ward", "ill", "sick is 1 or 2", "x4: -9"):
+        assert word in told
+    for word in ("48 columns", "age from 18", "x3", "7 folds", "beta (epochs 1)", "smallest step", "owner could still"):
+        assert word in told
+    assert "x39" not in told
+    assert "x39" in "\n".join(what_is_read(spec, most=None))
 
 
 @pytest.mark.parametrize("batches", ["full", "even"])

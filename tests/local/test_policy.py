@@ -33,7 +33,7 @@ from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.folds import Split
 from rankdad.local.data.reading import Reading
 from rankdad.local.site import check_site, run_site
-from tests.conftest import OPEN, run_spec, write_site
+from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server
 
 RANK_DAD = {"name": "rank-dad", "rank": 2}
@@ -159,6 +159,126 @@ def test_every_line_of_every_site_that_refuses_is_told_at_once() -> None:
     told = [(line.partition(": ")[0], re.findall(r'"(\w+)":', line)) for line in caught.value.quoted]
     assert told == [("alpha", ["methods", "rows_per_rank"]), ("alpha", ["max_upload"]), ("beta", ["rows_per_rank"])]
     assert (caught.value.code, caught.value.field, caught.value.site) == ("policy-refuses", "method.name", "alpha")
+
+
+ENDED = {"alpha": {"epochs": 1}, "beta": {"epochs": 1}}
+ONE_OUT = {"evaluation": {"name": "leave-one-site-out"}}
+
+
+@pytest.mark.parametrize(
+    ("sites", "federation", "others", "field"),
+    [
+        (1, {}, {}, "federation.sites"),
+        (3, {"quorum": 1}, {}, "federation.quorum"),
+        (3, {"quorum": 0.3}, {}, "federation.quorum"),
+        (3, {"overrides": ENDED}, {}, "federation.overrides"),
+        (3, {"quorum": 2, "overrides": {"alpha": {"epochs": 1}}}, {}, "federation.overrides"),
+        (3, {"regions": {"north": ["alpha"]}}, {}, "federation.regions"),
+        (2, {}, ONE_OUT, "evaluation.name"),
+        (3, {"quorum": 2}, ONE_OUT, "evaluation.name"),
+    ],
+)
+def test_a_run_that_may_fall_below_the_fewest_sites_is_refused(
+    sites: int, federation: dict[str, Any], others: dict[str, Any], field: str
+) -> None:
+    spec = run_spec(federation={"sites": SITES[:sites]} | federation, method=RANK_DAD, **others)
+    with pytest.raises(PolicyError) as caught:
+        check({}, spec)
+    assert (caught.value.code, caught.value.field) == ("too-few-sites", field)
+    assert caught.value.change == {"min_sites": 1}
+    check({"min_sites": 1}, spec)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "federation", "others"),
+    [
+        (3, {}, {}),
+        (2, {"quorum": 2, "staleness": 1}, {}),  # no quorum counts what comes late
+        (2, {"regions": {"north": ["alpha", "beta"]}}, {}),
+        (2, {}, ONE_OUT),
+        (2, {"overrides": {"alpha": {"epochs": 1}}}, {}),
+    ],
+)
+def test_a_run_that_keeps_to_the_fewest_sites_is_allowed(
+    fewest: int, federation: dict[str, Any], others: dict[str, Any]
+) -> None:
+    spec = run_spec(federation={"sites": SITES} | federation, method=RANK_DAD, **others)
+    check({"min_sites": fewest}, spec)
+    with pytest.raises(PolicyError):
+        check({"min_sites": fewest + 1}, spec)
+
+
+TABLE: dict[str, Any] = {
+    "reader": "csv",
+    "file": "visits.csv",
+    "covariates": ["people.csv"],
+    "features": ["age", "sex", "seen", "a[*]b"],
+    "categorical": {"sex": ["f", "m"], "ward": ["1", "2"]},
+    "dates": {"seen": {"since": "born"}},
+    "label": "ill",
+    "values": ["0", "1"],
+    "key": "visit",
+    "group": "patient",
+}
+COLUMNS = ["ill", "patient", "age", "sex", "seen", "a[*]b", "visit", "born", "ward"]
+
+
+def asking(**data: Any) -> RunSpec:
+    """A run of two tables that reads columns for whatever a specification can name them for."""
+    return run_spec(
+        task={"name": "classification", "classes": 2},
+        model={"name": "linear"},
+        data=TABLE | data,
+        preparation={"harmonise": {"keep": ["ward"]}},
+    )
+
+
+def refused_as(policy: dict[str, Any], spec: RunSpec) -> tuple[str, str]:
+    """Return code and field of a refusal, which goes once the lines are changed as it says."""
+    with pytest.raises(PolicyError) as caught:
+        check(policy, spec)
+    check(policy | caught.value.change, spec)
+    return caught.value.code, caught.value.field or ""
+
+
+def test_a_run_reads_listed_columns_alone_whatever_it_reads_them_for() -> None:
+    check({"columns": COLUMNS}, asking())
+    check({"columns": ["*"]}, asking())
+    fields = {
+        "ill": "data.label",
+        "patient": "data.group",
+        "visit": "data.key",
+        "born": "data.dates",
+        "ward": "preparation.harmonise.keep",
+    }
+    for column in COLUMNS:
+        others = [name for name in COLUMNS if name != column]
+        expected = ("column-not-allowed", fields.get(column, "data.features"))
+        assert refused_as({"columns": others}, asking()) == expected
+
+
+def test_a_run_reads_listed_files_alone_and_a_pattern_only_if_that_is_listed() -> None:
+    for listed in (["visits.csv", "people.csv"], ["*.csv"]):
+        check({"files": listed}, asking())
+    assert refused_as({"files": ["visits.csv"]}, asking()) == ("file-not-allowed", "data.covariates")
+    assert refused_as({"files": ["v*", "people.csv"]}, asking(file="vis*")) == ("file-not-allowed", "data.file")
+    check({"files": ["vis*", "people.csv"]}, asking(file="vis*"))
+    assert refused_as({"files": ["*.csv"]}, run_spec(method=RANK_DAD)) == ("file-not-allowed", "data.file")
+
+
+def test_what_others_hear_of_columns_names_only_what_the_run_does() -> None:
+    with pytest.raises(PolicyError) as caught:
+        check({"columns": ["age", "secret"], "files": ["*"]}, asking())
+    assert "secret" not in caught.value.public_message
+    assert "patient" in caught.value.public_message
+
+
+@pytest.mark.parametrize("group", [None, "visit"])
+def test_what_a_person_is_belongs_to_the_site(group: str | None) -> None:
+    check({"group": "patient"}, asking())
+    others = {"group": group, "key": None, "covariates": None}
+    assert refused_as({"group": "patient"}, asking(**others)) == ("group-differs", "data.group")
+    assert refused_as({"group": "patient"}, run_spec(method=RANK_DAD)) == ("group-differs", "data.group")
 
 
 def data_of(*sizes: int) -> SiteData:
@@ -314,6 +434,14 @@ def site(tmp_path: Path, server: Server, spec: RunSpec, policy: dict[str, Any]) 
     document = {"name": "alpha", "aggregator": address, "data": "data", "output": "out", "policy": "policy.json"}
     (tmp_path / "alpha.json").write_text(json.dumps(document))
     return SiteConfig.read(tmp_path / "alpha.json")
+
+
+def test_a_site_is_told_all_lines_that_refuse_before_it_reads_any_data(tmp_path: Path, server: Server) -> None:
+    lines: dict[str, Any] = {"columns": ["age"], "files": [], "group": "family", "min_sites": 4, "methods": []}
+    with pytest.raises(PolicyError) as caught:
+        check_site(site(tmp_path, server, asking(), lines), asking())
+    told = [line for said in caught.value.quoted for line in lines if f"({line})" in said]
+    assert told == ["min_sites", "files", "columns", "group", "methods"]
 
 
 def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path, server: Server) -> None:

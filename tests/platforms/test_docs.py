@@ -51,7 +51,7 @@ def write(folder: Path, name: str, seed: int) -> list[str]:
 def test_an_example_runs(tmp_path: Path, name: str) -> None:
     spec: dict[str, Any] = SPECS[name]
     inputs = {}
-    for place, client in enumerate(("b2", "a1")):
+    for place, client in enumerate(("b2", "a1", "c3")):
         base = tmp_path / client / "base"
         base.mkdir(parents=True)
         files = write(base, name, place)

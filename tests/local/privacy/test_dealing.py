@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,27 @@ def test_runs_that_an_owner_subtracts_tell_of_no_fewer_patients_than_a_part_has(
     assert told[False] < 8 <= told[True]
 
 
+def test_the_sites_strata_deal_patients_out_evenly_whatever_the_outcome_is() -> None:
+    """Columns that the run does not read are passed over; without any of them the outcome decides."""
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data={
+            "reader": "csv",
+            "file": "d.csv",
+            "features": ["sex", "age"],
+            "categorical": {"sex": ["f", "m"]},
+            "label": "ill",
+            "values": ["0", "1"],
+        },
+    )
+    men = np.arange(60) % 6 // 5  # ten, one for each part
+    reading = replace(reading_of(60), inputs=np.stack([1 - men, men, np.arange(60)], axis=1).astype(np.float32))
+    for by, even in ((("sex", "ward"), True), (("ward",), False), (None, False)):
+        _, dealt = Dealing(spec, SECRET, 6, by=by).deal(reading)
+        counts = np.bincount(dealt.parts, weights=men)
+        assert (counts.max() - counts.min() <= 1) == even
+
+
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
     with pytest.raises(DataError) as raised:
         Dealing(run_spec(), SECRET, 8).deal(reading_of(40, [f"g{row % 7}" for row in range(40)]))
@@ -162,7 +184,7 @@ def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_pa
     if change == "another bound":
         lines[1:3] = ["p0,88,x,3", "p0,89,x,3"]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), []
+    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), list[set[str]]()
     levels = {"categorical": {"sex": ["m", "f", "x"]}}
     for own in ({}, RECODED[change]):
         data = TABLE | {"features": ["age", "sex"]} | levels | own

@@ -137,8 +137,8 @@ def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Pa
 def test_patients_of_whom_a_column_says_something_else_are_a_set_of_their_own(tmp_path: Path) -> None:
     """The sums of two runs differ by what has changed: of one patient alone their whole part is used no more."""
     began = parts(tmp_path, "first", FORTY)
-    one = {"patients": patients(FORTY, {"p3": (1, 0)})}
-    assert parts(tmp_path, "one", FORTY, **one).keys() == {name for name in FORTY if began[name] != began["p3"]}
+    one = patients(FORTY, {"p3": (1, 0)})
+    assert parts(tmp_path, "one", FORTY, patients=one).keys() == {name for name in FORTY if began[name] != began["p3"]}
     all_of_a_part = {name: (2, 0) for name in FORTY if began[name] == began["p4"]}
     assert parts(tmp_path, "part", FORTY, patients=patients(FORTY, all_of_a_part)).keys() == set(FORTY)
     back = patients(FORTY, all_of_a_part | {"p4": (0, 0)})

@@ -1,0 +1,78 @@
+"""What a run asks of a site before any data are read: files, columns, and how few sites take part. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rankdad.common.spec.data import AnyData, TableData
+from rankdad.common.spec.evaluation import LeaveOneSiteOut
+from rankdad.common.spec.images import ListedData
+from rankdad.common.spec.patterns import Entries, is_pattern, literal
+from rankdad.common.spec.written import Tabular
+
+if TYPE_CHECKING:
+    from rankdad.common.spec.run import RunSpec
+
+FILES = ("file", "covariates", "test_file")  # fields of schemas
+
+
+def files_of(data: AnyData) -> dict[str, tuple[str, ...]]:
+    """Return the files that a schema names, or writes patterns of, by field."""
+    named = {name: getattr(data, name) for name in FILES if name in type(data).model_fields}
+    return {
+        f"data.{name}": (own,) if isinstance(own, str) else tuple(own) for name, own in named.items() if own is not None
+    }
+
+
+def columns_of(data: AnyData, keep: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the columns that are read, by the field that names them.
+
+    Args:
+        data: the schema.
+        keep: columns whose effect harmonisation keeps.
+
+    Raises:
+        SpecError: a pattern stands for some of them.
+    """
+    if not isinstance(data, Tabular) or getattr(data, "file", None) == ".":  # sub-folders are its classes
+        return {}
+    found: dict[str, tuple[str | None, ...]] = {"data.label": data.targets, "data.group": (data.group,)}
+    if isinstance(data, TableData):
+        found["data.features"] = data.inputs
+        found["data.key"] = (data.key,)
+        found["data.dates"] = tuple(date.since for date in data.dates.values() if date.start is None)
+        found["preparation.harmonise.keep"] = tuple(keep)
+    elif isinstance(data, ListedData):
+        found |= {"data.key": (data.key,), "data.image": (data.image,)}
+    return {field: tuple(filter(None, names)) for field, names in found.items() if any(names)}
+
+
+def not_listed(listed: Collection[str], asked: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return what is asked for, by name or pattern, and not listed: its field, by what it is.
+
+    A pattern has to be listed as it is: what it stands for is not known.
+    """
+    allowed, as_written = Entries(listed), frozenset(listed)
+    return {
+        name: field
+        for field, names in asked.items()
+        for name in names
+        if name not in as_written and (is_pattern(name) or literal(name) not in allowed)
+    }
+
+
+def sites_together(spec: RunSpec) -> dict[str, int]:
+    """Return how few sites take part in a round, by the field of the spec that makes them as few, the first first."""
+    federation = spec.federation
+    ended = sum(not federation.trains(site, spec.training.epochs - 1) for site in federation.sites)
+    required = federation.required_sites
+    training = required if spec.solver == "exact" else required - ended  # those that have ended count for the quorum
+    fewest = {
+        "federation.sites": len(federation.sites),
+        "federation.quorum": required,
+        "federation.overrides": training,
+        "federation.regions": min(len(node.sites) for node in federation.nodes.values()),
+        "evaluation.name": training - isinstance(spec.evaluation, LeaveOneSiteOut),
+    }
+    return {field: max(1, count) for field, count in fewest.items()}  # of nobody nothing is told
