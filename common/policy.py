@@ -50,7 +50,10 @@ LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
 
 
 class Policy(Part):
-    """What a site lets out, and in, and what may be asked of it. The defaults let out what is summed up or reduced over enough samples."""
+    """What may be asked of a site, and what it lets out, and in.
+
+    The defaults let out what is summed up or reduced over enough samples.
+    """
 
     min_rows: PositiveInt = 8
     """Fewest samples behind anything that leaves the site in one round; where the data name groups, such as patients,
