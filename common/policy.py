@@ -63,7 +63,10 @@ def _counted(given: object) -> object:
 
 
 class Policy(Part):
-    """What a site lets out, and in. The defaults let out what is summed up or reduced over enough samples."""
+    """What may be asked of a site, and what it lets out, and in.
+
+    The defaults let out what is summed up or reduced over enough samples.
+    """
 
     min_rows: PositiveInt = 8
     """Fewest samples behind anything that leaves the site in one round; where the data name groups, such as patients,
