@@ -97,6 +97,7 @@ class Recorder:
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
+        self._exact = True  # until the policies have said so or otherwise
         self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
         self._scores: Tensor | None = None  # that all sites have been told at the last test
         if not again:
@@ -219,6 +220,7 @@ class Recorder:
             progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
             counts = [run_steps(self._spec, fold) for fold in update.train]
             progress.steps, progress.batches = (sum(column) for column in zip(*counts, strict=True))
+            self._exact = update.exact
             if update.exact:
                 progress.steps = progress.batches = progress.epochs = 0
             self._record_hello(ready)
@@ -267,7 +269,8 @@ class Recorder:
             self._kept[update.stage] = update.values[kept]
             if update.stage == OWN:
                 self._record_coefficients(last)
-        if self._totals.keys() == set(self._preparing.stages):
+        due = {stage for stage in self._preparing.stages if self._preparing.is_due(stage, exact=self._exact)}
+        if self._totals.keys() == due:
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
                 self.progress.study.around(self._preparing.fit(self._totals))
 

@@ -216,6 +216,11 @@ def test_where_a_policy_lets_no_sums_out_all_sites_take_steps_and_say_why(folder
     assert "small" in summary["solver"]["why"]
     assert summary["warnings"]["exact-solver-not-allowed"] == ["small"]
     assert (summary["epochs"], summary["coefficients"]) == (2, {})
+    training |= {"solver": "steps", "validation": 0}
+    steps = validate(RunSpec, document("sick", training=training, evaluation={"name": "holdout"}))
+    asked, _, _ = trained(folder, tmp_path / "steps", steps, policies)
+    assert asked["weights_sha256"] == summary["weights_sha256"]
+    assert asked["metrics"] == summary["metrics"], "read around what they were counted around"
     exact = validate(RunSpec, document("sick", training={"solver": "exact"}))
     with pytest.raises(FewSamplesError) as refused:
         trained(folder, tmp_path / "exact", exact, policies)
