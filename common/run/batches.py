@@ -84,7 +84,7 @@ def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
     numbers = [math.ceil(count / most) for count, most in zip(samples, largest, strict=True)]
     longest = max(numbers)
     return [
-        [min(most, math.ceil(count * 2 / 3))] * longest
+        [min(most, max(1, count * 2 // 3))] * longest
         if spec.batches == "even" and 0 < number < longest
         else parts(count, longest if spec.batches == "even" else number)
         for count, most, number in zip(samples, largest, numbers, strict=True)

@@ -151,7 +151,7 @@ class SiteData:
         at_once = _at_once(count, sizes)
         while sizes:
             order = torch.randperm(count, generator=generator)
-            if self.groups is not None and at_once > 1:
+            if self.groups is not None and count and at_once > 1:
                 of = self.groups[self.splits[fold].train][order]
                 first = torch.full((int(of.max()) + 1,), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")
                 order = order[first[of].argsort(stable=True)]

@@ -113,10 +113,12 @@ def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
 
 
 def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
-    first = check(tmp_path, table(), min_rows=4).output
+    full = {"training": {"batches": "full"}}
+    first = check(tmp_path, table(), full, min_rows=4).output
     assert "every epoch: figures of the validation set" in first
     assert "reference" not in first
-    changes = {"training": {"validation": 0}, "evaluation": {"name": "holdout", "references": ["local", "linear"]}}
+    changes: dict[str, Any] = {"evaluation": {"name": "holdout", "references": ["local", "linear"]}}
+    changes["training"] = {"validation": 0, "batches": "full"}
     second = check(tmp_path, table().assign(ill="no"), changes, min_rows=4).output
     assert "every epoch" not in second
     assert "histograms of the risks, and as many of each reference: local, linear" in second
@@ -125,9 +127,8 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
     assert "projection" not in first + second
     assert "batches are even" not in first + second
     factored: dict[str, Any] = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
-    factored["training"]["batches"] = "even"
     third = check(tmp_path, table(), factored, min_rows=4).output
-    assert "batches are even: with fewer than 8 samples here if another site has more rows" in third
+    assert "batches are even: of two thirds of the rows here if they fill none" in third
     assert "gradients as dsgd has them, and a pair of random projections of every matrix, at most" in third
 
 

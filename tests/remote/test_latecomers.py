@@ -28,7 +28,7 @@ LEFT_OUT = ((4, (0,)), (5, ()), (8, (0, 1)))
 
 
 def asked(late: Latecomers, place: int, round_: int, body: bytes = b"own", **state: Any) -> str:
-    run: Any = SimpleNamespace(left_out=LEFT_OUT, trains=True, batch_size=lambda place, ago: 8)
+    run: Any = SimpleNamespace(left_out=LEFT_OUT, trains=True, weight=lambda place, ago: 8.0)
     vars(run).update(state)
     message = Message(Kind.STEP, round_, STEP)
     try:
@@ -53,7 +53,7 @@ def asked(late: Latecomers, place: int, round_: int, body: bytes = b"own", **sta
         ([(0, 8), (0, 8, b"other")], ["age 1", "409 alpha has already sent another contribution to round 8"]),
         ([(0, 7)], ["409 r: got a step of alpha in round 7, which was no step's"]),
         ([(0, 8, b"own", {"trains": False})], ["age 0"]),  # no step is to come
-        ([(0, 8, b"own", {"batch_size": lambda place, ago: 0})], ["age 0"]),  # it was out of data
+        ([(0, 8, b"own", {"weight": lambda place, ago: 0.0})], ["age 0"]),  # it was out of data
     ],
 )
 def test_event_by_event(events: list[tuple[Any, ...]], said: list[str]) -> None:

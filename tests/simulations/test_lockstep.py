@@ -168,7 +168,7 @@ def test_an_exchange_for_every_tensor_ends_with_the_weights_of_one_for_all(tmp_p
 
 
 def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -> None:
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batches": "full"})
     data = site_data(spec)
     run(spec, data, tmp_path / "run")
     summary, steps, metrics = (

@@ -60,7 +60,7 @@ def test_what_every_site_trains_on() -> None:
     overrides = {"alpha": {"epochs": 1}, "gamma": {"batch_size": 3, "local_steps": 3}}
     spec = run_spec(
         method={"name": "dsgd", "local_steps": 2},
-        training={"epochs": 2, "batch_size": 8},
+        training={"epochs": 2, "batch_size": 8, "batches": "full"},
         federation={"sites": SITES, "overrides": overrides},
     )
     first, second = (schedule(spec, (48, 30, 12), epoch) for epoch in range(2))
@@ -71,19 +71,22 @@ def test_what_every_site_trains_on() -> None:
     assert second.batches == ([[], []], [[8, 8], [7, 7]], [[3, 3], [3, 3]])
     even = spec.model_copy(update={"training": spec.training.model_copy(update={"batches": "even"})})
     assert [sum(map(len, site)) for site in schedule(even, (48, 30, 12), 0).batches] == [6, 6, 6]
+    own = schedule(even, (48, 30, 12), 0)
+    assert [sorted({size for step in site for size in step}) for site in own.batches] == [[8], [8], [3]]
+    assert own.weights == (1, 30 / 48, 12 / 18), "30 samples in six batches of 8 count as 30"
     assert [sum(map(sum, site)) for site in schedule(even, (48, 30, 12), 1).batches] == [0, 30, 12]
 
 
 def test_no_step_is_without_samples() -> None:
-    """Even batches of two samples are two, and beta's single local steps would go on for as long as alpha's batches."""
+    """Beta's single local steps go on for as long as alpha's batches."""
     spec = run_spec(
         method={"name": "dsgd", "local_steps": "epoch"},
         training={"batches": "even", "batch_size": 8},
         federation={"sites": ["alpha", "beta"], "overrides": {"beta": {"local_steps": 1}}},
     )
     found = schedule(spec, (40, 2), 0)
-    assert [[sum(step) for step in site] for site in found.batches] == [[40], [1, 1, 0, 0, 0]]
-    assert found.steps == 2
+    assert [[sum(step) for step in site] for site in found.batches] == [[40], [1, 1, 1, 1, 1]]
+    assert found.steps == 5
 
 
 @pytest.mark.parametrize("local_steps", [None, 2])
@@ -96,7 +99,7 @@ def test_epochs_batches_local_steps_weights_and_learning_rates_by_hand(tmp_path:
         method={"name": "dsgd", "wire": "float64", "local_steps": local_steps},
         training={
             **{"dtype": "float64", "optimizer": SGD, "epochs": 3, "validation": 0, "test": 0.25},
-            **{"batch_size": 8, "schedule": {"name": "cosine"}},
+            **{"batch_size": 8, "batches": "full", "schedule": {"name": "cosine"}},
         },
         federation={"sites": ["alpha", "beta"], "overrides": {"alpha": own}},
     )

@@ -139,7 +139,7 @@ def test_all_that_is_applied_and_all_that_is_kept_add_up_to_all_that_took_part(
 
     monkeypatch.setattr(Passes, "step", step)
     method = {"name": "rank-dad", "rank": 1, "residual": "dense", "wire": "float64"}
-    spec = late_spec(method=method, training={"epochs": 3, "dtype": "float64"})
+    spec = late_spec(method=method, training={"epochs": 3, "dtype": "float64", "batches": "full"})
     run, checked = Straggling(spec, site_data(spec), tmp_path), list[int]()
 
     def check(message: int) -> None:
