@@ -395,7 +395,7 @@ def test_a_site_checks_its_file_and_the_run_before_its_data(tmp_path: Path, refu
         assert "y holds 9 in row 0, expected whole numbers from 0 to 2" in refused(
             "site", site_file(tmp_path, aggregator=address)
         )
-        seen = wait_for_line(aggregator, "alpha cannot take part: [a-z-]+ .the site's log says more.;")
+        seen = wait_for_line(aggregator, "alpha cannot take part: ")
         assert not any(word in seen for word in ("data.npz", "row", "9"))
     finally:
         aggregator.send_signal(signal.SIGTERM)

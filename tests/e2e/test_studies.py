@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -170,16 +171,14 @@ def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_s
         for process in processes:
             process.kill()
             process.communicate()
-    for site, (file, _, _, said) in BAD.items():
-        assert f"\n{site} cannot take part: {file}: {said.format('a value')}; mend that and start {site} again\n" in out
-    reason = (
-        "training.batch_size: it has fewer samples here than its policy asks for, which allows none of fewer than 50 "
-        "(min_rows)"
-    )
-    assert f"\nalpha cannot take part: {reason}; mend that and start alpha again\n" in out
+    for site in BAD:
+        assert f"\n{site} cannot take part: " in out
+    assert "\nalpha cannot take part: training.batch_size: steps-of-too-few (" in out
+    assert not re.search(rf"row \d|volumes\.csv|people\.csv|{re.escape(CELL)}", out)
     assert (aggregator.returncode, err.splitlines()[-1].partition(";")[0]) == (130, "error: stopped by SIGTERM")
     summary = load_json(tmp_path / "run" / "summary.json")
-    assert (summary["status"], summary["steps"], summary["problems"]["alpha"]) == ("interrupted", 0, reason)
+    assert (summary["status"], summary["steps"]) == ("interrupted", 0)
+    assert summary["problems"]["alpha"].startswith("training.batch_size: steps-of-too-few")
     written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert written
     assert not any(CELL.encode() in words for words in (out.encode(), *written))
