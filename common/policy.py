@@ -379,6 +379,7 @@ EVERYTHING = Policy(
     unreduced_factors=True,
     accept_replica=None,
     min_sites=1,
+    min_level=MinLevel(count=1),
 )  # for sites of one owner, whose data need no protection from one another
 
 

@@ -22,7 +22,7 @@ from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
-from rankdad.local.data.behind import fewest_behind, levels_of
+from rankdad.local.data.behind import levels_of
 from rankdad.local.data.encoding import bounds_of
 from rankdad.local.data.folds import Split
 
@@ -69,15 +69,14 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     if data.covariates is not None:
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
-            fewest = fewest_behind(data.splits, data.shares(members), tested).min()
+            fewest = data.fewest_behind(members, tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:
     """Return how few samples, or groups, a fold trains on or holds out; infinity where none has any."""
-    everyone = data.shares(torch.ones(len(data.samples), 1, dtype=torch.bool))
-    return fewest_behind(data.splits, everyone, tested).min()
+    return data.fewest_behind(torch.ones(len(data.samples), 1, dtype=torch.bool), tested).min()
 
 
 def _noun(spec: RunSpec, data: SiteData) -> str:
@@ -155,14 +154,14 @@ def _fewest_apart(data: SiteData, tested: int) -> Tensor:
             sets.append((column != values[counts.argmax()]) & ~column.isnan())
     if not sets:
         return torch.tensor(torch.inf)
-    return fewest_behind(data.splits, data.shares(torch.stack(sets, 1)), tested).min()
+    return data.fewest_behind(torch.stack(sets, 1), tested).min()
 
 
 def _equations(spec: RunSpec, data: SiteData) -> int:
     """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
 
     Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model. Unions of
-    parts are equations for parts.
+    parts are equations for parts, and every part is counted by itself.
     """
     if data.parts is not None:
         return 1
@@ -223,7 +222,9 @@ def _evaluated(policy: Policy, data: SiteData, noun: str) -> SiteData:
         )
         for one in splits
     )
-    return replace(data, splits=tuple(left), fewest=policy.min_rows, warnings=tuple(dict.fromkeys(data.warnings)))
+    warnings = tuple(dict.fromkeys(data.warnings))
+    level = policy.min_level.count
+    return replace(data, splits=tuple(left), fewest=policy.min_rows, level=level, warnings=warnings)
 
 
 def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -> Iterator[str]:

@@ -132,7 +132,7 @@ class Contributions:
             plan_sha256=self._plan.sha256(),
             weights_sha256=self._plan.weights_sha256,
             samples=self._samples(),
-            dropped=self._data.dropped,
+            dropped=0 if self._data.parts is not None else self._data.dropped,  # a count is an answer, too
             warnings=list(self._data.warnings),
         )
 

@@ -44,6 +44,7 @@ DataWarning = Literal[
     "sets-too-small-to-evaluate",
     "exact-solver-not-allowed",
     "rare-values",
+    "rows-left-out",
 ]
 
 

@@ -37,6 +37,7 @@ from rankdad.local.privacy.dealing import Dealing, Dealt
 MEANING: dict[DataWarning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
     "missing-classes": "there are no samples of some class",
+    "rows-left-out": "the run is told that there are rows which it does not use, not how many",
     "fewer-samples-than-folds": "there are fewer samples, or parts of them, than folds: some folds test none here",
 }
 
@@ -102,6 +103,7 @@ class SiteData:
         group_names: what each sample's group is called at the site; none where there are no groups.
         dropped: how many rows of the source were left out.
         fewest: groups of samples behind any sum that leaves the site.
+        level: of which a part has to have so many with a value in a column, if any.
         warnings: what is counted at the aggregator too.
         notes: what the person at the site should be told, one sentence each.
         tells_coefficients: whether a linear model's coefficients of this site's own rows may leave it.
@@ -114,6 +116,7 @@ class SiteData:
     keys: tuple[str, ...] = ()
     dropped: int = 0
     fewest: int = 1
+    level: int = 1
     warnings: tuple[DataWarning, ...] = ()
     notes: tuple[str, ...] = ()
     groups: Tensor | None = None
@@ -238,9 +241,28 @@ class SiteData:
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not has_gaps(inputs):
             return None
         lacking, few = inputs.isnan(), torch.zeros(inputs.shape[1], dtype=torch.bool)
+        least = self.fewest if self.parts is None else self.level
         for members in (~lacking, *([lacking] if self.covariates is not None else [])):
-            few |= fewest_behind(self.splits, self.shares(members), len(self.splits)) < self.fewest
+            few |= self.fewest_behind(members, len(self.splits)) < least
         return few
+
+    def fewest_behind(self, members: Tensor, tested: int) -> Tensor:
+        """Return for each set of samples how many groups of it, at least, are behind sums that leave, or a difference.
+
+        Where samples lie in parts, all sums together tell those of a part.
+
+        Args:
+            members: bool [samples, sets].
+            tested: how many of the trainings hold out samples to test.
+
+        Returns:
+            float64 [sets]; infinity where no sum has one of them.
+        """
+        if self.parts is None:
+            return fewest_behind(self.splits, self.shares(members), tested)
+        nothing = torch.arange(0)
+        parts = [torch.from_numpy(np.flatnonzero(self.parts.parts == part)) for part in self.parts.sizes]
+        return fewest_behind([Split(rows, nothing, nothing) for rows in parts], self.shares(members), 0)
 
 
 def _at_once(samples: int, sizes: Sequence[int]) -> int:
@@ -365,6 +387,8 @@ def split_samples(
     assert reading.labels is not None
     units = len(reading.labels) if dealt is None else len(dealt.sizes)
     warnings = _warnings(spec, reading.labels, units)
+    if dealing is not None and dealt is not None and reading.dropped + dealt.waits >= dealing.fewest:
+        warnings += ("rows-left-out",)
     groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
     return SiteData(
         Samples(lazy_or_whole(reading.inputs, loading), torch.from_numpy(reading.labels)),

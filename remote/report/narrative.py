@@ -40,6 +40,7 @@ WARNINGS = {
     "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
     "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
     "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",
+    "rows-left-out": "left out rows, or lets them wait for more patients, and does not tell how many",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
 Code = Literal[

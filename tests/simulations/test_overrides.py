@@ -73,7 +73,7 @@ def test_what_every_site_trains_on() -> None:
     assert [sum(map(len, site)) for site in schedule(even, (48, 30, 12), 0).batches] == [6, 6, 6]
     own = schedule(even, (48, 30, 12), 0)
     assert [sorted({size for step in site for size in step}) for site in own.batches] == [[8], [8], [3]]
-    assert own.weights == (1, 30 / 48, 12 / 18), "30 samples in six batches of 8 count as 30"
+    assert own.weights == (1.0, 30 / 48, 12 / 18), "30 samples in six batches of 8 count as 30"
     assert [sum(map(sum, site)) for site in schedule(even, (48, 30, 12), 1).batches] == [0, 30, 12]
 
 

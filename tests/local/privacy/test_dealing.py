@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, FewSamplesError
+from rankdad.common.models import build_model
+from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
-from rankdad.local.data import read_site
+from rankdad.common.protocol.plan import make_plan
+from rankdad.local.admission import admitted
+from rankdad.local.data import read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing, secret_of_files
@@ -198,3 +202,25 @@ def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_pa
     assert used[1] < used[0]
     assert "p0" not in used[1]
     assert len(used[0] - used[1]) >= 8
+
+
+@pytest.mark.parametrize(("each", "admitted_"), [(2, False), (8, True)])
+def test_products_of_a_linear_model_leave_only_where_a_part_by_itself_has_enough_of_a_class(
+    each: int, admitted_: bool
+) -> None:
+    """Repeats of two folds are unions of parts: together they tell the sums of each."""
+    task = {"name": "classification", "classes": 2}
+    evaluation = {"name": "k-fold", "folds": 2, "repeats": 20}
+    spec = run_spec(task=task, model={"name": "linear"}, training={"solver": "exact"}, evaluation=evaluation)
+    labels = np.zeros(200, np.int64)
+    labels[: 10 * each] = 1
+    inputs = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+    reading = Reading("data", inputs, labels, None, tuple(f"p{row}" for row in range(200)))
+    data = split_samples(spec, reading, 0, dealing=Dealing(spec, SECRET, 8))
+    policy = Policy(rows_per_rank=2, min_sites=1)
+    if admitted_:
+        assert admitted(policy, spec, make_plan(spec, build_model(spec)), data).fewest == 8
+    else:
+        with pytest.raises(FewSamplesError) as raised:
+            admitted(policy, spec, make_plan(spec, build_model(spec)), data)
+        assert (raised.value.code, raised.value.field) == ("sums-of-too-few", "training.solver")
