@@ -260,10 +260,10 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     Raises:
         FewSamplesError: the smallest may not.
     """
-    least = [min((size for size in fold if size), default=0) for fold in sizes]
+    least = [min((data.behind_step(fold, size) for size in own if size), default=0) for fold, own in enumerate(sizes)]
     if not any(least):
         return
-    people = min(data.fewest_people(fold, sizes[fold]) for fold, size in enumerate(least) if size)
+    people = min(min(data.fewest_people(fold, sizes[fold]), size) for fold, size in enumerate(least) if size)
     try:
         policy.check_step(spec, plan, min(size for size in least if size), people)
     except PolicyError as error:

@@ -67,6 +67,12 @@ class Passes:
             self._fold = self._run.fold
         return self._prepared
 
+    @property
+    def behind_step(self) -> int:
+        """How few samples are behind one of the next step's batches, or behind its difference to another's."""
+        run = self._run
+        return min((self._data.behind_step(run.fold, size) for size in run.next_batches(self._index)), default=0)
+
     def batch(self, *, reads: bool = True) -> StepBatch:
         """Return the samples of the next step: none if the site is out of data, or reads nothing."""
         run, train = self._run, self.prepared().train

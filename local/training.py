@@ -217,7 +217,7 @@ class _Trainer:
         before = assumed(self.state.residuals, self.state.sent)
         state = MethodState(before, run.bases)
         # Steps of its own may leave but one batch that counts: limits are on each.
-        most = self.policy.rank(min(run.next_batches(self.index), default=0))
+        most = self.policy.rank(self.passes.behind_step)
         most = most if most is None else most - self.projects
         send = self.send if known is None and not self.catching_up.behind and len(self.plan.buckets) > 1 else None
         open_ = deque[tuple[int, SiteStep, Step]]()  # buckets whose last exchange is to come

@@ -172,6 +172,15 @@ class SiteData:
         most = counts.add(batches - 1).div(batches, rounding_mode="floor").sort(descending=True).values
         return int((most.cumsum(0) < samples).sum()) + 1
 
+    def behind_step(self, fold: int, samples: int) -> int:
+        """Return how many samples are behind a step of so many.
+
+        Trainings begin with the same weights: of steps that take all that a fold has, those of two tell that of a part.
+        """
+        if self.parts is None or len(self.splits) == 1 or samples < len(self.splits[fold].train):
+            return samples
+        return int(np.unique(self.parts.parts, return_counts=True)[1].min(initial=samples))
+
     def sha256(self) -> str:
         """Return the digest of samples, labels, covariates and splits."""
         return self._digests[0]
@@ -180,10 +189,11 @@ class SiteData:
         """Return what the order of a fold's batches is drawn from: a digest of its training rows, known here alone.
 
         Whoever knew the order could solve the sums of many batches for single samples. With a secret it follows from
-        that, too: the digest of rows that can be guessed can be guessed.
+        that and from the run, too: the digest of rows that can be guessed can be guessed, and of two runs with the same
+        batches the steps would be of the same samples at other weights.
         """
         own = self._digests[1 + fold]
-        return own if self.parts is None else self.parts.secret.name("order", own)
+        return own if self.parts is None else self.parts.secret.name("order", self.parts.run, own)
 
     @cached_property
     def _digests(self) -> tuple[str, ...]:

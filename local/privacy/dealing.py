@@ -31,6 +31,7 @@ class Dealt:
         sizes: patients of each part.
         secret: of the site.
         waits: samples that the run may not use.
+        run: digest of its specification.
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
     """
 
@@ -38,6 +39,7 @@ class Dealt:
     sizes: Mapping[int, int]
     secret: Secret
     waits: int = 0
+    run: str = ""
     keep: Callable[[], bool] | None = None
 
     def kept(self) -> bool:
@@ -107,7 +109,8 @@ class Dealing:
             )
         rows = np.array([row for row, name in enumerate(names) if name in parts], np.int64)
         places = np.array([parts[name] for name in names[rows]], np.int64)
-        return reading.take(rows), Dealt(places, Counter(parts.values()), self.secret, len(names) - len(rows), keep)
+        sizes, waits = Counter(parts.values()), len(names) - len(rows)
+        return reading.take(rows), Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep)
 
 
 def dealing_of(

@@ -18,7 +18,7 @@ from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
-from rankdad.local.admission import admitted
+from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
@@ -224,3 +224,17 @@ def test_products_of_a_linear_model_leave_only_where_a_part_by_itself_has_enough
         with pytest.raises(FewSamplesError) as raised:
             admitted(policy, spec, make_plan(spec, build_model(spec)), data)
         assert (raised.value.code, raised.value.field) == ("sums-of-too-few", "training.solver")
+
+
+def test_steps_of_all_samples_are_as_those_of_a_part_since_trainings_begin_alike() -> None:
+    task, evaluation = {"name": "classification", "classes": 2}, {"name": "k-fold", "folds": 5}
+    spec = run_spec(task=task, evaluation=evaluation, method={"name": "rank-dad", "rank": 12})
+    data = split_samples(spec, reading_of(200), 0, dealing=Dealing(spec, SECRET, 8))
+    whole = len(data.splits[0].train)
+    assert data.behind_step(0, whole) == 20
+    assert data.behind_step(0, whole - 1) == whole - 1
+    assert Policy().rank(data.behind_step(0, whole)) == 5
+    plan = make_plan(spec, build_model(spec))
+    check_steps(Policy(), spec, plan, data, [[whole - 1]] * 5)
+    with pytest.raises(FewSamplesError):
+        check_steps(Policy(min_rows=21), spec, plan, data, [[whole]] * 5)
