@@ -50,7 +50,8 @@ Code = Literal[
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
     "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model",
-    "opposite-effects", "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
+    "opposite-effects", "effects-not-compared",
+    "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
 ]  # fmt: skip
 UNSEEN = (
     "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "

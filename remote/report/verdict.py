@@ -32,7 +32,7 @@ def paragraphs(run: RunResults) -> list[list[Sentence]]:
         return []
     measured = _number(run) if isinstance(run.spec.task, Regression) else _risk(run)
     found = [[*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)], [*measured], [*worth(run)]]
-    found += [[sentence] for sentence in (*opposite_effects(run.summary.coefficients), *_sites(run))]
+    found += [[sentence] for sentence in (*opposite_effects(run), *_sites(run))]
     return [paragraph for paragraph in found if paragraph]
 
 

@@ -109,7 +109,19 @@ def effects(p: float, estimate: float = -1.0) -> Changes:
         site: [{"line": "ill", "name": name, "estimate": own, "p": p} for name in ("intercept", "age")]
         for site, own in sites.items()
     }
-    return {"coefficients": {"sites": {site: {"coefficients": own} for site, own in rows.items()}}}
+    return {"coefficients": {"sites": {site: {"problem": "", "coefficients": own} for site, own in rows.items()}}}
+
+
+def compared(problem: str = "", se: float | None = 1.0) -> Changes:
+    """Of one column, with coefficients of each hospital's own rows, the second's with this problem or error."""
+    fits = {
+        site: {
+            "problem": told,
+            "coefficients": [{"line": "ill", "name": "age", "estimate": 1.0, "se": error, "p": 0.5}],
+        }
+        for site, told, error in [("north", "", 1.0), ("south", problem, se)]
+    }
+    return {"coefficients": {"pooled": fits["north"], "sites": fits}}
 
 
 WORSE, UNSURE, BETTER = ends(-0.1, -0.2, -0.01), ends(0.0, -0.1, 0.1), ends(0.1, 0.01, 0.2)
@@ -195,6 +207,8 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("conditions", alone(BETTER), alone(None)),
     ("opposite-effects", effects(0.024), effects(0.025)),
     ("opposite-effects", effects(0.024), effects(0.024, estimate=1.0)),
+    ("effects-not-compared", compared("separated"), compared()),
+    ("effects-not-compared", compared(se=None), compared()),
     ("no-better-than-guess", hospitals(loss=0.5, baseline_loss=0.5), hospitals(loss=0.49, baseline_loss=0.5)),
     ("better-than-guess", hospitals(loss=0.49, baseline_loss=0.5), hospitals(loss=0.5, baseline_loss=0.5)),
     (
