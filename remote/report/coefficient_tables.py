@@ -145,8 +145,8 @@ def opposite_effects(run: RunResults) -> Iterator[Sentence]:
         where = [*none, *(f"{site} ({listed(names)})" for site, names in lacking.items())]
         yield Sentence(
             "effects-not-compared",
-            "Whether an effect is opposite there is not known, for want of a coefficient of the hospital's own rows: "
-            f"{listed(where)}.",
+            f"Whether effects are opposite is not known at {listed(where)}, for want of coefficients of the hospital's "
+            "own rows.",
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
+from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
@@ -126,6 +127,12 @@ def extent(run: RunResults) -> str:
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
     sites, steps = count(len(spec.federation.sites), "site"), "" if run.exact else f", {count(summary.steps, 'step')}"
     return f"{sites}, {trained}{steps}, {duration(summary.seconds)}"
+
+
+def summed(run: RunResults) -> str:
+    """Return what an exact solution has sent in place of steps."""
+    rounds = len(linear.stages(run.spec.task, 1)) * run.spec.models
+    return f"no steps; sums of products in {count(rounds, 'round')}"
 
 
 def solver(run: RunResults) -> str:
