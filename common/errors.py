@@ -161,9 +161,17 @@ class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy asks for."""
 
     @classmethod
-    def of(cls, error: PolicyError, *, code: str) -> FewSamplesError:
-        """Return a policy's refusal as one whose numbers are the site's business."""
-        return cls(error.field, error.problem, code=code, allows=error.allows, change=error.change)
+    def of(cls, error: PolicyError, *, code: str, besides: str = "", allows: str = "") -> FewSamplesError:
+        """Return a policy's refusal as one whose numbers are the site's business.
+
+        Args:
+            error: the refusal.
+            code: what kind of error it is.
+            besides: what else refuses.
+            allows: what others may hear of that.
+        """
+        problem, told = error.problem + f"; {besides}" * bool(besides), error.allows + f"; {allows}" * bool(allows)
+        return cls(error.field, problem, code=code, allows=told, change=error.change)
 
     @property
     def public_message(self) -> str:
