@@ -185,9 +185,16 @@ class FewSamplesError(PolicyError):
     is_public = False
 
     @classmethod
-    def of(cls, error: PolicyError, *, code: str) -> FewSamplesError:
-        """Return a policy's refusal as one whose numbers are the site's business."""
-        return cls(error.field, error.problem, code=code, change=error.change)
+    def of(cls, error: PolicyError, *, code: str, besides: str = "") -> FewSamplesError:
+        """Return a policy's refusal as one whose numbers are the site's business.
+
+        Args:
+            error: the refusal.
+            code: what kind of error it is.
+            besides: what else refuses.
+        """
+        problem = error.problem + f"; {besides}" * bool(besides)
+        return cls(error.field, problem, code=code, change=error.change)
 
 
 class UnreachableError(UserError):

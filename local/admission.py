@@ -44,7 +44,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
     data = _evaluated(policy, _without_rare(policy, spec, data), spec.group_noun)
-    tested = spec.tested_folds * (1 + len(spec.candidates))  # trainings
+    tested = _tested(spec)
     solver, steps = spec.solver, spec.solver == "steps"
     if not steps:
         data = _solving(policy, spec, data, tested)
@@ -130,7 +130,7 @@ def fewest_of_linear(spec: RunSpec, data: SiteData) -> tuple[float, float]:
 
     Both are infinity where a site has nothing in any fold.
     """
-    tested = spec.tested_folds * (1 + len(spec.candidates))
+    tested = _tested(spec)
     fewest = float(_fewest(data, tested))
     everyone = data.people(torch.arange(len(data.samples))) // _equations(spec, data)
     return min(fewest, everyone) if math.isfinite(fewest) else fewest, float(_fewest_apart(data, tested))
@@ -267,7 +267,24 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     try:
         policy.check_step(spec, plan, min(size for size in least if size), people)
     except PolicyError as error:
-        raise FewSamplesError.of(error, code="steps-of-too-few") from None
+        besides = _why_no_sums(policy, spec, data)
+        raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
+
+
+def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:
+    """Return why a run that could be solved exactly makes steps; "" of others."""
+    if spec.solver != "auto":
+        return ""
+    try:
+        _check_linear(policy, spec, data, _tested(spec), "training.solver", "steps ask for none")
+    except FewSamplesError as error:
+        return f"nor is it solved exactly, without steps: {error}"
+    return "another site's policy lets out no sums of an exact solution, which makes no steps"
+
+
+def _tested(spec: RunSpec) -> int:
+    """Return how many trainings hold out samples to test."""
+    return spec.tested_folds * (1 + len(spec.candidates))
 
 
 def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -19,6 +19,7 @@ Fit = dict[str, Any]
 POOLED = "all sites"
 MAX_NAMED = 6  # columns in a sentence
 INTERCEPT = "intercept"
+SURE = 0.05  # of opposite effects: how often any at all may be named by chance
 SITE_SD = "site SD"  # units of inputs that every site standardises by itself
 
 
@@ -69,6 +70,55 @@ def as_table(coefficients: Mapping[str, Any]) -> list[dict[str, Any]]:
         if fit
         for row in fit["coefficients"]
     ]
+
+
+def name_of(rows: Any, row: Mapping[str, Any]) -> str:
+    """Return what a coefficient is called: with its outcome where there are several."""
+    several = len({one["line"] for one in rows}) > 1
+    return f"{row['line']}: {row['name']}" if several else str(row["name"])
+
+
+def opposite(coefficients: Mapping[str, Any]) -> tuple[dict[str, dict[str, float]], int]:
+    """Return the columns that raise the outcome at one site and lower it at another, each beyond doubt.
+
+    Returns:
+        Estimates by column and site, and how many coefficients were looked at.
+    """
+    fits = {site: fit["coefficients"] for site, fit in coefficients.get("sites", {}).items()}
+    told = [
+        (place, site, row)
+        for site, rows in fits.items()
+        for place, row in enumerate(rows)
+        if row["p"] is not None and row["name"] != INTERCEPT
+    ]
+    sure = [one for one in told if one[2]["p"] * len(told) < SURE]  # Bonferroni
+    found = dict[str, dict[str, float]]()
+    for place in sorted({place for place, _, _ in sure}):
+        estimates = {site: float(row["estimate"]) for at, site, row in sure if at == place}
+        if len({estimate > 0 for estimate in estimates.values()}) > 1:
+            rows = next(iter(fits.values()))
+            found[name_of(rows, rows[place])] = estimates
+    return found, len(told)
+
+
+def not_compared(coefficients: Mapping[str, Any], sites: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the sites without coefficients of their own rows, and the columns that others have none of there, by site.
+
+    Args:
+        coefficients: of a run; without any nothing was to be compared.
+        sites: all of the run.
+    """
+    own, pooled = coefficients.get("sites", {}), coefficients.get("pooled", {}).get("coefficients", ())
+    if not pooled or len(sites) < 2:
+        return [], {}
+    none = [site for site in sites if site not in own or own[site]["problem"]]
+    known = [place for place, row in enumerate(pooled) if row["estimate"] is not None and row["name"] != INTERCEPT]
+    lacking = {
+        site: [name_of(pooled, pooled[place]) for place in known if own[site]["coefficients"][place]["se"] is None]
+        for site in sites
+        if site not in none
+    }
+    return none, {site: names for site, names in lacking.items() if names}
 
 
 def _figures(estimate: float, error: float, freedom: int, critical: float, regression: bool) -> dict[str, float | None]:

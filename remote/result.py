@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import counted
-from rankdad.common.metrics.site_calibration import SURE
+from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
+from rankdad.remote.coefficients import not_compared, opposite
 from rankdad.remote.table_one import outcome_names
 from rankdad.remote.view import figures, size, times_fewer
+
+DIFFERING = {"in_the_large": "observed/expected", "slope": "calibration slope"}
 
 
 def _study(metrics: dict[str, Any], spec: RunSpec) -> Iterator[str]:
@@ -23,17 +26,26 @@ def _study(metrics: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     if within is not None and alone is not None:
         yield f"         AUC within sites {within:.4f} (weighted by their pairs), of the site alone {alone:.4f}"
     for one in metrics.get("calibration_by_site", []):
-        if any(p is not None and p < SURE for p in one["differ"].values()):
-            ratios = {site["site"]: site["observed_expected"] for site in one["sites"]}
-            each = ", ".join(f"{site} {ratio['value']:.2f}" for site, ratio in ratios.items() if ratio)
-            named = outcome_names(spec)(one["outcome"])
-            yield f"         calibration differs between sites: observed/expected of {named}: {each}"
+        named = outcome_names(spec)(one["outcome"])
+        for name, values in differing(one).items():
+            each = ", ".join(f"{site} {value:.2f}" for site, value in values.items())
+            yield f"         calibration differs between sites: {DIFFERING[name]} of {named}: {each}"
     spreads = {"folds": metrics["folds"], "sites": metrics["sites"]}
     for over, by_metric in spreads.items():
         several = {name: spread for name, spread in by_metric.items() if spread["sd"] is not None}
         if several:
             words = (f"{shown(name)} {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in several.items())
             yield f"         mean over {over}: {', '.join(words)}"
+
+
+def _effects(coefficients: dict[str, Any], spec: RunSpec) -> Iterator[str]:
+    for name, estimates in opposite(coefficients)[0].items():
+        each = ", ".join(f"{site} {estimate:.2g}" for site, estimate in estimates.items())
+        yield f"         effects are opposite between sites: {name}: {each}"
+    none, lacking = not_compared(coefficients, spec.federation.sites)
+    if none or lacking:
+        where = [*none, *(f"{site} ({', '.join(names)})" for site, names in lacking.items())]
+        yield f"         effects are not compared, for want of coefficients of its own rows: {', '.join(where)}"
 
 
 def _best(summary: dict[str, Any]) -> str:
@@ -90,6 +102,7 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         groups = f"{counted(test['groups'], spec.group_noun)}, " if "groups" in test else ""
         yield f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}"
         yield from _study(summary["metrics"], spec)
+        yield from _effects(summary["coefficients"], spec)
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             yield f"chosen:  {_settings(model)}"

@@ -17,7 +17,7 @@ from rankdad.common.spec.tasks import Classification, TaskSpec
 
 FEWEST = 20  # samples of a point of a site's calibration plot
 SURE = 0.05 / 2  # p of Cochran's Q below which sites differ, in one of two things
-COMPARED = ("in_the_large", "slope")
+RIGHT = {"in_the_large": 0.0, "slope": 1.0}
 
 
 def calibration_by_site(
@@ -38,8 +38,34 @@ def calibration_by_site(
     """
     found = [_of_sites(*one, groups) for one in zip(repeats, expected, strict=True)]
     sites = [mean_document([one[site] for one in found]) for site in found[0] if all(site in one for one in found)]
-    estimates = {name: [one["recalibration"].get(name) for one in sites] for name in COMPARED}
+    estimates = {name: [one["recalibration"].get(name) for one in sites] for name in RIGHT}
     return {"differ": {name: _heterogeneity(several) for name, several in estimates.items()}, "sites": sites}
+
+
+def differing(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return in what sites differ more than chance makes them, and its value where it is wrong.
+
+    Args:
+        found: as `calibration_by_site` returns it.
+
+    Returns:
+        Of `in_the_large` observed/expected, and of `slope` itself, by site: of those whose interval lies beside the
+        right value, and of all if there are none.
+    """
+    differ = [name for name, p in found["differ"].items() if p is not None and p < SURE]
+    told = dict[str, dict[str, float]]()
+    for name in differ:
+        known = [one for one in found["sites"] if name in one["recalibration"] and one["observed_expected"]]
+        wrong = [one for one in known if not _holds(one["recalibration"][name], RIGHT[name])]
+        figures = {one["site"]: one["recalibration"][name] for one in wrong or known}
+        if name == "in_the_large":
+            figures = {one["site"]: one["observed_expected"] for one in wrong or known}
+        told[name] = {site: figure["value"] for site, figure in figures.items()}
+    return told
+
+
+def _holds(interval: Mapping[str, float], value: float) -> bool:
+    return interval["low"] <= value <= interval["high"]
 
 
 def expected(task: TaskSpec, total: Tally, outcome: int, risks: Risks) -> float:

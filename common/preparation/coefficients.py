@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -28,6 +28,7 @@ SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to
 PART = 0.05  # of such a direction: a column with more belongs to it
 Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums"]
 SLACK = 1e-6  # of a part of 1, which rounding may break
+MOST_LEFT_OUT = 8  # times that a site fits its own rows once more, without a column or its levels
 OWN = "own-coefficients"  # the round in which sites tell those of their own rows
 TOLD: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # what a site says of its own fit; None nothing
 HELD_BACK: dict[Problem, Problem] = {"no-level": "collinear", "no-class": "separated"}  # few rows a site does not count
@@ -222,12 +223,75 @@ def from_totals(
 def fitted(
     task: TaskSpec, inputs: Tensor, labels: Tensor, coding: Coding, people: int, units: tuple[Tensor, Tensor]
 ) -> Coefficients:
-    """Return the coefficients of rows that are all here."""
-    width, totals = inputs[0].numel(), list[Sums]()
-    for _ in linear.stages(task, width):
-        at = linear.newton(task, width, totals, 0.0, coding.fixed.reshape(-1)).at.reshape(coding.fixed.shape)
-        totals.append(linear.sums(task, inputs, labels, at))
-    return from_totals(task, totals, torch.zeros(coding.fixed.shape, dtype=torch.float64), coding, people, units)
+    """Return the coefficients of rows that are all here, without columns that are collinear or separate classes.
+
+    Of columns of which each follows from the others none has a coefficient. Rows of a level that is left out count as
+    the first level's.
+    """
+    width, ridge = inputs[0].numel(), torch.zeros(coding.fixed.shape, dtype=torch.float64)
+    unclear = torch.zeros(width + 1, dtype=torch.bool)
+    for tried in range(MOST_LEFT_OUT + 1):
+        totals, ats = list[Sums](), [ridge]
+        for _ in linear.stages(task, width):
+            totals.append(linear.sums(task, inputs, labels, ats[-1]))
+            ats.append(linear.newton(task, width, totals, 0.0, coding.fixed.reshape(-1)).at.reshape(ridge.shape))
+        found = from_totals(task, totals, ridge, coding, people, units)
+        out = alike = torch.zeros_like(unclear)
+        if found.problem in ("collinear", "no-level"):
+            out, alike = _dependent(linear.square(totals[0]["curvature"])[: width + 1, : width + 1], coding)
+        elif found.problem == "separated":
+            out = alike = _separating(task, inputs, labels, ats[-1] - ats[-2], coding)
+        if not out.any() or tried == MOST_LEFT_OUT:
+            break
+        unclear, coding = unclear | alike, replace(coding, fixed=coding.fixed | out)
+    if found.problem:
+        return found
+    estimates, errors = (torch.where(unclear, math.nan, one) for one in (found.estimates, found.errors))
+    return replace(found, estimates=estimates, errors=errors)
+
+
+def _dependent(products: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
+    """Return which columns follow from those before them, and all that have a part in that; bool [1 + inputs].
+
+    Args:
+        products: sums of products of columns.
+        coding: of the columns.
+    """
+    constant = linear.variances(products, len(products)) == 0
+    constant[0] = False
+    places = (~(coding.fixed.all(0) | constant)).nonzero().flatten()
+    ends = products.diagonal()[places].clamp_min(1e-300).sqrt()
+    left = products[places][:, places] / torch.outer(ends, ends)
+    values, vectors = torch.linalg.eigh(left)
+    follows, alike = torch.zeros(2, len(products), dtype=torch.bool)
+    if bool((values < SINGULAR).any()):
+        alike[places[vectors[:, values < SINGULAR].abs().amax(1) > PART]] = True
+    for at, place in enumerate(places):
+        if left[at, at] < SINGULAR:
+            follows[place] = True
+        else:
+            left = left - torch.outer(left[:, at], left[at]) / left[at, at]
+    return follows, alike | follows
+
+
+def _separating(task: TaskSpec, inputs: Tensor, labels: Tensor, step: Tensor, coding: Coding) -> Tensor:
+    """Return the column, or a column's levels, that tells classes apart the most; bool [1 + inputs].
+
+    Without a largest likelihood a step of Newton's method leads along what tells classes apart, and no row back.
+    """
+    rows = linear.design(inputs)
+    along = rows @ step.T
+    nothing, largest = torch.zeros(step.shape[1], dtype=torch.bool), float(along.abs().max())
+    if isinstance(task, Classification) and len(step) > 1:
+        own = along.gather(1, labels.long().reshape(-1, 1))
+        gained = own - along
+    else:
+        gained = along * (2 * labels.reshape(len(labels), -1) - 1)
+    if not largest > 0 or float(gained.min()) < -PART * largest:
+        return nothing
+    moved = (step.abs() * rows.std(0, correction=0)).amax(0)
+    together = coding.first == coding.first[moved.argmax()]
+    return together & (moved > PART * moved.max())
 
 
 def _rows(task: TaskSpec, first: Sums) -> int:

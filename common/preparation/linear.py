@@ -64,7 +64,7 @@ def of_kind(sums: Sums, kind: str) -> dict[str, Tensor]:
 
 def outputs(task: TaskSpec, inputs: Tensor, weights: Tensor) -> Tensor:
     """Return what a linear model says of rows, as a network of the task would: float64 [n, task.outputs]."""
-    found = _lines(_rows(inputs), weights)
+    found = _lines(design(inputs), weights)
     binary = isinstance(task, Classification) and task.classes == 2
     return torch.cat([torch.zeros_like(found), found], 1) if binary else found
 
@@ -93,7 +93,7 @@ def sums(
         groups: int64 [n], what each row belongs to; None where each is its own.
         class_weights: float64 [classes], what a row of each class counts; None where each counts once.
     """
-    rows = _rows(inputs)
+    rows = design(inputs)
     found, counts = _lines(rows, weights), None if class_weights is None else class_weights[labels].unsqueeze(1)
     if isinstance(task, Regression):
         true = labels.double().reshape(-1, 1).clamp(-MAX_OUTPUT, MAX_OUTPUT)
@@ -224,7 +224,7 @@ def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor | None:
     return None
 
 
-def _rows(inputs: Tensor) -> Tensor:
+def design(inputs: Tensor) -> Tensor:
     """Return rows with their intercept; means and scales that a site has spoilt make no number without bounds."""
     return F.pad(inputs.double().flatten(1).nan_to_num(0.0).clamp(-RAW, RAW), (1, 0), value=1.0)
 

@@ -35,6 +35,8 @@ Kind = Literal["number", "levels", "date", "id", "text", "empty"]
 MAX_LEVELS = 20  # distinct values beyond which nobody meant a column to be categorical
 MANY_GAPS = 0.2  # share of missing values from which a column is worth a word
 SENTINELS = frozenset({-9999, -999, -99, -9, -1, 99, 999, 9999, 99999})  # what some write for a missing number
+NINE = 9.0  # is one beside few smaller whole numbers
+SCALE, PAIRS = frozenset({0.0, 1.0, 2.0, 3.0, 4.0}), ({0.0, 1.0}, {1.0, 2.0})
 CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * and the like
 # Words for a missing value, where they stand among numbers; elsewhere they may be a level.
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
@@ -367,18 +369,29 @@ def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
         told["0"] = f"{said}: if it means missing, list it in data.missing_values"
         low, high = np.quantile(rest, [0.25, 0.75])
         sure |= {"0": zeros} if rest.min() >= high - low else {}
-    for value in sorted(SENTINELS.intersection(np.unique(numbers).tolist())):
+    for value in sorted({*SENTINELS, NINE}.intersection(np.unique(numbers).tolist())):
         others = numbers[numbers != value]
-        if len(others) < 10:
-            continue
-        low, high = np.quantile(others, [0.25, 0.75])
-        away = 3 * max(high - low, 1e-9)
-        if value < min(others.min(), low - away) or value > max(others.max(), high + away):
-            count = len(numbers) - len(others)
-            said = f"{value:g} stands in {count} rows, far from all others"
+        count = len(numbers) - len(others)
+        where, certain = _set_apart(value, count, others) if len(others) >= 10 else ("", False)
+        if where:
+            said = f"{value:g} stands in {count} rows, {where}"
             told[canonical(value)] = f"{said}: if it means missing, list it in data.missing_values"
-            sure[canonical(value)] = count
+            sure |= {canonical(value): count} if certain else {}
     return told, sure
+
+
+def _set_apart(value: float, count: int, others: Array) -> tuple[str, bool]:
+    """Return what sets a number that may stand for a missing one apart from others, and whether it can be no other."""
+    few = set(np.unique(others).tolist())
+    if value == NINE:  # counts may have one: beside two codes it is a third
+        return (f"beside {', '.join(f'{one:g}' for one in sorted(few))}", few in PAIRS) if few <= SCALE else ("", False)
+    low, high = np.quantile(others, [0.25, 0.75])
+    away = 3 * max(high - low, 1e-9)
+    if value < min(others.min(), low - away) or value > max(others.max(), high + away):
+        return "far from all others", True
+    if value < 0 <= others.min() and (value < -1 or len(few) > len(SCALE)):  # of a skewed column it is not far
+        return "and nothing else below 0", value < -1 and count > 1
+    return "", False
 
 
 def _outliers(numbers: Array) -> str:

@@ -7,8 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.coefficients import SITE_SD
-from rankdad.remote.report.coefficient_tables import name_of
+from rankdad.remote.coefficients import SITE_SD, name_of
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, ORANGE, legend, plain_axes, shortened
 from rankdad.remote.report.run_results import RunResults
 

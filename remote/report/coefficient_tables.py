@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.coefficients import INTERCEPT, SITE_SD
+from rankdad.remote.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import Sentence, count, listed, number
 from rankdad.remote.report.run_results import RunResults
 
 MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
 MAX_SITES = 6  # with columns of their own
-SURE = 0.05  # of opposite effects: how often any at all may be named by chance
 SMALL = 1e-3  # a p-value below it is only said to be
 
 Fit = Mapping[str, Any]
@@ -107,7 +106,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
         yield "Every site standardises by itself: one more is one of its own SDs, and not one of the column's unit."
     if still := [name_of(pooled["coefficients"], row) for row in pooled["coefficients"] if row["estimate"] is None]:
         yield f"All rows are alike there, as where a level has no row, and there is no coefficient: {listed(still)}."
-    yield from (sentence.text for sentence in opposite_effects(found))
+    yield from (sentence.text for sentence in opposite_effects(run))
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
     if silent:
@@ -115,41 +114,40 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     if unfit:
         each = [f"{site} ({found['sites'][site]['problem']})" for site in unfit]
         yield (
-            f"No such fit of its own rows alone: {listed(each)}. Collinear may mean that a level has no row there, and "
-            "separated that a class has none."
+            f"No such fit of its own rows alone: {listed(each)}. Collinear: columns follow from others, or a level "
+            "has no row there. Separated: columns tell the classes apart, or a class has no row there."
+        )
+    if not_compared(found, spec.federation.sites)[1]:
+        yield (
+            "A hospital's own fit leaves out a column that follows from others there, or tells the classes apart, as a "
+            "level does whose rows are all of one class; a level without rows has no coefficient. Rows of a level that "
+            "is left out count as the first level's."
         )
     if len(pooled["coefficients"]) > MAX_ROWS or len(found["sites"]) > MAX_SITES:
         yield "All coefficients, of all sites, are in coefficients.csv."
 
 
-def opposite_effects(coefficients: Mapping[str, Any]) -> Iterator[Sentence]:
-    """Yield the columns that raise the outcome at one site and lower it at another, each beyond doubt."""
-    fits = {site: fit["coefficients"] for site, fit in coefficients.get("sites", {}).items()}
-    told = [
-        (place, site, row)
-        for site, rows in fits.items()
-        for place, row in enumerate(rows)
-        if row["p"] is not None and row["name"] != INTERCEPT
-    ]
-    sure = [one for one in told if one[2]["p"] * len(told) < SURE]  # Bonferroni
-    opposite = []
-    for place in sorted({place for place, _, _ in sure}):
-        rows = {site: row for at, site, row in sure if at == place}
-        if len({row["estimate"] > 0 for row in rows.values()}) > 1:
-            each = listed([f"{short(row['estimate'])} at {site}" for site, row in rows.items()])
-            opposite.append(f"{name_of(next(iter(fits.values())), next(iter(rows.values())))} ({each})")
-    if opposite:
+def opposite_effects(run: RunResults) -> Iterator[Sentence]:
+    """Yield the columns with opposite effects, and where nobody can tell."""
+    found, looked_at = opposite(run.summary.coefficients)
+    if found:
+        each = [
+            f"{name} ({listed([f'{short(estimate)} at {site}' for site, estimate in estimates.items()])})"
+            for name, estimates in found.items()
+        ]
         yield Sentence(
             "opposite-effects",
-            f"Effects are opposite between hospitals, and one model for all has but one: {listed(opposite)}. Of each "
-            f"coefficient p, times the {len(told)} that were looked at, is below {SURE:g}.",
+            f"Effects are opposite between hospitals, and one model for all has but one: {listed(each)}. Of each "
+            f"coefficient p, times the {looked_at} that were looked at, is below {SURE:g}.",
         )
-
-
-def name_of(rows: Any, row: Mapping[str, Any]) -> str:
-    """Return what a coefficient is called: with its outcome where there are several."""
-    several = len({one["line"] for one in rows}) > 1
-    return f"{row['line']}: {row['name']}" if several else str(row["name"])
+    none, lacking = not_compared(run.summary.coefficients, run.spec.federation.sites)
+    if none or lacking:
+        where = [*none, *(f"{site} ({listed(names)})" for site, names in lacking.items())]
+        yield Sentence(
+            "effects-not-compared",
+            f"Whether effects are opposite is not known at {listed(where)}, for want of coefficients of the hospital's "
+            "own rows.",
+        )
 
 
 def short(value: float | None) -> str:

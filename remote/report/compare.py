@@ -12,7 +12,7 @@ from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import ends, measure
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number
+from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number, summed
 from rankdad.remote.report.references import REFERENCES, told, value
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.run_results import RunResults, damage_named, read_results
@@ -20,8 +20,8 @@ from rankdad.remote.report.verdict import verdict
 from rankdad.remote.view import size
 
 LEGEND = (
-    "* is the best value of a row whose 95 % interval, in brackets where there is one, overlaps no other; there is "
-    "none where a run has other data. Each interval is of one run by itself. They are not paired, so this is no test: "
+    "* is the best value of a row whose 95 % interval, in brackets, overlaps no other; there is none where a run has "
+    "no interval, or other data. Each interval is of one run by itself. They are not paired, so this is no test: "
     "the files of two runs do not say how sure their difference is. Within a run, references are compared on the same "
     "rows"
 )
@@ -86,12 +86,14 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
 def _best(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
     """Return the run whose value is best by so much that no other interval reaches its own."""
     known = [run for run in runs if run.test.get(name) is not None]
+    intervals = [run.summary.metrics.intervals.get(name) for run in known]
     sign = -1 if name in LOWER_IS_BETTER else 1
     best = max(known, key=lambda run: sign * run.test[name])
     own = best.summary.metrics.intervals.get(name)
-    for run in known:
-        other = run.summary.metrics.intervals.get(name)
-        overlap = own and other and own.low <= other.high and other.low <= own.high
+    for run, other in zip(known, intervals, strict=True):
+        if own is None or other is None:
+            return None
+        overlap = own.low <= other.high and other.low <= own.high
         if run is not best and (overlap or number(run.test[name]) == number(best.test[name])):
             return None
     return best
@@ -119,11 +121,15 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "epochs, best": ["–" if run.exact else f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
         "steps": ["–" if run.exact else count(run.summary.steps, "step") for run in runs],
         "time": [duration(run.summary.seconds) for run in runs],
-        f"up per {member}": [size(run.summary.bytes_up_per_site_step * run.summary.steps) for run in runs],
-        f"down per {member}": [size(run.summary.bytes_down_per_site_step * run.summary.steps) for run in runs],
+        f"up per {member}": [_sent(run, run.summary.bytes_up_per_site_step) for run in runs],
+        f"down per {member}": [_sent(run, run.summary.bytes_down_per_site_step) for run in runs],
         "how it ended": [STATUS.get(run.summary.status, run.summary.status) for run in runs],
     }
     return [[name, *cells] for name, cells in rows.items() if set(cells) != {"–"}]
+
+
+def _sent(run: RunResults, each_step: float) -> str:
+    return summed(run) if run.exact else size(each_step * run.summary.steps)
 
 
 def _counted(value: float | None) -> str:

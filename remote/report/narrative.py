@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
+from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
@@ -51,7 +52,8 @@ Code = Literal[
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
     "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model",
-    "opposite-effects", "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
+    "opposite-effects", "effects-not-compared",
+    "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
 ]  # fmt: skip
 UNSEEN = (
     "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
@@ -126,6 +128,12 @@ def extent(run: RunResults) -> str:
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
     sites, steps = count(len(spec.federation.sites), "site"), "" if run.exact else f", {count(summary.steps, 'step')}"
     return f"{sites}, {trained}{steps}, {duration(summary.seconds)}"
+
+
+def summed(run: RunResults) -> str:
+    """Return what an exact solution has sent in place of steps."""
+    rounds = len(linear.stages(run.spec.task, 1)) * run.spec.models
+    return f"no steps; sums of products in {count(rounds, 'round')}"
 
 
 def solver(run: RunResults) -> str:

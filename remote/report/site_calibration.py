@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankdad.common.metrics.site_calibration import SURE
+from rankdad.common.metrics.site_calibration import RIGHT, differing
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import Sentence, listed, number
 from rankdad.remote.report.run_results import RunResults
@@ -18,12 +18,10 @@ def by_site(run: RunResults, outcome: int) -> dict[str, dict[str, Any]]:
     return {one["site"]: one for sites in found for one in sites}
 
 
-def differs(run: RunResults, outcome: int) -> list[str]:
-    """Return in what hospitals differ more than chance makes them: `in_the_large`, `slope`."""
-    for one in run.summary.metrics.calibration_by_site:
-        if one["outcome"] == outcome:
-            return [name for name, p in one["differ"].items() if p is not None and p < SURE]
-    return []
+def differs(run: RunResults, outcome: int) -> dict[str, dict[str, float]]:
+    """Return in what hospitals differ more than chance makes them, and its value where it is wrong."""
+    found = (one for one in run.summary.metrics.calibration_by_site if one["outcome"] == outcome)
+    return next(map(differing, found), {})
 
 
 def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
@@ -31,12 +29,16 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
     differ, sites = differs(run, outcome), by_site(run, outcome)
     if not differ:
         return
-    ratios = {site: one["observed_expected"]["value"] for site, one in sites.items() if one["observed_expected"]}
-    furthest = sorted(ratios, key=lambda site: -abs(_log(ratios[site])))
-    each = listed([f"{number(ratios[site], 2)} at {site}" for site in furthest])
-    text = f"Whether {risks} are right depends on the hospital: observed/expected is {each}."
-    yield Sentence("hospitals-differ", text)
-    large, slope = (_beyond(sites, *pair) for pair in (("in_the_large", 0.0), ("slope", 1.0)))
+    said = []
+    for name, called in (("in_the_large", "observed/expected"), ("slope", "the calibration slope")):
+        values = differ.get(name, {})
+        furthest = sorted(values, key=lambda site: -_off(name, values[site]))
+        if furthest:
+            said.append(f"{called} is {listed([f'{number(values[site], 2)} at {site}' for site in furthest])}")
+    yield Sentence("hospitals-differ", f"Whether {risks} are right depends on the hospital: {', and '.join(said)}.")
+    large, slope = (
+        _beyond(sites, name, right) if name in differ else ([], []) for name, right in sorted(RIGHT.items())
+    )
     if any(large):
         where = [f"too {word} at {listed(there)}" for word, there in zip(("high", "low"), large, strict=True) if there]
         whole = [
@@ -46,15 +48,14 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
         text, cancel = f"On the whole they are {' and '.join(where)}", all(large) and even
         cancels = ", errors that cancel in the figures of all rows together" * cancel
         yield Sentence("hospitals-cancel" if cancel else "hospitals-off", f"{text}{cancels}.")
-    turned, _ = _beyond(sites, "slope", 0.0)
-    flat = [site for site in slope[0] if site not in turned]
-    if "slope" in differ and turned:
+    turned = _beyond(sites, "slope", 0.0)[0] if any(slope) else []
+    if turned:
         text = f"Higher risks go with a rarer outcome at {listed(turned)} (calibration slope below 0)."
         yield Sentence("hospitals-upside-down", text)
-    if "slope" in differ and flat:
+    if flat := [site for site in slope[0] if site not in turned]:
         text = f"High risks are too high and low ones too low at {listed(flat)} (calibration slope below 1)."
         yield Sentence("hospitals-too-far-apart", text)
-    if "slope" in differ and slope[1]:
+    if slope[1]:
         text = f"Risks are too close to the average at {listed(slope[1])} (calibration slope above 1)."
         yield Sentence("hospitals-too-close", text)
 
@@ -64,6 +65,10 @@ def _beyond(sites: Mapping[str, Mapping[str, Any]], name: str, right: float) -> 
     known = {site: one["recalibration"][name] for site, one in sites.items() if name in one["recalibration"]}
     below = [site for site, one in known.items() if one["high"] < right]
     return below, [site for site, one in known.items() if one["low"] > right]
+
+
+def _off(name: str, value: float) -> float:
+    return abs(_log(value) if name == "in_the_large" else value - RIGHT[name])
 
 
 def _log(ratio: float) -> float:
@@ -98,6 +103,8 @@ def _cell(one: Mapping[str, float] | None) -> str:
 
 def furthest_off(sites: Mapping[str, Mapping[str, Any]], most: int) -> Sequence[str]:
     """Return hospitals in their order; of too many those whose observed/expected is furthest from 1."""
-    off = {site: abs(_log((one["observed_expected"] or {"value": 1.0})["value"])) for site, one in sites.items()}
+    off = {
+        site: _off("in_the_large", (one["observed_expected"] or {"value": 1.0})["value"]) for site, one in sites.items()
+    }
     chosen = sorted(off, key=lambda site: -off[site])[:most]
     return [site for site in sites if site in set(chosen)]

@@ -12,7 +12,7 @@ from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.narrative import NAMES, Sentence, baseline_name, count, listed, number, percent, rows_tested
 from rankdad.remote.report.references import within_hospitals, worth
 from rankdad.remote.report.run_results import BASELINE, RunResults, finite
-from rankdad.remote.report.site_calibration import told_apart
+from rankdad.remote.report.site_calibration import differs, told_apart
 from rankdad.remote.table_one import outcome_names
 
 RARE = 0.1  # recall of a class below which it is named
@@ -32,7 +32,7 @@ def paragraphs(run: RunResults) -> list[list[Sentence]]:
         return []
     measured = _number(run) if isinstance(run.spec.task, Regression) else _risk(run)
     found = [[*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)], [*measured], [*worth(run)]]
-    found += [[sentence] for sentence in (*opposite_effects(run.summary.coefficients), *_sites(run))]
+    found += [[sentence] for sentence in (*opposite_effects(run), *_sites(run))]
     return [paragraph for paragraph in found if paragraph]
 
 
@@ -140,6 +140,8 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
             f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])}).",
         )
     yield from list(told_apart(run, one["outcome"])) or calibrated(one)
+    if list(differs(run, one["outcome"])) == ["slope"]:
+        yield from on_the_whole(one)
 
 
 def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
@@ -162,6 +164,14 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
         found += f", 95 % interval {number(low, 2)} to {number(high, 2)}"
         text = f"These rows are too few to tell whether the spread of its risks is right ({found})."
         yield Sentence("spread-unknown", text)
+    yield from on_the_whole(one)
+
+
+def on_the_whole(one: dict[str, Any]) -> Iterator[Sentence]:
+    """Yield whether an outcome's risks are too high, or too low, over all rows."""
+    large = one["recalibration"].get("in_the_large")
+    if large is None:
+        return
     if large["high"] < 0:
         yield Sentence("too-high", "On the whole its risks are too high.")
     elif large["low"] > 0:

@@ -82,6 +82,7 @@ def test_numbers_gaps_and_rows_are_those_of_pandas(folder: Path) -> None:
 
 
 NUMBERS = np.random.default_rng(0).normal(240, 30, 100).round()
+SKEWED = np.random.default_rng(0).lognormal(1.5, 0.9, 100).round(2)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,12 @@ NUMBERS = np.random.default_rng(0).normal(240, 30, 100).round()
         ([*(NUMBERS - 240), 0, 0], ""),
         (np.arange(100) % 7, ""),
         ([99, *np.arange(60, 120)], ""),
+        ([*SKEWED, -9, -9], "-9 stands in 2 rows, and nothing else below 0"),
+        ([*SKEWED, -1], "-1 stands in 1 rows, and nothing else below 0"),
+        ([*(SKEWED - 3), -9, -9], ""),
+        ([*[0, 1] * 50, 9, 9], "9 stands in 2 rows, beside 0, 1"),
+        ([*np.arange(100) % 3, -1], ""),
+        (np.arange(100) % 10, ""),
     ],
 )
 def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: Any, said: str) -> None:
@@ -101,6 +108,15 @@ def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: A
     assert column.kind == "number"
     assert bool(column.remarks) == bool(said)
     assert said in "; ".join(remark.text for remark in column.remarks)
+
+
+def test_only_what_cannot_be_measured_is_read_as_missing() -> None:
+    """-9 in many rows of a skewed column, and 9 beside 0 and 1, were taken for measured values."""
+    cells = {"sure": [*SKEWED, -9, -9], "once": [*SKEWED, SKEWED[0], -9], "pair": [*[0, 1] * 50, 9, 9]}
+    cells["scale"] = [*[0, 1, 2, 3] * 25, 9, 9]
+    columns = profile_of(Table("here", pd.DataFrame(cells))).columns
+    assert [dict(column.stand_ins) for column in columns] == [{"-9": 2}, {}, {"9": 2}, {}]
+    assert [[remark.value for remark in column.remarks] for column in columns] == [["-9"], ["-9"], ["9"], ["9"]]
 
 
 def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> None:

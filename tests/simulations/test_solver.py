@@ -21,8 +21,11 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.library import simulate
+from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.platforms.coinstac.completion import complete
 from rankdad.platforms.coinstac.inputs import read as read_form
@@ -225,6 +228,21 @@ def test_where_a_policy_lets_no_sums_out_all_sites_take_steps_and_say_why(folder
     with pytest.raises(FewSamplesError) as refused:
         trained(folder, tmp_path / "exact", exact, policies)
     assert (refused.value.code, refused.value.field) == ("linear-needs-samples", "training.solver")
+
+
+def test_where_steps_are_refused_as_well_the_refusal_names_both_lines_of_the_policy(folder: Path) -> None:
+    """It told of small steps alone, which an exact solution does not make."""
+    spec = validate(RunSpec, document("sick", training={"solver": "auto", "batch_size": 3}))
+    plan, data = make_plan(spec, Replica(spec).model), read_site(spec, folder / "small", 2)
+    with pytest.raises(FewSamplesError) as refused:
+        admitted(Policy(min_rows=4, rows_per_rank=4), spec, plan, data)
+    assert (refused.value.code, refused.value.field) == ("steps-of-too-few", "training.batch_size")
+    assert "(min_rows)" in str(refused.value)
+    assert "rows_per_rank 4" in str(refused.value)
+    steps = validate(RunSpec, document("sick", training={"solver": "steps", "batch_size": 3}))
+    with pytest.raises(FewSamplesError) as refused:
+        admitted(Policy(min_rows=4, rows_per_rank=4), steps, plan, data)
+    assert "rows_per_rank" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.coefficients import OWN, Coefficients
 from rankdad.common.preparation.solving import Solving
 from rankdad.common.spec import RunSpec
-from rankdad.remote.coefficients import _critical, _two_sided_t, as_json, as_table
-from rankdad.remote.report.coefficient_tables import opposite_effects
+from rankdad.remote.coefficients import _critical, _two_sided_t, as_json, as_table, not_compared, opposite
 
 SIZES = {"alpha": 640, "beta": 210, "gamma": 24}
 DATA = {
@@ -168,7 +167,7 @@ def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, p
         assert {1, 2} <= set(pooled.collinear)
 
 
-@pytest.mark.parametrize(("problem", "own"), [("no-class", "separated"), ("no-level", "collinear")])
+@pytest.mark.parametrize(("problem", "own"), [("no-class", "separated"), ("no-level", "")])
 def test_rows_without_a_class_or_a_first_level_are_called_so_and_a_site_does_not_count_its_own(
     problem: str, own: str
 ) -> None:
@@ -210,8 +209,63 @@ def test_opposite_effects_are_those_that_bonferroni_leaves_of_statsmodels_p_valu
     sure = multipletests(p_values.ravel(), 0.05, "bonferroni")[0].reshape(p_values.shape)
     for certain, expected in [(p_values < 0.05, [True, True]), (sure, [True, False])]:
         assert ((signs * certain).min(axis=0) * (signs * certain).max(axis=0) < 0)[:2].tolist() == expected
-    (said,) = opposite_effects({"sites": {site: as_json(spec, fit, own=True) for site, fit in own.items()}})
-    assert [name in said.text for name in ("age", "bp", "sex", "stage")] == [True, False, False, False]
+    named, looked_at = opposite({"sites": {site: as_json(spec, fit, own=True) for site, fit in own.items()}})
+    assert (list(named), looked_at) == (["age"], p_values.size)
+
+
+SPOILT: dict[str, Any] = {
+    # what a site's table becomes, statsmodels' columns that are left out, and those of which none has a coefficient
+    "separated": (lambda table: table.assign(stage=separating(table)), ["stage_2"], {"stage=3"}),
+    "collinear": (lambda table: table.assign(bp=3 * table["age"] + 1), ["bp"], {"intercept", "age", "bp"}),
+    "no first level": (
+        lambda table: table.assign(stage=table["stage"].clip(1)),
+        [],
+        {"intercept", "stage=2", "stage=3"},
+    ),
+}
+
+
+def separating(table: pd.DataFrame) -> Any:
+    """Of the last stage there is the last row of the last class alone."""
+    stage = table["stage"].clip(upper=1)
+    stage.iloc[int(np.flatnonzero(table["y"] == table["y"].max())[-1])] = 2
+    return stage
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("spoilt", list(SPOILT))
+def test_a_site_leaves_out_a_column_that_spoils_its_fit_and_the_others_are_those_of_statsmodels(
+    task: str, spoilt: str
+) -> None:
+    """One row of a level that only the ill have took all coefficients of a hospital with an opposite effect."""
+    if task == "numbers" and spoilt == "separated":
+        pytest.skip("numbers have no classes to be told apart")
+    change, without, lacking = SPOILT[spoilt]
+    spec, found = spec_of(task), tables(task)
+    found["beta"] = table = change(found["beta"])
+    _, own = solved(spec, {site: rows_of(task, one) for site, one in found.items()})
+    figures = as_json(spec, own["beta"], own=True)
+    assert (figures["problem"], figures["why"]) == ("", "")
+    columns = sm.add_constant(
+        pd.get_dummies(table.drop(columns="y"), columns=["sex", "stage"], drop_first=True).astype(float)
+    ).drop(columns=without)
+    model = {"numbers": sm.OLS, "two classes": sm.Logit, "three classes": sm.MNLogit}[task](table["y"], columns)
+    expected = model.fit() if task == "numbers" else model.fit(disp=0, tol=1e-12)
+    known = np.array(expected.params).reshape(len(columns.columns), -1).T, np.array(expected.bse)
+    errors = known[1].reshape(len(columns.columns), -1).T if task != "numbers" else known[1][None]
+    names = ["intercept" if name == "const" else name for name in columns.columns]
+    names = [{"sex_1": "sex=m", "stage_1": "stage=2", "stage_2": "stage=3"}.get(name, name) for name in names]
+    lines = list(dict.fromkeys(row["line"] for row in figures["coefficients"]))
+    for row in figures["coefficients"]:
+        if row["name"] in lacking:
+            assert row["estimate"] is row["p"] is None
+            continue
+        at = lines.index(row["line"]), names.index(row["name"])
+        assert (row["estimate"], row["se"]) == pytest.approx((known[0][at], errors[at]), rel=1e-5, abs=1e-7)
+    none, some = not_compared({"pooled": as_json(spec, own["alpha"]), "sites": {"alpha": as_json(spec, own["alpha"]),
+                              "beta": figures}}, list(SIZES))  # fmt: skip
+    assert none == ["gamma"]
+    assert {name.split(": ")[-1] for name in some["beta"]} == lacking - {"intercept"}
 
 
 @pytest.mark.parametrize("standardise", ["federated", "site"])

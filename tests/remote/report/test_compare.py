@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from rankdad.local.data import read_site
 from rankdad.remote.cli import mount
 from rankdad.remote.report.compare import compare
+from rankdad.remote.report.run_report import report_page
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from tests.conftest import SITES, run_document, run_spec
@@ -44,7 +45,7 @@ def test_each_run_has_a_column_and_the_best_of_a_row_a_star(tmp_path: Path) -> N
     rows = {name: cells for name, *cells in table.rows}
     assert table.head == ["", "first", "second"], "both are called small: their directories tell them apart"
     assert rows["AUC"] == ["0.800 (0.750 to 0.850) *", "0.650 (0.600 to 0.700)"]
-    assert rows["loss"] == ["0.500", "0.400 *"], "less is better"
+    assert rows["loss"] == ["0.500", "0.400"], "without intervals none is the best"
     assert rows["method"] == ["dsgd", "rank-dad, rank 3, int8, residual dense"]
     assert rows["optimizer"][1] == "adam 0.01, factored, weight_decay 0.1"
     assert rows["epochs, best"] == ["4, 3", "4, 3"]
@@ -66,6 +67,21 @@ def test_traffic_is_that_of_the_whole_run(tmp_path: Path) -> None:
     rows = {name: cells for name, *cells in compare([every, local])[0].rows}
     assert rows["up per site"] == ["12.0 KB", "3.0 KB"]
     assert rows["down per site"] == ["24.0 KB", "6.0 KB"]
+
+
+def test_of_an_exact_solution_rounds_of_sums_are_told_in_place_of_bytes_of_steps(tmp_path: Path) -> None:
+    """It was said to have sent 0 B, though sums of products went up in every round."""
+    directory = made(tmp_path / "exact", 0.8, 0.5, evaluation={"name": "k-fold", "folds": 5, "refit": True})
+    summary = json.loads((directory / "summary.json").read_text()) | {
+        "solver": {"name": "exact", "why": ""},
+        "steps": 0,
+    }
+    (directory / "summary.json").write_text(json.dumps(summary))
+    table, runs = compare([directory, made(tmp_path / "steps", 0.8, 0.5)])
+    rows = {name: cells for name, *cells in table.rows}
+    said = "no steps; sums of products in 72 rounds"  # twelve of Newton's method for each of six models
+    assert rows["up per site"][0] == rows["down per site"][0] == said
+    assert f"There were {said}." in report_page(runs[0])
 
 
 def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rankdad.common.documents import validate
 from rankdad.remote.report.narrative import Code
 from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults, Summary
 from rankdad.remote.report.verdict import paragraphs
+from rankdad.remote.result import _effects
 from tests.conftest import run_spec
 
 Changes = dict[str, Any]
@@ -58,7 +59,12 @@ def skill(value: float) -> Changes:
 
 
 def apart(
-    p: float = 0.02, *, whole: Changes | None = None, large: Changes | None = None, slope: Changes | None = None
+    p: float = 0.02,
+    *,
+    of_large: float | None = None,
+    whole: Changes | None = None,
+    large: Changes | None = None,
+    slope: Changes | None = None,
 ) -> Changes:
     """Risks of which hospitals differ; those of the second are too low on the whole."""
     known = [("north", large or ends(0.5, 0.1, 0.9)), ("south", ends(0.5, 0.1, 0.9))]
@@ -70,7 +76,7 @@ def apart(
         }
         for site, own in known
     ]
-    differ = {"outcome": 1, "differ": {"in_the_large": p, "slope": p}, "sites": sites}
+    differ = {"outcome": 1, "differ": {"in_the_large": of_large or p, "slope": p}, "sites": sites}
     return risks(large=whole) | {"calibration_by_site": [differ]}
 
 
@@ -109,7 +115,19 @@ def effects(p: float, estimate: float = -1.0) -> Changes:
         site: [{"line": "ill", "name": name, "estimate": own, "p": p} for name in ("intercept", "age")]
         for site, own in sites.items()
     }
-    return {"coefficients": {"sites": {site: {"coefficients": own} for site, own in rows.items()}}}
+    return {"coefficients": {"sites": {site: {"problem": "", "coefficients": own} for site, own in rows.items()}}}
+
+
+def compared(problem: str = "", se: float | None = 1.0) -> Changes:
+    """Of one column, with coefficients of each hospital's own rows, the second's with this problem or error."""
+    fits = {
+        site: {
+            "problem": told,
+            "coefficients": [{"line": "ill", "name": "age", "estimate": 1.0, "se": error, "p": 0.5}],
+        }
+        for site, told, error in [("north", "", 1.0), ("south", problem, se)]
+    }
+    return {"coefficients": {"pooled": fits["north"], "sites": fits}}
 
 
 WORSE, UNSURE, BETTER = ends(-0.1, -0.2, -0.01), ends(0.0, -0.1, 0.1), ends(0.1, 0.01, 0.2)
@@ -148,6 +166,8 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("too-high", risks(large=ends(-1, -2, -0.01)), risks(large=ends(-1, -2, 0.0))),
     ("too-low", risks(large=ends(1, 0.01, 2)), risks(large=ends(1, 0.0, 2))),
     ("hospitals-differ", apart(0.0249), apart(0.025)),
+    ("too-high", apart(of_large=0.5, whole=ends(-1, -2, -0.01)), apart(whole=ends(-1, -2, -0.01))),
+    ("hospitals-off", apart(), apart(of_large=0.5)),
     ("hospitals-off", apart(), apart(large=ends(-0.5, -0.9, -0.1))),
     ("hospitals-cancel", apart(large=ends(-0.5, -0.9, -0.1)), apart(large=ends(-0.5, -0.9, 0.0))),
     (
@@ -195,6 +215,8 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("conditions", alone(BETTER), alone(None)),
     ("opposite-effects", effects(0.024), effects(0.025)),
     ("opposite-effects", effects(0.024), effects(0.024, estimate=1.0)),
+    ("effects-not-compared", compared("separated"), compared()),
+    ("effects-not-compared", compared(se=None), compared()),
     ("no-better-than-guess", hospitals(loss=0.5, baseline_loss=0.5), hospitals(loss=0.49, baseline_loss=0.5)),
     ("better-than-guess", hospitals(loss=0.49, baseline_loss=0.5), hospitals(loss=0.5, baseline_loss=0.5)),
     (
@@ -215,6 +237,15 @@ def test_a_sentence_is_said_where_it_is_true_and_not_beside_it(code: Code, true:
     assert code in said
     assert code not in not_said
     assert len(said) == len(set(said)), "each once"
+
+
+def test_a_terminal_names_opposite_effects_and_where_none_could_be_seen() -> None:
+    (opposite,) = _effects(effects(0.024)["coefficients"], run().spec)
+    assert [name in opposite for name in ("age", "north 1", "south -1")] == [True] * 3
+    for problem, se, named in [("separated", None, False), ("", None, True)]:
+        (unseen,) = _effects(compared(problem, se)["coefficients"], run().spec)
+        assert [name in unseen for name in ("north", "south", "age")] == [False, True, named]
+    assert not list(_effects(compared()["coefficients"], run().spec))
 
 
 def test_no_sentence_is_left_out() -> None:

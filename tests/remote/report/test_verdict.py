@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics import Risks, calibration_by_site
-from rankdad.common.metrics.site_calibration import SURE
+from rankdad.common.metrics.site_calibration import SURE, differing
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.narrative import sent
 from rankdad.remote.report.run_plots import figures
@@ -77,6 +77,21 @@ def test_errors_that_cancel_over_all_rows_are_told_by_hospital() -> None:
     assert "calibration_by_site" in figures(run)
     page = report_page(run)
     assert all(cell in page for row in table.rows for cell in row)
+
+
+def test_where_the_slope_alone_differs_it_is_told_of_the_hospital_that_is_wrong_and_of_no_other() -> None:
+    """Observed/expected of all was printed, and pointed at the smallest hospital, whose risks were right."""
+    run = results(binary((0.0,) * 4, scales=(1.0, 0.0, 1.0, 1.0), size=500), TWO)
+    (one,) = run.summary.metrics.calibration_by_site
+    assert one["differ"]["slope"] < SURE < one["differ"]["in_the_large"]
+    slope = one["sites"][1]["recalibration"]["slope"]["value"]
+    assert differing(one) == {"slope": {"south": slope}}
+    metrics = run.summary.metrics.model_dump() | {"folds": {}, "sites": {}}
+    verdict_says = " ".join(sentence.text for sentence in told_apart(run, one["outcome"]))
+    for text in (verdict_says, " ".join(_study(metrics, run.spec))):
+        assert f"{abs(slope):.2f}" in text
+        assert [site for site in HOSPITALS if site in text] == ["south"]
+        assert "observed/expected" not in text
 
 
 def test_hospitals_seem_to_differ_by_chance_as_often_as_is_said() -> None:
