@@ -115,9 +115,10 @@ def import_log(
     from rankdad.local.privacy.log import restore
 
     config = SiteConfig.read(file)
+    folder = Path(config.privacy)
     log, policy = opened(source, config.name, _passphrase())
-    restore(config.privacy_folder, config.name, log)
-    typer.echo(f"{config.privacy_folder} holds the log of {config.name}. Its policy was:")
+    restore(folder, config.name, log)
+    typer.echo(f"{folder} holds the log of {config.name}. Its policy was:")
     typer.echo(policy)
 
 
@@ -131,15 +132,16 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
     from rankdad.local.privacy.log import FILE, DisclosureLog
 
     config = SiteConfig.read(file)
-    if not (config.privacy_folder / FILE).exists():
+    folder = Path(config.privacy)
+    if not (folder / FILE).exists():
         raise UserError(
-            f"{config.privacy_folder}: holds no log of what has left {config.name}: it is made by the first run, where "
+            f"{folder}: holds no log of what has left {config.name}: it is made by the first run, where "
             'the policy has "keyed_folds": false',
             code="no-log",
             field="privacy",
-            file=config.privacy_folder,
+            file=folder,
         )
-    return config, DisclosureLog(config.privacy_folder, config.name)
+    return config, DisclosureLog(folder, config.name, results=[Path(config.output)])
 
 
 def _row(one: Disclosed) -> dict[str, Any]:

@@ -101,7 +101,13 @@ class Dealing:
 
 
 def dealing_of(
-    folder: Path, site: str, policy: Policy, spec: RunSpec, run: str | None = None, secret: Secret | None = None
+    folder: Path,
+    site: str,
+    policy: Policy,
+    spec: RunSpec,
+    run: str | None = None,
+    secret: Secret | None = None,
+    results: Sequence[Path] = (),
 ) -> Dealing | None:
     """Return how a site with a folder that lasts deals its patients out; None where folds follow from keys.
 
@@ -112,13 +118,14 @@ def dealing_of(
         spec: of the run.
         run: its identity; None only looks, and keeps nothing.
         secret: that a new log begins with; a random one without it.
+        results: folders of the results of its runs, in which the log's witnesses lie.
 
     Raises:
         UserError: the site's log cannot be used.
     """
     if policy.keyed_folds:
         return None
-    log = DisclosureLog(folder, site, secret)
+    log = DisclosureLog(folder, site, secret, results)
     return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec), policy.min_level.count)
 
 

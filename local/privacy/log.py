@@ -8,18 +8,22 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from rankdad.common.errors import UserError, visible
-from rankdad.common.files import make_folder
+from rankdad.common.files import make_folder, sync_path
 from rankdad.common.privacy.parts import Secret, refine
+from rankdad.local.privacy import witness
+from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
 VERSION = 1
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
 CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
 CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
@@ -63,13 +67,15 @@ class DisclosureLog:
     """A site's log.
 
     Args:
-        folder: where it lies, made if it is missing.
+        folder: where it lies, made with a new one.
         site: whose it is.
         secret: that a new log begins with; a random one without it.
+        results: folders of the results of its runs, in which the log's witnesses lie.
     """
 
-    def __init__(self, folder: Path, site: str, secret: Secret | None = None) -> None:
-        self._path, self._site, self._first = make_folder(folder, private=True) / FILE, site, secret
+    def __init__(self, folder: Path, site: str, secret: Secret | None = None, results: Iterable[Path] = ()) -> None:
+        self._path, self._site, self._first = folder / FILE, site, secret
+        self._results = tuple(dict.fromkeys(results))
 
     @property
     def secret(self) -> Secret:
@@ -204,33 +210,42 @@ class DisclosureLog:
     def _connected(self) -> Iterator[tuple[sqlite3.Connection, Secret]]:
         """Yield the log and its secret in one transaction: of two runs that begin at once, one waits for the other."""
         try:
-            self._path.touch(0o600)
-            with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as log:
+            if not self._path.exists():
+                self._begin()
+            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", timeout=30, uri=True)) as log:
+                log.isolation_level = None
                 log.execute("PRAGMA synchronous = FULL")
-                log.execute("BEGIN IMMEDIATE")
-                try:
-                    yield log, self._opened(log)
-                except BaseException:
-                    log.execute("ROLLBACK")
-                    raise
-                log.execute("COMMIT")
+                with _transaction(log):
+                    secret = self._opened(log)
+                    self._check_newest(log, secret)
+                    yield log, secret
+                if log.total_changes and self._results:
+                    with _transaction(log):  # what another run has noted meanwhile is told, too
+                        witness.write(self._results, _witness(log, secret))
         except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGED or self._path.is_dir():
+                raise self._damaged(str(error)) from None
             raise self._error(
-                f"cannot be used ({error}): put the log of what has left this site back from a backup; without it "
-                "nothing leaves",
-                "log-unusable",
+                f"cannot be used now ({error}), and without it nothing leaves: end what holds it, make room on the "
+                "disk, or let this user write it",
+                "log-out-of-reach",
             ) from None
 
+    def _begin(self) -> None:
+        """Put a new log in place, unless another process has just done so."""
+        for path, _ in witness.found(self._results):
+            raise self._too_old(path)
+        make_folder(self._path.parent, private=True)
+        with suppress(FileExistsError):
+            _put(self._path, _new(self._site, secrets.token_bytes(32) if self._first is None else self._first.value))
+
     def _opened(self, log: sqlite3.Connection) -> Secret:
-        """Make the tables of a new log, or check those of an older one; return its secret."""
+        """Check that a log is this site's; return its secret."""
         (version,) = log.execute("PRAGMA user_version").fetchone()
-        if version == 0 and not log.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            for statement in filter(str.strip, TABLES.split(";")):
-                log.execute(statement)
-            log.execute(f"PRAGMA user_version = {VERSION}")
-            secret = secrets.token_bytes(32) if self._first is None else self._first.value
-            log.execute("INSERT INTO site VALUES (?, ?, NULL)", [self._site, secret])
-        elif version != VERSION:
+        if not version:
+            raise self._damaged("it is empty")
+        if version != VERSION:
             raise self._error(
                 f"is of version {version}, expected {VERSION}: use the rankdad that wrote it", "log-version"
             )
@@ -241,6 +256,30 @@ class DisclosureLog:
                 "log-of-another-site",
             )
         return Secret(bytes(secret))
+
+    def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
+        """Check that the log knows all that its witnesses do."""
+        runs = dict(log.execute("SELECT number, run FROM runs"))
+        (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+        for path, told in witness.found(self._results):
+            last = secret.name("run", runs.get(told.runs, ""))
+            if withdrawn < told.withdrawn or (told.runs and last != told.last):
+                raise self._too_old(path)
+
+    def _too_old(self, newer: Path) -> UserError:
+        return self._error(
+            f"is missing or older than {newer}, which tells of a run or a withdrawal that is not in it: put the newest "
+            f"log in its place. Only if that is lost, move every {witness.FILE} of this site's output away: what left "
+            "before and what leaves then add up",
+            "log-too-old",
+        )
+
+    def _damaged(self, how: str) -> UserError:
+        return self._error(
+            f"is damaged ({how}), and without it nothing leaves: put its newest copy in its place; one that lacks a "
+            "run is refused",
+            "log-unusable",
+        )
 
     def _error(self, problem: str, code: str) -> UserError:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
@@ -254,10 +293,7 @@ def restore(folder: Path, site: str, content: bytes) -> None:
     """
     path = make_folder(folder, private=True) / FILE
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
-            written.write(content)
-            written.flush()
-            os.fsync(written.fileno())
+        _put(path, content)
     except FileExistsError:
         problem = "is there already: one log is never put in place of another; move it away if that is meant"
         raise UserError(f"{path}: {problem}", code="log-there-already", field="privacy", file=path) from None
@@ -266,3 +302,50 @@ def restore(folder: Path, site: str, content: bytes) -> None:
             f"{path}: cannot be written: {error.strerror}", code="cannot-write", field="privacy", file=path
         ) from None
     DisclosureLog(folder, site).secret  # noqa: B018
+
+
+@contextmanager
+def _transaction(log: sqlite3.Connection) -> Iterator[None]:
+    """Do all of what is done in a `with`, or nothing, while no other process writes."""
+    log.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        log.execute("ROLLBACK")
+        raise
+    log.execute("COMMIT")
+
+
+def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
+    """Return what is told of a log outside of it."""
+    runs, last = log.execute("SELECT number, run FROM runs ORDER BY number DESC").fetchone() or (0, "")
+    (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+    return Witness(runs=runs, last=secret.name("run", last), withdrawn=withdrawn)
+
+
+def _new(site: str, secret: bytes) -> bytes:
+    """Return a new log, as a file holds it."""
+    with closing(sqlite3.connect(":memory:")) as log:
+        log.executescript(TABLES)
+        log.execute(f"PRAGMA user_version = {VERSION}")
+        log.execute("INSERT INTO site VALUES (?, ?, NULL)", [site, secret])
+        log.commit()
+        return log.serialize()
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Put a file in its place when all of it is on the disk.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    number, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(number, "wb") as written:  # noqa: PTH123
+            written.write(content)
+            written.flush()
+            os.fsync(number)
+        os.link(name, path)
+        sync_path(path.parent)
+    finally:
+        Path(name).unlink()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
+from rankdad.local.config import SiteConfig
 from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
@@ -33,9 +34,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANKDAD_PASSPHRASE", "correct horse battery")
     for name in ("alpha", "moved", "beta"):
         document = {"name": "beta" if name == "beta" else "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
-        (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": name}))
+        (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": f"{name}-result", "privacy": name}))
     zeros = dict.fromkeys(NAMES, 0)
-    DisclosureLog(tmp_path / "alpha" / "privacy", "alpha").parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
+    DisclosureLog(tmp_path / "alpha", "alpha").parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
     return tmp_path / "alpha.json"
 
 
@@ -64,7 +65,7 @@ def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_nam
     first, second = told.splitlines()[:2]
     assert first.startswith("p3: sums of them are in stroke (0000000000000000, 20")
     assert second == "nobody: no run holds sums of them"
-    log = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
+    log = DisclosureLog(tmp_path / "alpha", "alpha")
     zeros = dict.fromkeys([*NAMES, "nobody"], 0)
     later = log.parts("1" * 16, "{}", "key", zeros, zeros, 8)
     assert len(later) == 16
@@ -79,12 +80,12 @@ def test_the_log_moves_encrypted_and_never_onto_another(
 ) -> None:
     moved = tmp_path / "log.rankdad"
     said("privacy", "export", site, moved)
-    before = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
+    before = DisclosureLog(tmp_path / "alpha", "alpha")
     assert before.secret.value not in moved.read_bytes()
     assert code("privacy", "export", site, moved) == "cannot-write"
     assert code("privacy", "import", tmp_path / "beta.json", moved) == "log-of-another-site"
     assert '"min_rows": 8' in said("privacy", "import", tmp_path / "moved.json", moved)
-    after = DisclosureLog(tmp_path / "moved" / "privacy", "alpha")
+    after = DisclosureLog(tmp_path / "moved", "alpha")
     assert (after.secret, after.runs()) == (before.secret, before.runs())
     assert code("privacy", "import", tmp_path / "moved.json", moved) == "log-there-already"
     monkeypatch.setenv("RANKDAD_PASSPHRASE", "another passphrase")
@@ -95,4 +96,13 @@ def test_the_log_moves_encrypted_and_never_onto_another(
 
 def test_looking_makes_no_log(tmp_path: Path, site: Path) -> None:
     assert code("disclosures", tmp_path / "beta.json") == "no-log"
-    assert not (tmp_path / "beta" / "privacy" / FILE).exists()
+    assert not (tmp_path / "beta" / FILE).exists()
+
+
+def test_runs_with_other_outputs_have_one_log(tmp_path: Path) -> None:
+    document = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
+    found = set()
+    for output in ("first", "second"):
+        (tmp_path / "SITE.json").write_text(json.dumps(document | {"output": output}))
+        found.add(SiteConfig.read(tmp_path / "SITE.json").privacy)
+    assert found == {str(tmp_path / "privacy")}

@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.common.privacy.parts import Secret
+from rankdad.local.privacy import witness
 from rankdad.local.privacy.log import FILE, DisclosureLog
 
 SECRET = Secret(b"s" * 32)
@@ -21,11 +23,17 @@ FORTY = [f"p{number}" for number in range(40)]
 
 
 def parts(
-    folder: Path, run: str | None, names: list[str], fewest: int = 8, site: str = "alpha", **changes: Any
+    folder: Path,
+    run: str | None,
+    names: list[str],
+    fewest: int = 8,
+    site: str = "alpha",
+    results: tuple[Path, ...] = (),
+    **changes: Any,
 ) -> dict[str, int]:
     zeros = dict.fromkeys(names, 0)
     asked = {"purpose": "{}", "named_by": "the column id", "sets": zeros, "strata": zeros} | changes
-    return DisclosureLog(folder, site, SECRET).parts(run, fewest=fewest, **asked)
+    return DisclosureLog(folder, site, SECRET, results).parts(run, fewest=fewest, **asked)
 
 
 def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp_path: Path) -> None:
@@ -91,6 +99,8 @@ def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> No
 def damage(log: Path, case: str) -> None:
     if case == "truncated":
         log.write_bytes(log.read_bytes()[:3000])
+    elif case == "empty":
+        log.write_bytes(b"")
     elif case == "no-log":
         log.write_text("this is no log")
     elif case == "newer":
@@ -105,6 +115,7 @@ def damage(log: Path, case: str) -> None:
     ("case", "code"),
     [
         ("truncated", "log-unusable"),
+        ("empty", "log-unusable"),
         ("no-log", "log-unusable"),
         ("folder", "log-unusable"),
         ("newer", "log-version"),
@@ -119,3 +130,51 @@ def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Pa
         parts(tmp_path, "second", FORTY, site="beta" if case == "another-site" else "alpha")
     assert (raised.value.code, raised.value.field) == (code, "privacy")
     assert before is None or (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("since", ["a run", "a withdrawal", "nothing"])
+def test_an_older_log_is_not_taken_for_the_newest(tmp_path: Path, since: str) -> None:
+    """A run's patients are then dealt anew: together with what had left, one patient's sums came out."""
+    log, results = tmp_path / FILE, (tmp_path / "out", tmp_path / "out" / "runs" / "second")
+    parts(tmp_path, "first", FORTY, results=results[:1])
+    older = log.read_bytes()
+    if since == "a run":
+        parts(tmp_path, "second", [*FORTY, *(f"q{number}" for number in range(8))], results=results)
+        (results[0] / witness.FILE).unlink()  # that of the run's own folder tells of it, too
+    elif since == "a withdrawal":
+        DisclosureLog(tmp_path, "alpha", results=results[:1]).withdraw(["p3"])
+    newest = log.read_bytes()
+    for content in (older, None):
+        log.unlink()
+        if content is not None:
+            log.write_bytes(content)
+        if content == newest:
+            continue
+        with pytest.raises(UserError) as raised:
+            parts(tmp_path, "third", FORTY, results=results[:1])
+        assert (raised.value.code, raised.value.field) == ("log-too-old", "privacy")
+    assert not log.exists(), "a new one would stand in the newest one's way"
+    log.write_bytes(newest)
+    assert parts(tmp_path, "first" if since != "a withdrawal" else None, FORTY, results=results[:1])
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [("sqlite3.connect", sqlite3.OperationalError("database or disk is full")), ("os.link", OSError(ENOSPC, "full"))],
+    ids=["full later", "full at first"],
+)
+def test_a_log_that_cannot_be_written_now_is_no_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, error: Exception
+) -> None:
+    """Whoever then puts a copy back has an older log; and what a full disk cuts short is no new log."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(at, fails)
+        with pytest.raises(UserError) as raised:
+            parts(tmp_path, "first", FORTY)
+    assert raised.value.code == "log-out-of-reach"
+    assert list(tmp_path.iterdir()) == []
+    assert parts(tmp_path, "first", FORTY)
