@@ -23,8 +23,8 @@ def sealed(site: str, log: bytes, policy: str, passphrase: str) -> bytes:
     return MAGIC + salt + _cipher(passphrase, salt).encrypt(json.dumps(document).encode())
 
 
-def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, str]:
-    """Return the log and the policy in a file.
+def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, object]:
+    """Return the log, and the policy's JSON, in a file.
 
     Raises:
         UserError: it cannot be read, the passphrase is another one, or it is another site's.
@@ -54,7 +54,7 @@ def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, str]:
             code="log-of-another-site",
             file=path,
         )
-    return base64.b64decode(document["log"]), str(document["policy"])
+    return base64.b64decode(document["log"]), json.loads(document["policy"])
 
 
 def _cipher(passphrase: str, salt: bytes) -> Fernet:

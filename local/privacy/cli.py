@@ -110,16 +110,29 @@ def import_log(
     file: SiteFile, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` has written.")]
 ) -> None:
     """Put a site's secret, log and policy in place on this machine."""
+    from rankdad.common.documents import validate
+    from rankdad.common.files import write_whole
+    from rankdad.common.policy import FILE, Policy
     from rankdad.local.config import SiteConfig
     from rankdad.local.privacy.archive import opened
     from rankdad.local.privacy.log import restore
 
     config = SiteConfig.read(file)
-    folder = Path(config.privacy)
-    log, policy = opened(source, config.name, _passphrase())
-    restore(folder, config.name, log)
-    typer.echo(f"{folder} holds the log of {config.name}. Its policy was:")
-    typer.echo(policy)
+    log, document = opened(source, config.name, _passphrase())
+    policy = validate(Policy, document, file=source)
+    path = file.resolve().parent / FILE if config.policy is None else Path(config.policy)
+    if path.exists() and Policy.read(str(path)) != policy:
+        raise UserError(
+            f"{path}: is there already, and another policy than the one in {source}: move it away if that is meant",
+            code="policy-there-already",
+            field="policy",
+            file=path,
+        )
+    restore(Path(config.privacy), config.name, log)
+    write_whole(path, policy.text())
+    typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
+    if config.policy is None:
+        typer.echo(f'name that in {file}: "policy": "{FILE}"')
 
 
 def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.spec import RunSpec
@@ -121,11 +121,18 @@ def dealing_of(
         results: folders of the results of its runs, in which the log's witnesses lie.
 
     Raises:
-        UserError: the site's log cannot be used.
+        UserError: the site's log cannot be used; or folds are to follow from keys, but the log holds runs in parts.
     """
-    if policy.keyed_folds:
-        return None
     log = DisclosureLog(folder, site, secret, results)
+    if policy.keyed_folds:
+        if log.holds_runs():
+            raise UserError(
+                f"keyed_folds: is true in the policy, but {folder} holds runs of {site} in parts, and with folds by "
+                'keys beside these, answers add up to single patients: set "keyed_folds" to false in the policy',
+                code="log-bypassed",
+                field="keyed_folds",
+            )
+        return None
     return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec), policy.min_level.count)
 
 

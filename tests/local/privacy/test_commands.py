@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
+from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
 from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
 
+POLICY = Policy(keyed_folds=False)
 NAMES = [f"p{number}" for number in range(24)]
 SPEC = run_spec(
     name="stroke",
@@ -35,6 +37,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("alpha", "moved", "beta"):
         document = {"name": "beta" if name == "beta" else "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
         (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": f"{name}-result", "privacy": name}))
+    (tmp_path / "own.json").write_text(POLICY.text())
+    document = json.loads((tmp_path / "alpha.json").read_text())
+    (tmp_path / "alpha.json").write_text(json.dumps(document | {"policy": "own.json"}))
     zeros = dict.fromkeys(NAMES, 0)
     DisclosureLog(tmp_path / "alpha", "alpha").parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
     return tmp_path / "alpha.json"
@@ -84,7 +89,11 @@ def test_the_log_moves_encrypted_and_never_onto_another(
     assert before.secret.value not in moved.read_bytes()
     assert code("privacy", "export", site, moved) == "cannot-write"
     assert code("privacy", "import", tmp_path / "beta.json", moved) == "log-of-another-site"
-    assert '"min_rows": 8' in said("privacy", "import", tmp_path / "moved.json", moved)
+    (tmp_path / "policy.json").write_text(Policy(min_rows=20).text())
+    assert code("privacy", "import", tmp_path / "moved.json", moved) == "policy-there-already"
+    (tmp_path / "policy.json").unlink()
+    said("privacy", "import", tmp_path / "moved.json", moved)
+    assert Policy.read(str(tmp_path / "policy.json")) == POLICY
     after = DisclosureLog(tmp_path / "moved", "alpha")
     assert (after.secret, after.runs()) == (before.secret, before.runs())
     assert code("privacy", "import", tmp_path / "moved.json", moved) == "log-there-already"

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, UserError
+from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.dealing import Dealing, secret_of_files
-from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
+from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import examples, run_spec
 
 SECRET = Secret(b"s" * 32)
@@ -123,3 +124,24 @@ def test_the_same_files_give_the_same_secret(tmp_path: Path) -> None:
     assert secret_of_files(tmp_path / "two") == first
     (tmp_path / "two" / "deep" / "a.csv").write_text("age\n8\n")
     assert secret_of_files(tmp_path / "two") != first
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_folds_by_keys_do_not_go_beside_parts_of_which_the_log_tells(tmp_path: Path, lost: bool) -> None:
+    """The policy's default, or another file of it, went past the log in silence."""
+
+    def dealing(run: str | None = None, *, keyed: bool = True) -> Dealing | None:
+        return dealing_of(folder, "alpha", Policy(keyed_folds=keyed), run_spec(), run, results=[tmp_path])
+
+    folder = tmp_path / "privacy"
+    assert dealing() is None
+    assert not folder.exists(), "in a kit that is mounted to be read alone none can be made"
+    by_parts = dealing("run", keyed=False)
+    assert by_parts is not None
+    assert dealing() is None, "nothing has left yet"
+    by_parts.deal(reading_of(40))
+    if lost:
+        (folder / FILE).unlink()
+    with pytest.raises(UserError) as raised:
+        dealing()
+    assert raised.value.code == ("log-too-old" if lost else "log-bypassed")
