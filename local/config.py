@@ -15,7 +15,7 @@ from pydantic import field_validator, model_validator
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.spec import PositiveFloat, SiteName
+from rankdad.common.spec import PositiveFloat, PositiveInt, SiteName
 from rankdad.common.user_code import FunctionName
 from rankdad.local.data.loading import Loading
 
@@ -151,6 +151,9 @@ class SiteConfig(Member):
     """Folder for the trained model, the timings and the log."""
     privacy: str = "privacy"
     """Folder that lasts, for the site's secret and the log of what has left it: one for all runs."""
+    other_patients: PositiveInt | None = None
+    """Number of the run whose patients may be mostly others than those of former runs, as its refusal says: else they
+    may be the same by other names."""
     spec: str | None = None
     """A copy of the run's spec: the site then takes part in this run alone."""
     allow_factories: tuple[FunctionName, ...] = ()

@@ -299,7 +299,7 @@ def _data(
         config.allow_factories,
         config.loading,
         output,
-        dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results),
+        dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
     )
     data = admitted(policy, spec.at(config.name), plan, read)
     for note in data.notes:

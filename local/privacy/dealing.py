@@ -108,6 +108,7 @@ def dealing_of(
     run: str | None = None,
     secret: Secret | None = None,
     results: Sequence[Path] = (),
+    others: int | None = None,
 ) -> Dealing | None:
     """Return how a site with a folder that lasts deals its patients out; None where folds follow from keys.
 
@@ -119,11 +120,12 @@ def dealing_of(
         run: its identity; None only looks, and keeps nothing.
         secret: that a new log begins with; a random one without it.
         results: folders of the results of its runs, in which the log's witnesses lie.
+        others: number of the run whose patients may be mostly others than those before.
 
     Raises:
         UserError: the site's log cannot be used; or folds are to follow from keys, but the log holds runs in parts.
     """
-    log = DisclosureLog(folder, site, secret, results)
+    log = DisclosureLog(folder, site, secret, results, others)
     if policy.keyed_folds:
         if log.holds_runs():
             raise UserError(

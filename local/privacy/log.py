@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.files import make_folder, sync_path
 from rankdad.common.privacy.parts import Secret, refine
+from rankdad.common.spec.table_schema import spelling
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 1
+VERSION = 2
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
 CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
 CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE spellings (patient TEXT PRIMARY KEY REFERENCES patients (name), spelling TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE withdrawn (name TEXT PRIMARY KEY, since TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
@@ -71,11 +73,19 @@ class DisclosureLog:
         site: whose it is.
         secret: that a new log begins with; a random one without it.
         results: folders of the results of its runs, in which the log's witnesses lie.
+        others: number of the run whose patients may be mostly others than those before.
     """
 
-    def __init__(self, folder: Path, site: str, secret: Secret | None = None, results: Iterable[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        site: str,
+        secret: Secret | None = None,
+        results: Iterable[Path] = (),
+        others: int | None = None,
+    ) -> None:
         self._path, self._site, self._first = folder / FILE, site, secret
-        self._results = tuple(dict.fromkeys(results))
+        self._results, self._others = tuple(dict.fromkeys(results)), others
 
     @property
     def secret(self) -> Secret:
@@ -115,6 +125,7 @@ class DisclosureLog:
         Raises:
             UserError: the log cannot be read or written, is another site's, or names patients by something else; or
                 the run that goes on is not the one that began here, with the same patients.
+            DataError: the run's patients seem to be known ones by other names.
         """
         with self._connected() as (log, secret):
             ((known_by,),) = log.execute("SELECT named_by FROM site").fetchall()
@@ -132,6 +143,7 @@ class DisclosureLog:
                 began: dict[str, int] = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row[:1]))
                 self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn)
                 return {hashed[name]: part for name, part in began.items()}
+            self._check_names(log, secret, hashed)
             found, used = refine(
                 dict(log.execute("SELECT name, part FROM patients")),
                 withdrawn,
@@ -145,10 +157,35 @@ class DisclosureLog:
             if run is not None:
                 log.execute("UPDATE site SET named_by = ?", [named_by])
                 log.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", sorted(found.items()))
+                spelt = [(name, _spelt(secret, hashed[name])) for name in sorted(found.keys() & hashed.keys())]
+                log.executemany("INSERT OR IGNORE INTO spellings VALUES (?, ?)", spelt)
                 begun = log.execute("INSERT INTO runs (run, purpose, fewest) VALUES (?, ?, ?)", [run, purpose, fewest])
                 rows = [(begun.lastrowid, name, found[name]) for name in sorted(used)]
                 log.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
             return {hashed[name]: found[name] for name in used}
+
+    def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
+        """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
+        known = dict(log.execute("SELECT patient, spelling FROM spellings"))
+        new, spelt = patients.keys() - known.keys(), set(known.values())
+        twice = sorted(patients[name] for name in new if _spelt(secret, patients[name]) in spelt)
+        if twice:
+            problem = "new patients are called as known ones are, but for the spelling: the same would be two"
+            raise self._not_known(
+                f"{problem}. Write names as in former runs", "patients-named-otherwise", f": {_listed(twice)}"
+            )
+        ((number,),) = log.execute("SELECT 1 + coalesce(max(number), 0) FROM runs").fetchall()
+        gone = known.keys() - patients.keys()
+        if 2 * len(new) > len(patients) and 2 * len(gone) > len(known) and self._others != number:
+            problem = "more than half of the run's patients are new, and more than half of the known ones are not there"
+            raise self._not_known(
+                f"{problem}: if they are the same, name them as in former runs; if they are others, "
+                f'"other_patients": {number} in the site\'s file says so',
+                "patients-replaced",
+            )
+
+    def _not_known(self, problem: str, code: str, hint: str = "") -> DataError:
+        return DataError(self._path, problem, code=code, field="privacy", hint=hint)
 
     def _check_goes_on(
         self, run: str, same: bool, began: Mapping[str, int], sets: Mapping[str, int], withdrawn: Collection[str]
@@ -322,6 +359,16 @@ def _transaction(log: sqlite3.Connection) -> Iterator[None]:
         log.execute("ROLLBACK")
         raise
     log.execute("COMMIT")
+
+
+def _spelt(secret: Secret, patient: str) -> str:
+    """Return in place of a name what it has in common with other ways to write it."""
+    return secret.name("spelling", spelling(patient))
+
+
+def _listed(patients: Sequence[str]) -> str:
+    """Return some names as they stand in an error."""
+    return ", ".join(visible(one, 40) for one in patients[:3]) + ", …" * (len(patients) > 3)
 
 
 def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:

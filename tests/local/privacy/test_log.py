@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.log import FILE, DisclosureLog
@@ -29,11 +29,12 @@ def parts(
     fewest: int = 8,
     site: str = "alpha",
     results: tuple[Path, ...] = (),
+    others: int | None = None,
     **changes: Any,
 ) -> dict[str, int]:
     zeros = dict.fromkeys(names, 0)
     asked = {"purpose": "{}", "named_by": "the column id", "sets": zeros, "strata": zeros} | changes
-    return DisclosureLog(folder, site, SECRET, results).parts(run, fewest=fewest, **asked)
+    return DisclosureLog(folder, site, SECRET, results, others).parts(run, fewest=fewest, **asked)
 
 
 def test_a_run_keeps_the_parts_that_it_began_with_and_later_ones_divide_them(tmp_path: Path) -> None:
@@ -178,3 +179,32 @@ def test_a_log_that_cannot_be_written_now_is_no_damaged_one(
     assert raised.value.code == "log-out-of-reach"
     assert list(tmp_path.iterdir()) == []
     assert parts(tmp_path, "first", FORTY)
+
+
+@pytest.mark.parametrize("called", [{"p3": "P3"}, {"p3": "p3 "}, {"17": "17.0"}, {"17": "017"}])
+def test_a_known_patient_is_no_new_one_by_another_spelling(tmp_path: Path, called: dict[str, str]) -> None:
+    """A table that went through a spreadsheet: the whole hospital was dealt out a second time."""
+    patients = [*FORTY, "17"]
+    parts(tmp_path, "first", patients)
+    before = (tmp_path / FILE).read_bytes()
+    again = [*(called.get(name, name) for name in patients), *(f"q{number}" for number in range(8))]
+    with pytest.raises(DataError) as raised:
+        parts(tmp_path, "second", again)
+    assert (raised.value.code, raised.value.field) == ("patients-named-otherwise", "privacy")
+    (name,) = called.values()
+    assert name in str(raised.value)
+    assert name not in raised.value.public_message, "a guessed name is not confirmed to others"
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_most_patients_are_others_only_in_the_run_for_which_the_site_says_so(tmp_path: Path) -> None:
+    renamed = [f"new {name}" for name in FORTY]
+    parts(tmp_path, "first", FORTY)
+    for others in (None, 1, 3):
+        with pytest.raises(DataError) as raised:
+            parts(tmp_path, "second", renamed, others=others)
+        assert (raised.value.code, raised.value.field) == ("patients-replaced", "privacy")
+    assert parts(tmp_path, "second", FORTY[:20] + renamed[:20], others=None), "half of them may be others"
+    assert parts(tmp_path, "third", renamed, others=3)
+    with pytest.raises(DataError):
+        parts(tmp_path, "fourth", [f"newer {name}" for name in FORTY], others=3)
