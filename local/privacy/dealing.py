@@ -58,7 +58,6 @@ class Dealing:
         log: of the site; without one nothing is kept from run to run.
         run: identity of the run; None only looks how it would be, and keeps nothing.
         purpose: what the run is for, as JSON.
-        named_by: what names the patients.
         level: patients of a class at the site, and in each part at first.
     """
 
@@ -67,7 +66,6 @@ class Dealing:
     log: DisclosureLog | None = None
     run: str | None = None
     purpose: str = ""
-    named_by: str = ""
     level: int = 1
 
     def deal(self, reading: Reading) -> Dealt:
@@ -87,7 +85,9 @@ class Dealing:
             found, used = refine({}, (), sets, own, self.fewest, self.secret, classes, self.level)
             parts = {name: found[name] for name in used}
         else:
-            parts = self.log.parts(self.run, self.purpose, self.named_by, sets, own, self.fewest, classes, self.level)
+            parts = self.log.parts(
+                self.run, self.purpose, reading.named_by, sets, own, self.fewest, classes, self.level
+            )
         if not parts:
             raise DataError(
                 reading.source,
@@ -135,7 +135,7 @@ def dealing_of(
                 field="keyed_folds",
             )
         return None
-    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), _named_by(spec), policy.min_level.count)
+    return Dealing(log.secret, policy.min_rows, log, run, purpose_of(spec), policy.min_level.count)
 
 
 def purpose_of(spec: RunSpec) -> str:
@@ -155,14 +155,6 @@ def purpose_of(spec: RunSpec) -> str:
             "sites": list(spec.federation.sites),
         }
     )
-
-
-def _named_by(spec: RunSpec) -> str:
-    """Return what names patients in a run."""
-    for field in ("group", "key"):
-        if (column := getattr(spec.data, field, None)) is not None:
-            return f"the column {column}"
-    return "their place in the data"
 
 
 def secret_of_files(path: Path) -> Secret:

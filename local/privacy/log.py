@@ -132,7 +132,7 @@ class DisclosureLog:
             if known_by not in (None, named_by):
                 raise self._error(
                     f"names patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient would "
-                    f"be two. Name {known_by} in the run's data.group or data.key",
+                    f"be two. Let the run's data name them by {known_by}, such as with data.group or data.key",
                     "patients-named-otherwise",
                 )
             hashed = {secret.name(patient): patient for patient in sets}

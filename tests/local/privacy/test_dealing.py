@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
+from rankdad.local.data import read_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog
-from tests.conftest import examples, run_spec
+from tests.conftest import examples, run_spec, write_site
 
 SECRET = Secret(b"s" * 32)
 EVALUATIONS: list[dict[str, Any]] = [
@@ -145,3 +146,17 @@ def test_folds_by_keys_do_not_go_beside_parts_of_which_the_log_tells(tmp_path: P
     with pytest.raises(UserError) as raised:
         dealing()
     assert raised.value.code == ("log-too-old" if lost else "log-bypassed")
+
+
+def test_names_from_another_place_are_refused_though_the_schema_is_the_same(tmp_path: Path) -> None:
+    """With and without an array of keys each patient was two, and both times named by their place, as it was said."""
+    log, names = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), [f"p{row}" for row in range(40)]
+    spec = run_spec(data={"reader": "npz", "file": "data.npz", "shape": [6]})
+    for number, arrays in enumerate(({}, {"key": names}, {"group": names})):
+        reading = read_samples(spec, write_site(tmp_path / str(number), 40, 1, **arrays))
+        if not arrays:
+            Dealing(SECRET, 8, log, "first").deal(reading)
+            continue
+        with pytest.raises(UserError) as raised:
+            Dealing(SECRET, 8, log, f"run-{number}").deal(reading)
+        assert raised.value.code == "patients-named-otherwise"
