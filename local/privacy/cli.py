@@ -67,9 +67,24 @@ def purge(
         list[str], typer.Argument(metavar="PATIENT", help="As the tables call them, in the column that groups rows.")
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    absent: Annotated[bool, typer.Option("--absent", help="Also those whom no run has used yet.")] = False,
 ) -> None:
     """Use withdrawn patients in no run any more, and list those that hold sums of them already."""
+    from rankdad.common.spec.table_schema import composed
+
     config, log = _opened(file)
+    patients = list(dict.fromkeys(composed(patient.strip()) for patient in patients))  # as tables' names are read
+    unknown = {} if absent else log.unknown(patients)
+    if unknown:
+        alike = " (one is known by another spelling, such as of case, blanks, hyphens or zeros)"
+        raise UserError(
+            "no run has used "
+            + "; nor ".join(f"{visible(name)}{alike * known}" for name, known in unknown.items())
+            + ": "
+            "write names as the tables do, or give --absent for patients whom no run is to use later",
+            code="patient-unknown",
+            field="PATIENT",
+        )
     for patient in patients:
         held = log.runs(patient)
         named = ", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held)

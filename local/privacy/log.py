@@ -232,6 +232,17 @@ class DisclosureLog:
                 for number, run, purpose, began, fewest in found
             )
 
+    def unknown(self, patients: Iterable[str]) -> dict[str, bool]:
+        """Return the names of patients that no run has used; of each, whether a known one is another spelling of it.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            known = dict(log.execute("SELECT patient, spelling FROM spellings"))
+            spelt = set(known.values())
+            return {one: _spelt(secret, one) in spelt for one in patients if secret.name(one) not in known}
+
     def withdraw(self, patients: Sequence[str]) -> None:
         """See that patients are used no more, in any run that begins or goes on from now.
 

@@ -66,7 +66,7 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
 
 
 def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_named(site: Path, tmp_path: Path) -> None:
-    told = said("purge", site, "p3", "nobody", "--yes")
+    told = said("purge", site, "p3 ", "nobody", "--yes", "--absent")
     first, second = told.splitlines()[:2]
     assert first.startswith("p3: sums of them are in stroke (0000000000000000, 20")
     assert second == "nobody: no run holds sums of them"
@@ -78,6 +78,18 @@ def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_nam
     with pytest.raises(UserError) as raised:
         log.parts("0" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)
     assert raised.value.code == "patient-withdrawn"
+
+
+def test_a_name_is_withdrawn_as_tables_have_it_or_refused(tmp_path: Path, site: Path) -> None:
+    """It was done, said the command, and the patient stayed in use."""
+    log = DisclosureLog(tmp_path / "alpha", "alpha")
+    zeros = dict.fromkeys([*NAMES, *(f"Müller {number}" for number in range(8))], 0)
+    assert len(log.parts("1" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)) == 32
+    for name in ("P3", "MÜLLER-3", "nobody"):
+        assert code("purge", site, "p4", name, "--yes") == "patient-unknown"
+    assert len(log.parts("2" * 16, purpose_of(SPEC), "key", zeros, zeros, 8)) == 32
+    said("purge", site, "Mu\u0308ller 3", "--yes")
+    assert log.parts("3" * 16, "{}", "key", zeros, zeros, 8).keys() == set(NAMES)
 
 
 def test_the_log_moves_encrypted_and_never_onto_another(
