@@ -87,7 +87,7 @@ def purge(
         )
     for patient in patients:
         held = log.runs(patient)
-        named = ", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held)
+        named = visible(", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held), 10_000)
         known = f"sums of them are in {named}: these cannot be taken back" if held else "no run holds sums of them"
         typer.echo(f"{visible(patient)}: {known}")
     if not yes and not typer.confirm(f"Use {counted(len(patients), 'patient')} no more?"):
@@ -109,7 +109,7 @@ def export_log(
     from rankdad.local.privacy.archive import sealed
 
     config, log = _opened(file)
-    content = sealed(config.name, log.contents(), Policy.read(config.policy).text(), _passphrase(again=True))
+    content = sealed(config.name, log.contents(), Policy.read(config.policy), _passphrase(again=True))
     try:
         with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
             written.write(content)
@@ -125,7 +125,6 @@ def import_log(
     file: SiteFile, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` has written.")]
 ) -> None:
     """Put a site's secret, log and policy in place on this machine."""
-    from rankdad.common.documents import validate
     from rankdad.common.files import write_whole
     from rankdad.common.policy import FILE, Policy
     from rankdad.local.config import SiteConfig
@@ -133,8 +132,7 @@ def import_log(
     from rankdad.local.privacy.log import restore
 
     config = SiteConfig.read(file)
-    log, document = opened(source, config.name, _passphrase())
-    policy = validate(Policy, document, file=source)
+    log, policy = opened(source, config.name, _passphrase())
     path = file.resolve().parent / FILE if config.policy is None else Path(config.policy)
     if path.exists() and Policy.read(str(path)) != policy:
         raise UserError(
@@ -143,7 +141,7 @@ def import_log(
             field="policy",
             file=path,
         )
-    restore(Path(config.privacy), config.name, log)
+    restore(Path(config.privacy), config.name, log, source, [Path(config.output)])
     write_whole(path, policy.text())
     typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
     if config.policy is None:

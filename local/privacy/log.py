@@ -24,6 +24,7 @@ from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
 VERSION = 2
+SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
 CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
@@ -130,6 +131,7 @@ class DisclosureLog:
         with self._connected() as (log, secret):
             ((known_by,),) = log.execute("SELECT named_by FROM site").fetchall()
             if known_by not in (None, named_by):
+                known_by = visible(known_by, 200)
                 raise self._error(
                     f"names patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient would "
                     f"be two. Let the run's data name them by {known_by}, such as with data.group or data.key",
@@ -271,6 +273,7 @@ class DisclosureLog:
             with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", timeout=30, uri=True)) as log:
                 log.isolation_level = None
                 log.execute("PRAGMA synchronous = FULL")
+                log.execute("PRAGMA trusted_schema = OFF")
                 with _transaction(log):
                     secret = self._opened(log)
                     self._check_newest(log, secret)
@@ -294,7 +297,9 @@ class DisclosureLog:
             raise self._too_old(path)
         make_folder(self._path.parent, private=True)
         with suppress(FileExistsError):
-            _put(self._path, _new(self._site, secrets.token_bytes(32) if self._first is None else self._first.value))
+            _put(
+                self._path, _new(self._site, secrets.token_bytes(SECRET) if self._first is None else self._first.value)
+            )
 
     def _opened(self, log: sqlite3.Connection) -> Secret:
         """Check that a log is this site's; return its secret."""
@@ -305,13 +310,20 @@ class DisclosureLog:
             raise self._error(
                 f"is of version {version}, expected {VERSION}: use the rankdad that wrote it", "log-version"
             )
-        ((site, secret),) = log.execute("SELECT name, secret FROM site").fetchall()
+        with closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(TABLES)
+            if _schema(log) != _schema(ours):
+                raise self._damaged("its tables are others")
+        found = log.execute("SELECT name, secret FROM site").fetchall()
+        if [(type(secret), len(secret)) for _, secret in found] != [(bytes, SECRET)]:
+            raise self._damaged("it does not have one secret")
+        ((site, secret),) = found
         if site != self._site:
             raise self._error(
                 f"is the log of {visible(str(site), 63)}, and this is {self._site}: every site has a folder of its own",
                 "log-of-another-site",
             )
-        return Secret(bytes(secret))
+        return Secret(secret)
 
     def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
         """Check that the log knows all that its witnesses do."""
@@ -321,6 +333,24 @@ class DisclosureLog:
             last = secret.name("run", runs.get(told.runs, ""))
             if withdrawn < told.withdrawn or (told.runs and last != told.last):
                 raise self._too_old(path)
+
+    def check(self, content: bytes) -> None:
+        """Check a whole log, as `contents` returns it, before it is put into the place of this one.
+
+        Raises:
+            UserError: it is damaged, another site's, or not the newest.
+        """
+        if not content:  # which SQLite has no memory for
+            raise self._damaged("it is empty")
+        try:
+            with closing(sqlite3.connect(":memory:")) as log:
+                log.execute("PRAGMA trusted_schema = OFF")
+                log.deserialize(content)
+                if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
+                    raise self._damaged("its pages do not fit together")
+                self._check_newest(log, self._opened(log))
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from None
 
     def _too_old(self, newer: Path) -> UserError:
         return self._error(
@@ -341,12 +371,20 @@ class DisclosureLog:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
 
 
-def restore(folder: Path, site: str, content: bytes) -> None:
+def restore(folder: Path, site: str, content: bytes, source: Path, results: Iterable[Path] = ()) -> None:
     """Put a site's log, as `DisclosureLog.contents` returned it, into a folder.
 
+    Args:
+        folder: of the log.
+        site: whose it is.
+        content: of the log.
+        source: file that it comes from.
+        results: folders of the results of its runs, in which the log's witnesses lie.
+
     Raises:
-        UserError: a log is there already, it cannot be written, or is another site's.
+        UserError: a log is there already, it cannot be written, or is damaged, another site's or not the newest.
     """
+    DisclosureLog(source, site, results=results).check(content)
     path = make_folder(folder, private=True) / FILE
     try:
         _put(path, content)
@@ -357,7 +395,6 @@ def restore(folder: Path, site: str, content: bytes) -> None:
         raise UserError(
             f"{path}: cannot be written: {error.strerror}", code="cannot-write", field="privacy", file=path
         ) from None
-    DisclosureLog(folder, site).secret  # noqa: B018
 
 
 @contextmanager
@@ -370,6 +407,12 @@ def _transaction(log: sqlite3.Connection) -> Iterator[None]:
         log.execute("ROLLBACK")
         raise
     log.execute("COMMIT")
+
+
+def _schema(log: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """Return all that a log's file is made of, triggers and views as well as tables."""
+    found = log.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name").fetchall()
+    return [(kind, name, " ".join(sql.split())) for kind, name, sql in found]
 
 
 def _spelt(secret: Secret, patient: str) -> str:

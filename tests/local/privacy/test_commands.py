@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +16,8 @@ from rankdad.__main__ import app
 from rankdad.common.errors import UserError
 from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
+from rankdad.local.privacy import archive
+from rankdad.local.privacy.archive import sealed
 from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
@@ -127,3 +133,58 @@ def test_runs_with_other_outputs_have_one_log(tmp_path: Path) -> None:
         (tmp_path / "SITE.json").write_text(json.dumps(document | {"output": output}))
         found.add(SiteConfig.read(tmp_path / "SITE.json").privacy)
     assert found == {str(tmp_path / "privacy")}
+
+
+TRIGGER = "CREATE TRIGGER forget AFTER INSERT ON runs BEGIN DELETE FROM patients; DELETE FROM used; END"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "",
+        "rubbish",
+        TRIGGER,
+        "CREATE VIEW seen AS SELECT * FROM runs",
+        "INSERT INTO site SELECT * FROM site",
+        "DELETE FROM site",
+        "UPDATE site SET secret = x''",
+        "UPDATE site SET secret = 'a text of 32 letters, not bytes.'",
+        "DROP TABLE withdrawn",
+    ],
+)
+def test_a_log_is_whole_and_ours_before_it_is_put_in_place(tmp_path: Path, site: Path, statement: str) -> None:
+    """A trigger made the log forget every run; nothing at all was taken for a new log."""
+    content = statement.encode() * 200
+    if statement not in ("", "rubbish"):
+        shutil.copy(tmp_path / "alpha" / FILE, tmp_path / "copy")
+        with closing(sqlite3.connect(tmp_path / "copy", isolation_level=None)) as copy:
+            copy.execute(statement)
+        content = (tmp_path / "copy").read_bytes()
+    export = tmp_path / "log.rankdad"
+    export.write_bytes(sealed("alpha", content, POLICY, "correct horse battery"))
+    assert code("privacy", "import", tmp_path / "moved.json", export) == "log-unusable"
+    assert not (tmp_path / "moved").exists() or list((tmp_path / "moved").iterdir()) == []
+    assert not (tmp_path / "policy.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [("[]", "field-invalid"), ("no JSON", "not-an-export"), ({}, "field-missing"), ({"log": "%%%"}, "not-an-export")],
+)
+def test_an_export_of_another_shape_is_refused(tmp_path: Path, site: Path, document: Any, expected: str) -> None:
+    if document == {"log": "%%%"}:
+        document = {"site": "alpha", "policy": POLICY.model_dump(mode="json"), **document}
+    text = document if isinstance(document, str) else json.dumps(document)
+    export = tmp_path / "log.rankdad"
+    salt = b"s" * archive.SALT
+    export.write_bytes(archive.MAGIC + salt + archive._cipher("correct horse battery", salt).encrypt(text.encode()))
+    assert code("privacy", "import", tmp_path / "moved.json", export) == expected
+
+
+def test_an_export_is_no_way_to_an_older_log(tmp_path: Path, site: Path) -> None:
+    export = tmp_path / "log.rankdad"
+    said("privacy", "export", site, export)
+    said("purge", site, "p3", "--yes")
+    (tmp_path / "alpha" / FILE).unlink()
+    assert code("privacy", "import", site, export) == "log-too-old"
+    assert not (tmp_path / "alpha" / FILE).exists()
