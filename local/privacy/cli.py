@@ -155,11 +155,12 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
         UserError: there is no log: nothing is made by looking.
     """
     from rankdad.local.config import SiteConfig
-    from rankdad.local.privacy.log import FILE, DisclosureLog
+    from rankdad.local.privacy.log import DisclosureLog
 
     config = SiteConfig.read(file)
     folder = Path(config.privacy)
-    if not (folder / FILE).exists():
+    log = DisclosureLog(folder, config.name, results=[Path(config.output)])
+    if not log.exists():
         raise UserError(
             f"{folder}: holds no log of what has left {config.name}: it is made by the first run, where "
             'the policy has "keyed_folds": false',
@@ -167,7 +168,7 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
             field="privacy",
             file=folder,
         )
-    return config, DisclosureLog(folder, config.name, results=[Path(config.output)])
+    return config, log
 
 
 def _row(one: Disclosed) -> dict[str, Any]:

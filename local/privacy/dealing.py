@@ -127,7 +127,7 @@ def dealing_of(
     """
     log = DisclosureLog(folder, site, secret, results, others)
     if policy.keyed_folds:
-        if log.holds_runs():
+        if log.exists() and log.runs():
             raise UserError(
                 f"keyed_folds: is true in the policy, but {folder} holds runs of {site} in parts, and with folds by "
                 'keys beside these, answers add up to single patients: set "keyed_folds" to false in the policy',

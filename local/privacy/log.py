@@ -206,13 +206,9 @@ class DisclosureLog:
             problem = f"the patients of the run {run} are not those with whom it began here"
             raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
 
-    def holds_runs(self) -> bool:
-        """Tell whether a run in parts has begun at the site; no log is made by asking.
-
-        Raises:
-            UserError: there is a log that cannot be read, is another site's, or is not the newest.
-        """
-        return (self._path.exists() or any(witness.found(self._results))) and bool(self.runs())
+    def exists(self) -> bool:
+        """Tell whether there is a log, or one is lost; none is made by asking."""
+        return self._path.exists() or any(witness.found(self._results))
 
     def runs(self, patient: str | None = None) -> tuple[Disclosed, ...]:
         """Return all runs, or those that hold sums of a patient, in their order.
