@@ -15,7 +15,7 @@ from pydantic import field_validator, model_validator
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.spec import PositiveFloat, SiteName
+from rankdad.common.spec import PositiveFloat, PositiveInt, SiteName
 from rankdad.common.user_code import FunctionName
 from rankdad.local.data.loading import Loading
 
@@ -149,8 +149,11 @@ class SiteConfig(Member):
     """Folder of the data file that the spec names."""
     output: str
     """Folder for the trained model, the timings and the log."""
-    privacy: str | None = None
-    """Folder that lasts, for the site's secret and the log of what has left it; without it, privacy in `output`."""
+    privacy: str = "privacy"
+    """Folder that lasts, for the site's secret and the log of what has left it: one for all runs."""
+    other_patients: PositiveInt | None = None
+    """Number of the run whose patients may be mostly others than those of former runs, as its refusal says: else they
+    may be the same by other names."""
     spec: str | None = None
     """A copy of the run's spec: the site then takes part in this run alone."""
     allow_factories: tuple[FunctionName, ...] = ()
@@ -170,11 +173,6 @@ class SiteConfig(Member):
     of the weights and of the optimizer's moments. One process has all of them."""
     loading: Loading = Loading()
     """How volumes and pictures are read: memory for them, and processes that read ahead."""
-
-    @property
-    def privacy_folder(self) -> Path:
-        """Folder of the log of what has left the site."""
-        return Path(self.output, "privacy") if self.privacy is None else Path(self.privacy)
 
 
 def _read_token(path: str) -> str:

@@ -78,6 +78,7 @@ def run_site(
     saved: Callable[[], object] = lambda: None,
     page: PageOptions | None = None,
     console: Console | None = None,
+    home: Path | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -90,6 +91,7 @@ def run_site(
         saved: called once the results are written, before the aggregator is told.
         page: where the site shows its own run; None shows nothing.
         console: where to draw how far it is; a terminal.
+        home: folder of all runs' results, where `output` is one of them.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -113,7 +115,7 @@ def run_site(
                     "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
                 )
             ranks.introduce(offered)
-            own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)))
+            own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)), home)
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
             ranks.compare(spec, plan, data, own.replica.model)
             client.expect(plan)
@@ -210,7 +212,10 @@ def both(first: Callable[[T], object], second: Callable[[T], object]) -> Callabl
 
 
 def taking_part(
-    config: SiteConfig, offered: dict[str, object], called: Callable[[str], object] = lambda name: None
+    config: SiteConfig,
+    offered: dict[str, object],
+    called: Callable[[str], object] = lambda name: None,
+    home: Path | None = None,
 ) -> TakingPart:
     """Make the model of a run that the aggregator offers, and read the site's data.
 
@@ -218,6 +223,7 @@ def taking_part(
         config: the site's own file.
         offered: what the aggregator says of the run.
         called: told the run's name as soon as it is known.
+        home: folder of all runs' results, where the site's `output` is one of them.
 
     Raises:
         UserError: what keeps the site from taking part.
@@ -226,7 +232,7 @@ def taking_part(
     called(spec.name)
     run = run_id(offered)
     policy, replica, plan = permitted(config, spec, run)
-    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run))
+    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run, home))
 
 
 def permitted(
@@ -246,7 +252,7 @@ def permitted(
     policy = Policy.read(config.policy)
     limits = policy.runs_per_day, policy.runs
     if run is not None and limits != (None, None):
-        log = DisclosureLog(config.privacy_folder, config.name)
+        log = DisclosureLog(Path(config.privacy), config.name, results=[Path(config.output)])
         log.count(f"{run} {spec.sha256()}", owner or config.aggregator, *limits)  # an aggregator names runs as it likes
     device = device_here(config.device)
     use_threads(spec.training.threads)
@@ -295,7 +301,9 @@ def _print(line: str) -> None:
     print(visible(line, MAX_LINE), flush=True)
 
 
-def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: str | None = None) -> SiteData:
+def _data(
+    config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: str | None = None, home: Path | None = None
+) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate.
 
     With a run's identity the site's log notes it, once nothing can refuse it any more.
@@ -303,15 +311,16 @@ def _data(config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: st
     Raises:
         UserError: another run has begun meanwhile.
     """
-    index = spec.federation.sites.index(config.name)
+    index, output = spec.federation.sites.index(config.name), Path(config.output)
+    results = (output,) if home is None else (home, output)
     read = read_site(
         spec,
         Path(config.data),
         index,
         config.allow_factories,
         config.loading,
-        Path(config.output),
-        dealing_of(config.privacy_folder, config.name, policy, spec, run),
+        output,
+        dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
     )
     data = admitted(policy, spec.at(config.name), plan, read)
     if run is not None and data.parts is not None and not data.parts.kept():

@@ -26,7 +26,7 @@ from rankdad.common.policy import FILE, Policy
 from rankdad.remote.auth import hashed, read_tokens
 from rankdad.remote.consortium import AGGREGATOR, CA_DAYS, Consortium
 
-DATA, RESULT = "data", "result"  # folders of a site's kit
+DATA, RESULT, PRIVACY = "data", "result", "privacy"  # folders of a site's kit
 OWNER_FILE = "OWNER.json"
 CONSORTIUM_FILE = "consortium.json"  # the aggregator's own copy: `rankdad serve` reads who takes part
 EARLIER = timedelta(hours=1)  # that certificates are valid before now: clocks differ
@@ -164,8 +164,8 @@ class Kits:
 
     def _site(self, name: str) -> Path:
         folder = make_folder(self._folder(name), private=True)
-        config = self._proof(folder, name, {"data": DATA, "output": RESULT, "policy": FILE})
-        for place in (DATA, RESULT):  # a container has them mounted in a kit that it cannot write to
+        config = self._proof(folder, name, {"data": DATA, "output": RESULT, "privacy": PRIVACY, "policy": FILE})
+        for place in (DATA, RESULT, PRIVACY):  # a container has them mounted in a kit that it cannot write to
             make_folder(folder / place, private=True)
         for file, text in (("SITE.json", config), (FILE, Policy().text())):
             if not (folder / file).exists():  # a renewed site may have changed its own

@@ -70,6 +70,7 @@ def write_sites(
             aggregator=aggregator if isinstance(aggregator, str) else aggregator[site],
             data=str(places[site]),
             output=str(output),
+            privacy=str(output / "privacy"),
             allow_factories=allow_factories,
             weights=simulation.weights,
             policy=str(output / FILE),
@@ -122,7 +123,7 @@ def dealt_data(
             allow_factories,
             config.loading,
             Path(config.output),
-            dealing_of(config.privacy_folder, name, file.simulation.policy, file.run),
+            dealing_of(Path(config.privacy), name, file.simulation.policy, file.run),
         )
         for name, config in configs.items()
     }

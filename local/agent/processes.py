@@ -219,7 +219,6 @@ class Train:
         folder = RunFolder(self.config, self.run)
         address = f"{self.config.aggregator.rstrip('/')}/runs/{self.run}"
         own = {"aggregator": address, "output": str(folder.path), "spec": str(folder.spec)}
-        own["privacy"] = str(self.config.privacy_folder)  # one for all runs
         config = self.config.model_copy(update=own)
         with folder.log.open("a", encoding="utf-8", buffering=1) as log:
             os.dup2(log.fileno(), 1)
@@ -227,7 +226,14 @@ class Train:
             set_up(self.logs, log)
             try:
                 with ShutdownSignals() as signals:
-                    run_site(config, signals, number=self.number, saved=folder.finish, page=self.page)
+                    run_site(
+                        config,
+                        signals,
+                        number=self.number,
+                        saved=folder.finish,
+                        page=self.page,
+                        home=Path(self.config.output),
+                    )
                 outcome = Outcome(kind="done")
                 log.write("done\n")
             except Exception as error:

@@ -12,7 +12,7 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
 from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
-from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, shown
+from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, by_column, shown
 from rankdad.local.data.tables import Table, holder, told_apart
 
 
@@ -104,6 +104,7 @@ def encode(
         dropped=dropped + rows - len(kept),
         notes=notes + left_out,
         rows=None if refused is None else all_rows(tables, (data.key, data.group), beside or (), refused, unlabelled),
+        named_by=by_column(None if groups is None else data.group, key),
     )
 
 

@@ -74,7 +74,8 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
             raise fault(row, error.problem) from None
     inputs = samples_of_files(path, files, data, dtype, load, fault)
     classes = [label for _, label in found]
-    return Reading(path, inputs, None if None in classes else np.array(classes, np.int64), keys=names)
+    labels = None if None in classes else np.array(classes, np.int64)
+    return Reading(path, inputs, labels, keys=names, named_by="the names of files")
 
 
 def _files(folder: Path, data: ImagesData, training: bool) -> Iterator[tuple[str, int | None]]:

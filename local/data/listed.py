@@ -16,7 +16,7 @@ from rankdad.local.data.cells import as_labels, known_labels, labels_of
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
-from rankdad.local.data.reading import MISSING, Array, Reading, shown
+from rankdad.local.data.reading import MISSING, Array, Reading, by_column, shown
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, holder, keys_of, told_apart
 
@@ -82,6 +82,7 @@ def read_listed(
         groups=None if group is None else tuple(table.ids(group)),
         dropped=whole - len(table),
         notes=notes if group is None else notes + told_apart(table, group, table.ids(group)),
+        named_by=by_column(group, data.key, data.image),
     )
 
 

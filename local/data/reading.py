@@ -25,6 +25,7 @@ ROUNDED = re.compile(r"[+-]?\d(\.\d+)?[eE]\+\d{2,}")  # as programs shorten numb
 BROKEN = re.compile(r"=.*|#[¡¿]?[^\W\d_]+(/0)?[!?]|Err:\d{3}|#{3,}", re.DOTALL)
 BROKEN_ADVICE = "a formula without a result: open the workbook, mend and save it, or export it anew"
 LOST_DIGITS = "an identifier that has lost digits: make the column text where it comes from, and export it anew"
+PLACE = "their place in the data"
 MOST = 1e100  # of what is summed up over samples and sites with its squares
 
 
@@ -62,6 +63,7 @@ class Reading:
         dropped: how many rows of the source were left out.
         notes: what the person at the site should be told, one sentence each.
         rows: of a table that is predicted from; else None.
+        named_by: what the groups, or else the keys, come from: two readings call a sample alike only by the same.
     """
 
     source: str | Path
@@ -74,6 +76,7 @@ class Reading:
     dropped: int = 0
     notes: tuple[str, ...] = ()
     rows: AllRows | None = None
+    named_by: str = PLACE
 
     def take(self, rows: Array) -> Reading:
         """Return some of the samples.
@@ -90,6 +93,11 @@ class Reading:
             None if own is None else tuple(own[place] for place in places) for own in (self.keys, self.groups)
         )
         return replace(self, inputs=inputs, labels=labels, split=split, covariates=covariates, keys=keys, groups=groups)
+
+
+def by_column(*columns: str | None) -> str:
+    """Return what names samples: the first column that there is, else their place."""
+    return next((f"the column {column}" for column in columns if column is not None), PLACE)
 
 
 def is_folder(path: Path) -> bool:

@@ -10,24 +10,35 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from rankdad.common.documents import Part, validate
 from rankdad.common.errors import UserError, visible
+from rankdad.common.policy import Policy
 
 MAGIC, SALT = b"rankdad-privacy-1\n", 16
 COST = 2**15  # of scrypt: a tenth of a second and 32 MB for every guess
 
 
-def sealed(site: str, log: bytes, policy: str, passphrase: str) -> bytes:
+class Exported(Part):
+    """What a file holds."""
+
+    site: str
+    log: str
+    """As its own file holds it, in base64."""
+    policy: Policy
+
+
+def sealed(site: str, log: bytes, policy: Policy, passphrase: str) -> bytes:
     """Return a log and its policy, encrypted and authenticated by a passphrase (scrypt, Fernet)."""
     salt = secrets.token_bytes(SALT)
-    document = {"site": site, "log": base64.b64encode(log).decode(), "policy": policy}
-    return MAGIC + salt + _cipher(passphrase, salt).encrypt(json.dumps(document).encode())
+    document = Exported(site=site, log=base64.b64encode(log).decode(), policy=policy)
+    return MAGIC + salt + _cipher(passphrase, salt).encrypt(document.model_dump_json().encode())
 
 
-def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, str]:
+def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, Policy]:
     """Return the log and the policy in a file.
 
     Raises:
-        UserError: it cannot be read, the passphrase is another one, or it is another site's.
+        UserError: it cannot be read, the passphrase is another one, it holds something else, or it is another site's.
     """
     try:
         content = path.read_bytes()
@@ -41,20 +52,25 @@ def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, str]:
         )
     salt, token = content[len(MAGIC) : len(MAGIC) + SALT], content[len(MAGIC) + SALT :]
     try:
-        document = json.loads(_cipher(passphrase, salt).decrypt(token))
-    except (InvalidToken, ValueError):
+        content = _cipher(passphrase, salt).decrypt(token)
+    except InvalidToken:
         raise UserError(
             f"{path}: cannot be opened: the passphrase is another one, or the file is damaged",
             code="passphrase-wrong",
             file=path,
         ) from None
-    if document["site"] != site:
+    try:
+        document = validate(Exported, json.loads(content), file=path)
+        log = base64.b64decode(document.log, validate=True)
+    except ValueError:
+        raise UserError(f"{path}: holds no log of any site", code="not-an-export", file=path) from None
+    if document.site != site:
         raise UserError(
-            f"{path}: is the log of {visible(str(document['site']), 63)}, and this is {site}",
+            f"{path}: is the log of {visible(document.site, 63)}, and this is {site}",
             code="log-of-another-site",
             file=path,
         )
-    return base64.b64decode(document["log"]), str(document["policy"])
+    return log, document.policy
 
 
 def _cipher(passphrase: str, salt: bytes) -> Fernet:

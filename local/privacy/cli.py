@@ -67,12 +67,27 @@ def purge(
         list[str], typer.Argument(metavar="PATIENT", help="As the tables call them, in the column that groups rows.")
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    absent: Annotated[bool, typer.Option("--absent", help="Also those whom no run has used yet.")] = False,
 ) -> None:
     """Use withdrawn patients in no run any more, and list those that hold sums of them already."""
+    from rankdad.common.spec.table_schema import composed
+
     config, log = _opened(file)
+    patients = list(dict.fromkeys(composed(patient.strip()) for patient in patients))  # as tables' names are read
+    unknown = {} if absent else log.unknown(patients)
+    if unknown:
+        alike = " (one is known by another spelling, such as of case, blanks, hyphens or zeros)"
+        raise UserError(
+            "no run has used "
+            + "; nor ".join(f"{visible(name)}{alike * known}" for name, known in unknown.items())
+            + ": "
+            "write names as the tables do, or give --absent for patients whom no run is to use later",
+            code="patient-unknown",
+            field="PATIENT",
+        )
     for patient in patients:
         held = log.runs(patient)
-        named = ", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held)
+        named = visible(", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held), 10_000)
         known = f"sums of them are in {named}: these cannot be taken back" if held else "no run holds sums of them"
         typer.echo(f"{visible(patient)}: {known}")
     if not yes and not typer.confirm(f"Use {counted(len(patients), 'patient')} no more?"):
@@ -94,7 +109,7 @@ def export_log(
     from rankdad.local.privacy.archive import sealed
 
     config, log = _opened(file)
-    content = sealed(config.name, log.contents(), Policy.read(config.policy).text(), _passphrase(again=True))
+    content = sealed(config.name, log.contents(), Policy.read(config.policy), _passphrase(again=True))
     try:
         with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
             written.write(content)
@@ -110,15 +125,27 @@ def import_log(
     file: SiteFile, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` has written.")]
 ) -> None:
     """Put a site's secret, log and policy in place on this machine."""
+    from rankdad.common.files import write_whole
+    from rankdad.common.policy import FILE, Policy
     from rankdad.local.config import SiteConfig
     from rankdad.local.privacy.archive import opened
     from rankdad.local.privacy.log import restore
 
     config = SiteConfig.read(file)
     log, policy = opened(source, config.name, _passphrase())
-    restore(config.privacy_folder, config.name, log)
-    typer.echo(f"{config.privacy_folder} holds the log of {config.name}. Its policy was:")
-    typer.echo(policy)
+    path = file.resolve().parent / FILE if config.policy is None else Path(config.policy)
+    if path.exists() and Policy.read(str(path)) != policy:
+        raise UserError(
+            f"{path}: is there already, and another policy than the one in {source}: move it away if that is meant",
+            code="policy-there-already",
+            field="policy",
+            file=path,
+        )
+    restore(Path(config.privacy), config.name, log, source, [Path(config.output)])
+    write_whole(path, policy.text())
+    typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
+    if config.policy is None:
+        typer.echo(f'name that in {file}: "policy": "{FILE}"')
 
 
 def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
@@ -128,18 +155,20 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
         UserError: there is no log: nothing is made by looking.
     """
     from rankdad.local.config import SiteConfig
-    from rankdad.local.privacy.log import FILE, DisclosureLog
+    from rankdad.local.privacy.log import DisclosureLog
 
     config = SiteConfig.read(file)
-    if not (config.privacy_folder / FILE).exists():
+    folder = Path(config.privacy)
+    log = DisclosureLog(folder, config.name, results=[Path(config.output)])
+    if not log.exists():
         raise UserError(
-            f"{config.privacy_folder}: holds no log of what has left {config.name}: it is made by the first run, where "
+            f"{folder}: holds no log of what has left {config.name}: it is made by the first run, where "
             'the policy has "keyed_folds": false',
             code="no-log",
             field="privacy",
-            file=config.privacy_folder,
+            file=folder,
         )
-    return config, DisclosureLog(config.privacy_folder, config.name)
+    return config, log
 
 
 def _row(one: Disclosed) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.spec import RunSpec
@@ -64,7 +64,6 @@ class Dealing:
         fewest: patients of a part.
         log: of the site; without one nothing is kept from run to run.
         run: identity of the run; None where there is none yet.
-        named_by: what names the patients.
         level: patients of a class at the site, and in each part at first.
         by: columns by which patients are dealt out evenly; None is the outcome.
     """
@@ -74,7 +73,6 @@ class Dealing:
     fewest: int
     log: DisclosureLog | None = None
     run: str | None = None
-    named_by: str = ""
     level: int = 1
     by: tuple[str, ...] | None = None
 
@@ -93,7 +91,7 @@ class Dealing:
             parts, keep = {name: found[name] for name in used}, None
         else:
             ask = partial(
-                self.log.parts, self.run, purpose_of(self.spec), self.named_by, patients, self.fewest, self.level
+                self.log.parts, self.run, purpose_of(self.spec), reading.named_by, patients, self.fewest, self.level
             )
             parts = ask()
 
@@ -114,7 +112,14 @@ class Dealing:
 
 
 def dealing_of(
-    folder: Path, site: str, policy: Policy, spec: RunSpec, run: str | None = None, secret: Secret | None = None
+    folder: Path,
+    site: str,
+    policy: Policy,
+    spec: RunSpec,
+    run: str | None = None,
+    secret: Secret | None = None,
+    results: Sequence[Path] = (),
+    others: int | None = None,
 ) -> Dealing | None:
     """Return how a site with a folder that lasts deals its patients out; None where folds follow from keys.
 
@@ -125,15 +130,23 @@ def dealing_of(
         spec: of the run.
         run: its identity; None where there is none yet.
         secret: that a new log begins with; a random one without it.
+        results: folders of the results of its runs, in which the log's witnesses lie.
+        others: number of the run whose patients may be mostly others than those before.
 
     Raises:
-        UserError: the site's log cannot be used.
+        UserError: the site's log cannot be used; or folds are to follow from keys, but the log holds runs in parts.
     """
+    log = DisclosureLog(folder, site, secret, results, others)
     if policy.keyed_folds:
+        if log.exists() and log.runs():
+            raise UserError(
+                f"keyed_folds: is true in the policy, but {folder} holds runs of {site} in parts, and with folds by "
+                'keys beside these, answers add up to single patients: set "keyed_folds" to false in the policy',
+                code="log-bypassed",
+                field="keyed_folds",
+            )
         return None
-    log = DisclosureLog(folder, site, secret)
-    level = policy.min_level.count
-    return Dealing(spec, log.secret, policy.min_rows, log, run, _named_by(spec), level, policy.strata)
+    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level.count, policy.strata)
 
 
 def purpose_of(spec: RunSpec) -> str:
@@ -153,14 +166,6 @@ def purpose_of(spec: RunSpec) -> str:
             "sites": list(spec.federation.sites),
         }
     )
-
-
-def _named_by(spec: RunSpec) -> str:
-    """Return what names patients in a run."""
-    for field in ("group", "key"):
-        if (column := getattr(spec.data, field, None)) is not None:
-            return f"the column {column}"
-    return "their place in the data"
 
 
 def secret_of_files(path: Path) -> Secret:

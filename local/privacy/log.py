@@ -10,22 +10,29 @@ import os
 import secrets
 import sqlite3
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdad.common.errors import PolicyError, UserError, visible
-from rankdad.common.files import make_folder
+from rankdad.common.errors import DataError, PolicyError, UserError, visible
+from rankdad.common.files import make_folder, sync_path
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.privacy.versions import Version, changed, with_version
+from rankdad.common.spec.table_schema import spelling
+from rankdad.local.privacy import witness
 from rankdad.local.privacy.patients import Patients
+from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
 VERSION = 2
+SECRET = 32  # bytes
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
 CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
 CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE spellings (patient TEXT PRIMARY KEY REFERENCES patients (name), spelling TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE withdrawn (name TEXT PRIMARY KEY, since TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
@@ -47,14 +54,12 @@ CREATE TABLE versions (
     digests BLOB NOT NULL,
     PRIMARY KEY (about, number)
 ) WITHOUT ROWID;
-"""
-ASKED = """
-CREATE TABLE IF NOT EXISTS asked (
+CREATE TABLE asked (
     run TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
-) WITHOUT ROWID
-"""  # which an older log has not
+) WITHOUT ROWID;
+"""
 
 
 @dataclass(frozen=True)
@@ -80,13 +85,23 @@ class DisclosureLog:
     """A site's log.
 
     Args:
-        folder: where it lies, made if it is missing.
+        folder: where it lies, made with a new one.
         site: whose it is.
         secret: that a new log begins with; a random one without it.
+        results: folders of the results of its runs, in which the log's witnesses lie.
+        others: number of the run whose patients may be mostly others than those before.
     """
 
-    def __init__(self, folder: Path, site: str, secret: Secret | None = None) -> None:
-        self._path, self._site, self._first = make_folder(folder, private=True) / FILE, site, secret
+    def __init__(
+        self,
+        folder: Path,
+        site: str,
+        secret: Secret | None = None,
+        results: Iterable[Path] = (),
+        others: int | None = None,
+    ) -> None:
+        self._path, self._site, self._first = folder / FILE, site, secret
+        self._results, self._others = tuple(dict.fromkeys(results)), others
 
     @property
     def secret(self) -> Secret:
@@ -127,13 +142,15 @@ class DisclosureLog:
         Raises:
             UserError: the log cannot be read or written, is another site's, or names patients by something else; or
                 the run that goes on is not the one that began here, with the same patients.
+            DataError: the run's patients seem to be known ones by other names.
         """
         with self._connected() as (log, secret):
             ((known_by,),) = log.execute("SELECT named_by FROM site").fetchall()
             if known_by not in (None, named_by):
+                known_by = visible(known_by, 200)
                 raise self._error(
                     f"names patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient would "
-                    f"be two. Name {known_by} in the run's data.group or data.key",
+                    f"be two. Let the run's data name them by {known_by}, such as with data.group or data.key",
                     "patients-named-otherwise",
                 )
             names = {patient: secret.name(patient) for patient in patients.sets}
@@ -144,6 +161,7 @@ class DisclosureLog:
                 began: dict[str, int] = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row[:1]))
                 self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn, row[2])
                 return {hashed[name]: part for name, part in began.items()}
+            self._check_names(log, secret, hashed)
             known = {about: _versions(log, about) for about in own.columns}
             sets = {name: (bits, changed(known.values(), name, own.values[name])) for name, bits in own.sets.items()}
             parts = dict(log.execute("SELECT name, part FROM patients"))
@@ -152,6 +170,8 @@ class DisclosureLog:
             if run is not None and may == expected:
                 log.execute("UPDATE site SET named_by = ?", [named_by])
                 log.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", sorted(found.items()))
+                spelt = [(name, _spelt(secret, hashed[name])) for name in sorted(found.keys() & hashed.keys())]
+                log.executemany("INSERT OR IGNORE INTO spellings VALUES (?, ?)", spelt)
                 begun = log.execute(
                     "INSERT INTO runs (run, purpose, fewest, data) VALUES (?, ?, ?, ?)",
                     [run, purpose, fewest, _digest(own, used)],
@@ -163,6 +183,29 @@ class DisclosureLog:
                         packed = b"".join(bytes.fromhex(name) + digests[name] for name in sorted(digests))
                         log.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", [about, number, packed])
             return may
+
+    def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
+        """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
+        known = dict(log.execute("SELECT patient, spelling FROM spellings"))
+        new, spelt = patients.keys() - known.keys(), set(known.values())
+        twice = sorted(patients[name] for name in new if _spelt(secret, patients[name]) in spelt)
+        if twice:
+            problem = "new patients are called as known ones are, but for the spelling: the same would be two"
+            raise self._not_known(
+                f"{problem}. Write names as in former runs", "patients-named-otherwise", f": {_listed(twice)}"
+            )
+        ((number,),) = log.execute("SELECT 1 + coalesce(max(number), 0) FROM runs").fetchall()
+        gone = known.keys() - patients.keys()
+        if 2 * len(new) > len(patients) and 2 * len(gone) > len(known) and self._others != number:
+            problem = "more than half of the run's patients are new, and more than half of the known ones are not there"
+            raise self._not_known(
+                f"{problem}: if they are the same, name them as in former runs; if they are others, "
+                f'"other_patients": {number} in the site\'s file says so',
+                "patients-replaced",
+            )
+
+    def _not_known(self, problem: str, code: str, hint: str = "") -> DataError:
+        return DataError(self._path, problem, code=code, field="privacy", hint=hint)
 
     def _check_goes_on(
         self,
@@ -198,7 +241,6 @@ class DisclosureLog:
             UserError: the log cannot be read or written, or is another site's.
         """
         with self._connected() as (log, _):
-            log.execute(ASKED)
             known = "SELECT count(*), coalesce(sum(at > strftime('%Y-%m-%dT%H:%M:%SZ', 'now', '-1 day')), 0) FROM asked"
             if log.execute("SELECT 1 FROM asked WHERE run = ?", [run]).fetchone() is not None:
                 return
@@ -208,6 +250,10 @@ class DisclosureLog:
                     said = f"this site's policy allows {limit} of one owner, refused ones included"
                     raise PolicyError(field, said, code="too-many-runs")
             log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
+
+    def exists(self) -> bool:
+        """Tell whether there is a log, or one is lost; none is made by asking."""
+        return self._path.exists() or any(witness.found(self._results))
 
     def runs(self, patient: str | None = None) -> tuple[Disclosed, ...]:
         """Return all runs, or those that hold sums of a patient, in their order.
@@ -228,6 +274,17 @@ class DisclosureLog:
                 Disclosed(run, purpose, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
                 for number, run, purpose, began, fewest in found
             )
+
+    def unknown(self, patients: Iterable[str]) -> dict[str, bool]:
+        """Return the names of patients that no run has used; of each, whether a known one is another spelling of it.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            known = dict(log.execute("SELECT patient, spelling FROM spellings"))
+            spelt = set(known.values())
+            return {one: _spelt(secret, one) in spelt for one in patients if secret.name(one) not in known}
 
     def withdraw(self, patients: Sequence[str]) -> None:
         """See that patients are used no more, in any run that begins or goes on from now.
@@ -252,43 +309,104 @@ class DisclosureLog:
     def _connected(self) -> Iterator[tuple[sqlite3.Connection, Secret]]:
         """Yield the log and its secret in one transaction: of two runs that begin at once, one waits for the other."""
         try:
-            self._path.touch(0o600)
-            with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as log:
+            if not self._path.exists():
+                self._begin()
+            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", timeout=30, uri=True)) as log:
+                log.isolation_level = None
                 log.execute("PRAGMA synchronous = FULL")
-                log.execute("BEGIN IMMEDIATE")
-                try:
-                    yield log, self._opened(log)
-                except BaseException:
-                    log.execute("ROLLBACK")
-                    raise
-                log.execute("COMMIT")
+                log.execute("PRAGMA trusted_schema = OFF")
+                with _transaction(log):
+                    secret = self._opened(log)
+                    self._check_newest(log, secret)
+                    yield log, secret
+                if log.total_changes and self._results:
+                    with _transaction(log):  # what another run has noted meanwhile is told, too
+                        witness.write(self._results, _witness(log, secret))
         except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGED or self._path.is_dir():
+                raise self._damaged(str(error)) from None
             raise self._error(
-                f"cannot be used ({error}): put the log of what has left this site back from a backup; without it "
-                "nothing leaves",
-                "log-unusable",
+                f"cannot be used now ({error}), and without it nothing leaves: end what holds it, make room on the "
+                "disk, or let this user write it",
+                "log-out-of-reach",
             ) from None
 
+    def _begin(self) -> None:
+        """Put a new log in place, unless another process has just done so."""
+        for path, _ in witness.found(self._results):
+            raise self._too_old(path)
+        make_folder(self._path.parent, private=True)
+        with suppress(FileExistsError):
+            _put(
+                self._path, _new(self._site, secrets.token_bytes(SECRET) if self._first is None else self._first.value)
+            )
+
     def _opened(self, log: sqlite3.Connection) -> Secret:
-        """Make the tables of a new log, or check those of an older one; return its secret."""
+        """Check that a log is this site's; return its secret."""
         (version,) = log.execute("PRAGMA user_version").fetchone()
-        if version == 0 and not log.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            for statement in filter(str.strip, TABLES.split(";")):
-                log.execute(statement)
-            log.execute(f"PRAGMA user_version = {VERSION}")
-            secret = secrets.token_bytes(32) if self._first is None else self._first.value
-            log.execute("INSERT INTO site VALUES (?, ?, NULL)", [self._site, secret])
-        elif version != VERSION:
+        if not version:
+            raise self._damaged("it is empty")
+        if version != VERSION:
             raise self._error(
                 f"is of version {version}, expected {VERSION}: use the rankdad that wrote it", "log-version"
             )
-        ((site, secret),) = log.execute("SELECT name, secret FROM site").fetchall()
+        with closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(TABLES)
+            if _schema(log) != _schema(ours):
+                raise self._damaged("its tables are others")
+        found = log.execute("SELECT name, secret FROM site").fetchall()
+        if [(type(secret), len(secret)) for _, secret in found] != [(bytes, SECRET)]:
+            raise self._damaged("it does not have one secret")
+        ((site, secret),) = found
         if site != self._site:
             raise self._error(
                 f"is the log of {visible(str(site), 63)}, and this is {self._site}: every site has a folder of its own",
                 "log-of-another-site",
             )
-        return Secret(bytes(secret))
+        return Secret(secret)
+
+    def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
+        """Check that the log knows all that its witnesses do."""
+        runs = dict(log.execute("SELECT number, run FROM runs"))
+        (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+        for path, told in witness.found(self._results):
+            last = secret.name("run", runs.get(told.runs, ""))
+            if withdrawn < told.withdrawn or (told.runs and last != told.last):
+                raise self._too_old(path)
+
+    def check(self, content: bytes) -> None:
+        """Check a whole log, as `contents` returns it, before it is put into the place of this one.
+
+        Raises:
+            UserError: it is damaged, another site's, or not the newest.
+        """
+        if not content:  # which SQLite has no memory for
+            raise self._damaged("it is empty")
+        try:
+            with closing(sqlite3.connect(":memory:")) as log:
+                log.execute("PRAGMA trusted_schema = OFF")
+                log.deserialize(content)
+                if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
+                    raise self._damaged("its pages do not fit together")
+                self._check_newest(log, self._opened(log))
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from None
+
+    def _too_old(self, newer: Path) -> UserError:
+        return self._error(
+            f"is missing or older than {newer}, which tells of a run or a withdrawal that is not in it: put the newest "
+            f"log in its place. Only if that is lost, move every {witness.FILE} of this site's output away: what left "
+            "before and what leaves then add up",
+            "log-too-old",
+        )
+
+    def _damaged(self, how: str) -> UserError:
+        return self._error(
+            f"is damaged ({how}), and without it nothing leaves: put its newest copy in its place; one that lacks a "
+            "run is refused",
+            "log-unusable",
+        )
 
     def _error(self, problem: str, code: str) -> UserError:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
@@ -308,18 +426,23 @@ def _digest(patients: Patients, used: Collection[str]) -> bytes:
     return digest.digest()
 
 
-def restore(folder: Path, site: str, content: bytes) -> None:
+def restore(folder: Path, site: str, content: bytes, source: Path, results: Iterable[Path] = ()) -> None:
     """Put a site's log, as `DisclosureLog.contents` returned it, into a folder.
 
+    Args:
+        folder: of the log.
+        site: whose it is.
+        content: of the log.
+        source: file that it comes from.
+        results: folders of the results of its runs, in which the log's witnesses lie.
+
     Raises:
-        UserError: a log is there already, it cannot be written, or is another site's.
+        UserError: a log is there already, it cannot be written, or is damaged, another site's or not the newest.
     """
+    DisclosureLog(source, site, results=results).check(content)
     path = make_folder(folder, private=True) / FILE
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
-            written.write(content)
-            written.flush()
-            os.fsync(written.fileno())
+        _put(path, content)
     except FileExistsError:
         problem = "is there already: one log is never put in place of another; move it away if that is meant"
         raise UserError(f"{path}: {problem}", code="log-there-already", field="privacy", file=path) from None
@@ -327,4 +450,66 @@ def restore(folder: Path, site: str, content: bytes) -> None:
         raise UserError(
             f"{path}: cannot be written: {error.strerror}", code="cannot-write", field="privacy", file=path
         ) from None
-    DisclosureLog(folder, site).secret  # noqa: B018
+
+
+@contextmanager
+def _transaction(log: sqlite3.Connection) -> Iterator[None]:
+    """Do all of what is done in a `with`, or nothing, while no other process writes."""
+    log.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        log.execute("ROLLBACK")
+        raise
+    log.execute("COMMIT")
+
+
+def _schema(log: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """Return all that a log's file is made of, triggers and views as well as tables."""
+    found = log.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name").fetchall()
+    return [(kind, name, " ".join(sql.split())) for kind, name, sql in found]
+
+
+def _spelt(secret: Secret, patient: str) -> str:
+    """Return in place of a name what it has in common with other ways to write it."""
+    return secret.name("spelling", spelling(patient))
+
+
+def _listed(patients: Sequence[str]) -> str:
+    """Return some names as they stand in an error."""
+    return ", ".join(visible(one, 40) for one in patients[:3]) + ", …" * (len(patients) > 3)
+
+
+def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
+    """Return what is told of a log outside of it."""
+    runs, last = log.execute("SELECT number, run FROM runs ORDER BY number DESC").fetchone() or (0, "")
+    (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+    return Witness(runs=runs, last=secret.name("run", last), withdrawn=withdrawn)
+
+
+def _new(site: str, secret: bytes) -> bytes:
+    """Return a new log, as a file holds it."""
+    with closing(sqlite3.connect(":memory:")) as log:
+        log.executescript(TABLES)
+        log.execute(f"PRAGMA user_version = {VERSION}")
+        log.execute("INSERT INTO site VALUES (?, ?, NULL)", [site, secret])
+        log.commit()
+        return log.serialize()
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Put a file in its place when all of it is on the disk.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    number, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(number, "wb") as written:  # noqa: PTH123
+            written.write(content)
+            written.flush()
+            os.fsync(number)
+        os.link(name, path)
+        sync_path(path.parent)
+    finally:
+        Path(name).unlink()

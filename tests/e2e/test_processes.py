@@ -169,6 +169,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, (name, err)
         assert name != "beta" or re.search(r"goes on from its checkpoint of step \d+", err), err
+    assert len(list(tmp_path.glob("hand/*/disclosed.json"))) == (number == signal.SIGINT) * len(SITES)
     undisturbed = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
     digests = json.loads((tmp_path / "run" / "summary.json").read_text())["weights_sha256"]
     assert set(digests.values()) == {json.loads(undisturbed.stdout)["aggregator_sha256"]}

@@ -20,6 +20,7 @@ import pytest
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
 from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
 from rankdad.local.data import read_site
 from rankdad.local.drivers.http import RefusedError
 from rankdad.simulations import lockstep
@@ -77,6 +78,20 @@ def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -
     for run, document in zip(runs, documents, strict=True):
         expected = undisturbed(run_spec(**document), data, tmp_path / run)
         assert all_.summary(run)["weights_sha256"] == dict.fromkeys(SITES, expected)
+
+
+def test_an_agents_log_is_one_for_all_runs_and_its_loss_is_noticed(tmp_path: Path, data: Path) -> None:
+    with Consortium(tmp_path / "all", data, SITES, policies={"beta": {"keyed_folds": False}}).started() as all_:
+        run = all_.submit(run_document(name="first"))
+        assert all_.until_over(run)[run].state == State.ENDED, all_.said()
+    own = all_.folder / "beta"
+    config = SiteConfig.read(own / "SITE.json")
+    told = [Path(config.output, *where, "disclosed.json").read_text() for where in ((), ("runs", run))]
+    assert told[0] == told[1]
+    assert "first" in rankdad("disclosures", own / "SITE.json")
+    (own / "privacy" / "disclosures.sqlite").unlink()
+    Path(config.output, "disclosed.json").unlink()  # that of the run tells of it, too
+    assert "log-too-old" in rankdad("disclosures", own / "SITE.json", status=2)
 
 
 class Recorder:

@@ -70,6 +70,7 @@ def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path)
             "certificate.pem",
             "data",
             "policy.json",
+            "privacy",
             "result",
             "token",
         ),
@@ -194,7 +195,7 @@ def test_the_command_makes_kits_without_certificates_for_a_proxy_that_ends_tls(t
     done = CliRunner().invoke(app, ["provision", str(file), "--output", str(tmp_path / "kits")])
     assert done.exit_code == 0, done.output
     found = sorted(path.name for path in (tmp_path / "kits" / "sites" / "a").iterdir())
-    assert found == ["README.txt", "SITE.json", "ca.pem", "data", "policy.json", "result", "token"]
+    assert found == ["README.txt", "SITE.json", "ca.pem", "data", "policy.json", "privacy", "result", "token"]
     server = x509.load_pem_x509_certificate((tmp_path / "kits" / "aggregator" / "server.pem").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["inside.example"]

@@ -41,6 +41,7 @@ def write(folder: Path) -> Path:
 def test_a_sub_folder_is_a_class(tmp_path: Path) -> None:
     found = read_samples(spec_of(), write(tmp_path))
     assert found.keys == ("cat/a.TIF", "cat/b.bmp", "dog/1.png")
+    assert found.named_by == "the names of files"
     assert found.labels is not None
     assert (found.labels.dtype.name, found.labels.tolist()) == ("int64", [0, 0, 1])
     assert (found.inputs.dtype.name, found.inputs.shape) == ("float32", (3, *spec_of().data.shape))
@@ -54,6 +55,8 @@ def test_a_table_lists_pictures_with_labels_of_any_task(tmp_path: Path) -> None:
     found = read_samples(spec_of(**TABLE, key="id"), tmp_path / "all.csv")
     assert found.labels is not None
     assert (found.keys, found.labels.tolist()) == (("17", "16"), [1, 0])
+    unkeyed = read_samples(spec_of(**TABLE), tmp_path / "all.csv")
+    assert (found.named_by, unkeyed.named_by) == ("the column id", "the column image")
     weights = run_spec(task={"name": "regression"}, data=DATA | TABLE | {"label": "weight", "values": []})
     labels = read_samples(weights, tmp_path / "all.csv").labels
     assert labels is not None

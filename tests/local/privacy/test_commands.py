@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
+from rankdad.common.policy import Policy
+from rankdad.local.config import SiteConfig
+from rankdad.local.privacy import archive
+from rankdad.local.privacy.archive import sealed
 from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
 from tests.local.privacy.test_log import patients
 
+POLICY = Policy(keyed_folds=False)
 NAMES = [f"p{number}" for number in range(24)]
 SPEC = run_spec(
     name="stroke",
@@ -34,8 +43,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANKDAD_PASSPHRASE", "correct horse battery")
     for name in ("alpha", "moved", "beta"):
         document = {"name": "beta" if name == "beta" else "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
-        (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": name}))
-    log, known = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha"), ("0" * 16, purpose_of(SPEC), "key")
+        (tmp_path / f"{name}.json").write_text(json.dumps(document | {"output": f"{name}-result", "privacy": name}))
+    (tmp_path / "own.json").write_text(POLICY.text())
+    document = json.loads((tmp_path / "alpha.json").read_text())
+    (tmp_path / "alpha.json").write_text(json.dumps(document | {"policy": "own.json"}))
+    log, known = DisclosureLog(tmp_path / "alpha", "alpha"), ("0" * 16, purpose_of(SPEC), "key")
     log.parts(*known, patients(NAMES), 8, expected=log.parts(*known, patients(NAMES), 8))
     return tmp_path / "alpha.json"
 
@@ -61,11 +73,11 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
 
 
 def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_named(site: Path, tmp_path: Path) -> None:
-    told = said("purge", site, "p3", "nobody", "--yes")
+    told = said("purge", site, "p3 ", "nobody", "--yes", "--absent")
     first, second = told.splitlines()[:2]
     assert first.startswith("p3: sums of them are in stroke (0000000000000000, 20")
     assert second == "nobody: no run holds sums of them"
-    log = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
+    log = DisclosureLog(tmp_path / "alpha", "alpha")
     later = log.parts("1" * 16, "{}", "key", patients([*NAMES, "nobody"]), 8)
     assert len(later) == 16
     assert "p3" not in later
@@ -74,17 +86,34 @@ def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_nam
     assert raised.value.code == "patient-withdrawn"
 
 
+def test_a_name_is_withdrawn_as_tables_have_it_or_refused(tmp_path: Path, site: Path) -> None:
+    """It was done, said the command, and the patient stayed in use."""
+    log = DisclosureLog(tmp_path / "alpha", "alpha")
+    everyone = patients([*NAMES, *(f"Müller {number}" for number in range(8))])
+    known = "1" * 16, purpose_of(SPEC), "key", everyone, 8
+    assert len(log.parts(*known, expected=log.parts(*known))) == 32
+    for name in ("P3", "MÜLLER-3", "nobody"):
+        assert code("purge", site, "p4", name, "--yes") == "patient-unknown"
+    assert len(log.parts("2" * 16, purpose_of(SPEC), "key", everyone, 8)) == 32
+    said("purge", site, "Mu\u0308ller 3", "--yes")
+    assert log.parts("3" * 16, "{}", "key", everyone, 8).keys() == set(NAMES)
+
+
 def test_the_log_moves_encrypted_and_never_onto_another(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = tmp_path / "log.rankdad"
     said("privacy", "export", site, moved)
-    before = DisclosureLog(tmp_path / "alpha" / "privacy", "alpha")
+    before = DisclosureLog(tmp_path / "alpha", "alpha")
     assert before.secret.value not in moved.read_bytes()
     assert code("privacy", "export", site, moved) == "cannot-write"
     assert code("privacy", "import", tmp_path / "beta.json", moved) == "log-of-another-site"
-    assert '"min_rows": 8' in said("privacy", "import", tmp_path / "moved.json", moved)
-    after = DisclosureLog(tmp_path / "moved" / "privacy", "alpha")
+    (tmp_path / "policy.json").write_text(Policy(min_rows=20).text())
+    assert code("privacy", "import", tmp_path / "moved.json", moved) == "policy-there-already"
+    (tmp_path / "policy.json").unlink()
+    said("privacy", "import", tmp_path / "moved.json", moved)
+    assert Policy.read(str(tmp_path / "policy.json")) == POLICY
+    after = DisclosureLog(tmp_path / "moved", "alpha")
     assert (after.secret, after.runs()) == (before.secret, before.runs())
     assert code("privacy", "import", tmp_path / "moved.json", moved) == "log-there-already"
     monkeypatch.setenv("RANKDAD_PASSPHRASE", "another passphrase")
@@ -95,4 +124,68 @@ def test_the_log_moves_encrypted_and_never_onto_another(
 
 def test_looking_makes_no_log(tmp_path: Path, site: Path) -> None:
     assert code("disclosures", tmp_path / "beta.json") == "no-log"
-    assert not (tmp_path / "beta" / "privacy" / FILE).exists()
+    assert not (tmp_path / "beta" / FILE).exists()
+
+
+def test_runs_with_other_outputs_have_one_log(tmp_path: Path) -> None:
+    document = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "."}
+    found = set()
+    for output in ("first", "second"):
+        (tmp_path / "SITE.json").write_text(json.dumps(document | {"output": output}))
+        found.add(SiteConfig.read(tmp_path / "SITE.json").privacy)
+    assert found == {str(tmp_path / "privacy")}
+
+
+TRIGGER = "CREATE TRIGGER forget AFTER INSERT ON runs BEGIN DELETE FROM patients; DELETE FROM used; END"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "",
+        "rubbish",
+        TRIGGER,
+        "CREATE VIEW seen AS SELECT * FROM runs",
+        "INSERT INTO site SELECT * FROM site",
+        "DELETE FROM site",
+        "UPDATE site SET secret = x''",
+        "UPDATE site SET secret = 'a text of 32 letters, not bytes.'",
+        "DROP TABLE withdrawn",
+    ],
+)
+def test_a_log_is_whole_and_ours_before_it_is_put_in_place(tmp_path: Path, site: Path, statement: str) -> None:
+    """A trigger made the log forget every run; nothing at all was taken for a new log."""
+    content = statement.encode() * 200
+    if statement not in ("", "rubbish"):
+        shutil.copy(tmp_path / "alpha" / FILE, tmp_path / "copy")
+        with closing(sqlite3.connect(tmp_path / "copy", isolation_level=None)) as copy:
+            copy.execute(statement)
+        content = (tmp_path / "copy").read_bytes()
+    export = tmp_path / "log.rankdad"
+    export.write_bytes(sealed("alpha", content, POLICY, "correct horse battery"))
+    assert code("privacy", "import", tmp_path / "moved.json", export) == "log-unusable"
+    assert not (tmp_path / "moved").exists() or list((tmp_path / "moved").iterdir()) == []
+    assert not (tmp_path / "policy.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [("[]", "field-invalid"), ("no JSON", "not-an-export"), ({}, "field-missing"), ({"log": "%%%"}, "not-an-export")],
+)
+def test_an_export_of_another_shape_is_refused(tmp_path: Path, site: Path, document: Any, expected: str) -> None:
+    if document == {"log": "%%%"}:
+        document = {"site": "alpha", "policy": POLICY.model_dump(mode="json"), **document}
+    text = document if isinstance(document, str) else json.dumps(document)
+    export = tmp_path / "log.rankdad"
+    salt = b"s" * archive.SALT
+    export.write_bytes(archive.MAGIC + salt + archive._cipher("correct horse battery", salt).encrypt(text.encode()))
+    assert code("privacy", "import", tmp_path / "moved.json", export) == expected
+
+
+def test_an_export_is_no_way_to_an_older_log(tmp_path: Path, site: Path) -> None:
+    export = tmp_path / "log.rankdad"
+    said("privacy", "export", site, export)
+    said("purge", site, "p3", "--yes")
+    (tmp_path / "alpha" / FILE).unlink()
+    assert code("privacy", "import", site, export) == "log-too-old"
+    assert not (tmp_path / "alpha" / FILE).exists()

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.errors import DataError, FewSamplesError
+from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.local.admission import admitted, check_steps
-from rankdad.local.data import read_site, split_samples
+from rankdad.local.data import read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.dealing import Dealing, secret_of_files
-from rankdad.local.privacy.log import DisclosureLog
-from tests.conftest import examples, run_spec
+from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
+from rankdad.local.privacy.log import FILE, DisclosureLog
+from tests.conftest import examples, run_spec, write_site
 
 SECRET = Secret(b"s" * 32)
 EVALUATIONS: list[dict[str, Any]] = [
@@ -193,7 +193,7 @@ def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_pa
     for own in ({}, RECODED[change]):
         data = TABLE | {"features": ["age", "sex"]} | levels | own
         spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
-        dealing = Dealing(spec, SECRET, 8, log, f"run-{len(used)}", "the column id")
+        dealing = Dealing(spec, SECRET, 8, log, f"run-{len(used)}")
         read = read_site(spec, tmp_path, 0, dealing=dealing)
         assert read.parts is not None
         assert read.parts.kept()
@@ -238,3 +238,40 @@ def test_steps_of_all_samples_are_as_those_of_a_part_since_trainings_begin_alike
     check_steps(Policy(), spec, plan, data, [[whole - 1]] * 5)
     with pytest.raises(FewSamplesError):
         check_steps(Policy(min_rows=21), spec, plan, data, [[whole]] * 5)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_folds_by_keys_do_not_go_beside_parts_of_which_the_log_tells(tmp_path: Path, lost: bool) -> None:
+    """The policy's default, or another file of it, went past the log in silence."""
+
+    def dealing(run: str | None = None, *, keyed: bool = True) -> Dealing | None:
+        return dealing_of(folder, "alpha", Policy(keyed_folds=keyed), run_spec(), run, results=[tmp_path])
+
+    folder = tmp_path / "privacy"
+    assert dealing() is None
+    assert not folder.exists(), "in a kit that is mounted to be read alone none can be made"
+    by_parts = dealing("run", keyed=False)
+    assert by_parts is not None
+    _, dealt = by_parts.deal(reading_of(40))
+    assert dealing() is None, "it has only looked"
+    assert dealt.kept()
+    if lost:
+        (folder / FILE).unlink()
+    with pytest.raises(UserError) as raised:
+        dealing()
+    assert raised.value.code == ("log-too-old" if lost else "log-bypassed")
+
+
+def test_names_from_another_place_are_refused_though_the_schema_is_the_same(tmp_path: Path) -> None:
+    """With and without an array of keys each patient was two, and both times named by their place, as it was said."""
+    log, names = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), [f"p{row}" for row in range(40)]
+    spec = run_spec(data={"reader": "npz", "file": "data.npz", "shape": [6]})
+    for number, arrays in enumerate(({}, {"key": names}, {"group": names})):
+        reading = read_samples(spec, write_site(tmp_path / str(number), 40, 1, **arrays))
+        if not arrays:
+            _, dealt = Dealing(spec, SECRET, 8, log, "first").deal(reading)
+            assert dealt.kept()
+            continue
+        with pytest.raises(UserError) as raised:
+            Dealing(spec, SECRET, 8, log, f"run-{number}").deal(reading)
+        assert raised.value.code == "patients-named-otherwise"

@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankdad.common.errors import PolicyError, UserError
+from rankdad.common.errors import DataError, PolicyError, UserError
 from rankdad.common.privacy.parts import Secret
+from rankdad.local.privacy import witness
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from rankdad.local.privacy.patients import Patients
 
@@ -23,10 +25,17 @@ FORTY = [f"p{number}" for number in range(40)]
 
 
 def parts(
-    folder: Path, run: str | None, names: list[str], fewest: int = 8, site: str = "alpha", **changes: Any
+    folder: Path,
+    run: str | None,
+    names: list[str],
+    fewest: int = 8,
+    site: str = "alpha",
+    results: tuple[Path, ...] = (),
+    others: int | None = None,
+    **changes: Any,
 ) -> dict[str, int]:
     asked: dict[str, Any] = {"purpose": "{}", "named_by": "the column id", "patients": patients(names)} | changes
-    log = DisclosureLog(folder, site, SECRET)
+    log = DisclosureLog(folder, site, SECRET, results, others)
     looked = log.parts(run, fewest=fewest, **asked)
     assert log.parts(run, fewest=fewest, **asked, expected=looked) == looked
     return looked
@@ -104,6 +113,8 @@ def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> No
 def damage(log: Path, case: str) -> None:
     if case == "truncated":
         log.write_bytes(log.read_bytes()[:3000])
+    elif case == "empty":
+        log.write_bytes(b"")
     elif case == "no-log":
         log.write_text("this is no log")
     elif case == "newer":
@@ -118,6 +129,7 @@ def damage(log: Path, case: str) -> None:
     ("case", "code"),
     [
         ("truncated", "log-unusable"),
+        ("empty", "log-unusable"),
         ("no-log", "log-unusable"),
         ("folder", "log-unusable"),
         ("newer", "log-version"),
@@ -161,3 +173,80 @@ def test_runs_of_an_owner_are_counted_per_day_and_in_all(tmp_path: Path) -> None
     with pytest.raises(PolicyError) as error:
         log.count("e", "anna", 2, 3)
     assert (error.value.code, error.value.field) == ("too-many-runs", "runs")
+
+
+@pytest.mark.parametrize("since", ["a run", "a withdrawal", "nothing"])
+def test_an_older_log_is_not_taken_for_the_newest(tmp_path: Path, since: str) -> None:
+    """A run's patients are then dealt anew: together with what had left, one patient's sums came out."""
+    log, results = tmp_path / FILE, (tmp_path / "out", tmp_path / "out" / "runs" / "second")
+    parts(tmp_path, "first", FORTY, results=results[:1])
+    older = log.read_bytes()
+    if since == "a run":
+        parts(tmp_path, "second", [*FORTY, *(f"q{number}" for number in range(8))], results=results)
+        (results[0] / witness.FILE).unlink()  # that of the run's own folder tells of it, too
+    elif since == "a withdrawal":
+        DisclosureLog(tmp_path, "alpha", results=results[:1]).withdraw(["p3"])
+    newest = log.read_bytes()
+    for content in (older, None):
+        log.unlink()
+        if content is not None:
+            log.write_bytes(content)
+        if content == newest:
+            continue
+        with pytest.raises(UserError) as raised:
+            parts(tmp_path, "third", FORTY, results=results[:1])
+        assert (raised.value.code, raised.value.field) == ("log-too-old", "privacy")
+    assert not log.exists(), "a new one would stand in the newest one's way"
+    log.write_bytes(newest)
+    assert parts(tmp_path, "first" if since != "a withdrawal" else None, FORTY, results=results[:1])
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [("sqlite3.connect", sqlite3.OperationalError("database or disk is full")), ("os.link", OSError(ENOSPC, "full"))],
+    ids=["full later", "full at first"],
+)
+def test_a_log_that_cannot_be_written_now_is_no_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, error: Exception
+) -> None:
+    """Whoever then puts a copy back has an older log; and what a full disk cuts short is no new log."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(at, fails)
+        with pytest.raises(UserError) as raised:
+            parts(tmp_path, "first", FORTY)
+    assert raised.value.code == "log-out-of-reach"
+    assert list(tmp_path.iterdir()) == []
+    assert parts(tmp_path, "first", FORTY)
+
+
+@pytest.mark.parametrize("called", [{"p3": "P3"}, {"p3": "p3 "}, {"17": "17.0"}, {"17": "017"}])
+def test_a_known_patient_is_no_new_one_by_another_spelling(tmp_path: Path, called: dict[str, str]) -> None:
+    """A table that went through a spreadsheet: the whole hospital was dealt out a second time."""
+    patients = [*FORTY, "17"]
+    parts(tmp_path, "first", patients)
+    before = (tmp_path / FILE).read_bytes()
+    again = [*(called.get(name, name) for name in patients), *(f"q{number}" for number in range(8))]
+    with pytest.raises(DataError) as raised:
+        parts(tmp_path, "second", again)
+    assert (raised.value.code, raised.value.field) == ("patients-named-otherwise", "privacy")
+    (name,) = called.values()
+    assert name in str(raised.value)
+    assert name not in raised.value.public_message, "a guessed name is not confirmed to others"
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_most_patients_are_others_only_in_the_run_for_which_the_site_says_so(tmp_path: Path) -> None:
+    renamed = [f"new {name}" for name in FORTY]
+    parts(tmp_path, "first", FORTY)
+    for others in (None, 1, 3):
+        with pytest.raises(DataError) as raised:
+            parts(tmp_path, "second", renamed, others=others)
+        assert (raised.value.code, raised.value.field) == ("patients-replaced", "privacy")
+    assert parts(tmp_path, "second", FORTY[:20] + renamed[:20], others=None), "half of them may be others"
+    assert parts(tmp_path, "third", renamed, others=3)
+    with pytest.raises(DataError):
+        parts(tmp_path, "fourth", [f"newer {name}" for name in FORTY], others=3)
