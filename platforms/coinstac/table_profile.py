@@ -110,14 +110,15 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
     others = texts.columns.difference([*label.names, *categorical.names], sort=False)
     columns, left_out = _numbers(texts[others], missing[others], identifiers=bool(features.names))
     notes: tuple[str, ...] = ()
+    named = [*label.names, *features.names, *categorical.names]
     if not features.names or any(map(_has_wildcard, features.names)):
+        named += columns
         mixed = [name for name, why in left_out.items() if why == MIXED and name not in features.excluded]
         if mixed:
-            named = f"{data.name}: {', '.join(mixed)}"
-            raise FormError(FIELDS["features"].problem(f"columns: {MIXED}", named, member=True, code="mixed-column"))
+            which = f"{data.name}: {', '.join(mixed)}"
+            raise FormError(FIELDS["features"].problem(f"columns: {MIXED}", which, member=True, code="mixed-column"))
         notes = tuple(f"{data.name}: column {name} is no input: {why}" for name, why in left_out.items())
-    used = texts.columns.intersection([*label.names, *features.names, *categorical.names, *columns], sort=False)
-    stand_ins = _stand_ins(table, used)
+    stand_ins = _stand_ins(table, texts.columns.intersection(named, sort=False))
     notes += _code_notes(data, stand_ins)
     labelled = int((~missing[label.names[0]]).sum())
 
@@ -162,7 +163,7 @@ def _codes(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, int]
 def missing_code(column: str, code: str) -> str:
     """Return what is to be said of a number that may mean that one is missing."""
     return (
-        f"column {column} holds {code} in some rows, far from all others: if it means missing, leave these cells "
+        f"column {column} holds {code} in some rows, apart from all others: if it means missing, leave these cells "
         "empty, and start the run again"
     )
 

@@ -179,7 +179,7 @@ def test_a_rare_third_level_is_advised_in_the_forms_words(tmp_path: Path, rare: 
     for client in clients:
         assert f"{client}: " in str(error)
         assert f"sex = f | m | {rare}" in (tmp_path / client / "output" / "error.txt").read_text()
-    assert "sex = f | m | …" in str(error)
+    assert str(error).count("level-unknown") == len(clients)
     assert rare == "o" or rare not in str(error), "others do not hear what a patient's table says"
     if len(clients) > 1 or rare != "o":
         return
@@ -195,8 +195,10 @@ def test_a_word_among_numbers_is_advised_in_the_forms_words(tmp_path: Path) -> N
     own.loc[4, "dose"] = "12,5 mg"
     write(tmp_path, "b2", own)
     error = refused(tmp_path, inputs)
-    assert "b2: Files (files): t.csv: row 6, column dose" in str(error)
+    assert (error.code, error.field) == ("not-a-number", "files")
+    assert "b2: " in str(error)
     assert "12,5" not in str(error)
+    assert "row 6, column dose" in (tmp_path / "b2" / "output" / "error.txt").read_text()
 
 
 def test_a_column_that_a_member_lacks_is_suggested_to_all(tmp_path: Path) -> None:
@@ -204,7 +206,8 @@ def test_a_column_that_a_member_lacks_is_suggested_to_all(tmp_path: Path) -> Non
     write(tmp_path, "b2", table(tmp_path, "b2").rename(columns={"group": "Group"}))
     error = refused(tmp_path, inputs)
     assert (error.code, error.field) == ("column-missing", "label")
-    assert "did you mean Group?" in str(error)
+    assert "Group" not in str(error), "others do not hear what columns a table has"
+    assert "did you mean Group?" in (tmp_path / "b2" / "output" / "error.txt").read_text()
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

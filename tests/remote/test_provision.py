@@ -102,7 +102,7 @@ def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path)
 def test_a_kits_policy_is_the_default_that_the_documentation_shows_and_stays_when_it_was_changed(made: Path) -> None:
     text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
     section = text.partition("## What a hospital lets out: the policy")[2].partition("\n## ")[0]
-    shown = dedent(section[section.index("    {") : section.index("    }") + 6])
+    shown = dedent(section[section.index("    {") : section.index("\n    }") + 7])
     policy = made / "sites" / "beta" / "policy.json"
     assert policy.read_text() == shown == Policy().text()
     assert all(f"| `{line}` | " in section for line in json.loads(shown))
