@@ -97,6 +97,7 @@ def test_everybody_dies_again_and_again(tmp_path: Path, site_data: Data) -> None
     stopping = {
         "epochs": 9,
         "batch_size": 12,
+        "batches": "full",
         "early_stopping": {"patience": 2},
         "optimizer": {"name": "adam", "lr": 0.1},
     }

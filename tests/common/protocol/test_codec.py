@@ -359,8 +359,8 @@ def test_what_is_decoded_is_what_the_sender_thinks(
         assert torch.equal(found.to(array.dtype), as_received(array, wire))
         if is_lossless(wire, array.dtype):
             assert torch.equal(found.float(), array)
-        most = {"int4": 0.15, "int2": 1.0}.get(wire, 0.01)
-        assert float((found - array).abs().sum()) <= most * float(array.abs().sum()) + 1e-6
+        most = {"int4": 0.08, "int2": 1.0}.get(wire, 0.01)  # half a step of a row, whose largest number is seven
+        assert ((found - array).abs() <= most * array.abs().amax(1, keepdim=True) + 1e-6).all()
 
 
 @pytest.mark.parametrize(("wire", "error"), [("int8", 0.0061), ("int4", 0.115), ("int2", 0.36)])
