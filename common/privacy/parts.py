@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -35,9 +36,10 @@ class Secret:
         """Return 32 hexadecimal digits in place of a name that nobody else may learn."""
         return hmac.digest(self.value, "\0".join(["name", *map(str, what)]).encode(), "sha256").hex()[:32]
 
-    def digest(self, *what: bytes) -> bytes:
-        """Return 8 bytes in place of values that nobody else may learn, nor tell whether they are equal to others."""
-        return hmac.digest(self.value, b"\0".join(hex(len(part)).encode() + b":" + part for part in what), "sha256")[:8]
+    def digests(self, about: str) -> Callable[[bytes], bytes]:
+        """Return what puts 8 bytes in place of values that nobody else may learn, nor tell whether two are equal."""
+        key = hmac.digest(self.value, f"digests\0{about}".encode(), "sha256")
+        return lambda values: blake2b(values, digest_size=8, key=key).digest()
 
 
 def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:

@@ -5,29 +5,28 @@ The first version of a column has every patient's digest as it was first, later 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-Version = dict[str, bytes]
+Version = dict[bytes, bytes]
 
 
-def changed(columns: Iterable[Sequence[Version]], patient: str, values: Sequence[bytes]) -> frozenset[tuple[int, int]]:
-    """Return in which columns, and against which of their versions, what is said of a patient has changed.
+def changed(columns: Iterable[tuple[Sequence[Version], Version]]) -> dict[bytes, frozenset[tuple[int, int]]]:
+    """Return for each patient of whom something else is said than before in which columns, against which versions.
 
     Args:
-        columns: the versions of each.
-        patient: by name.
-        values: what each column says of them now.
+        columns: the versions of each, and what it says now.
     """
-    return frozenset(
-        (place, number)
-        for place, (versions, value) in enumerate(zip(columns, values, strict=True))
-        if versions and patient in versions[0]
-        for number, version in enumerate(versions)
-        if version.get(patient, versions[0][patient]) != value
-    )
+    found: dict[bytes, set[tuple[int, int]]] = {}
+    for place, (versions, values) in enumerate(columns):
+        first = versions[0] if versions else {}
+        for number, version in enumerate(versions):
+            for patient, value in values.items():
+                if version.get(patient, first.get(patient, value)) != value:
+                    found.setdefault(patient, set()).add((place, number))
+    return {patient: frozenset(own) for patient, own in found.items()}
 
 
-def with_version(versions: Sequence[Version], values: Mapping[str, bytes]) -> list[tuple[int, Version]]:
+def with_version(versions: Sequence[Version], values: Version) -> list[tuple[int, Version]]:
     """Return which versions of a column are new, or have more patients, once it has said this.
 
     Args:

@@ -162,8 +162,13 @@ class DisclosureLog:
                 self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn, row[2])
                 return {hashed[name]: part for name, part in began.items()}
             self._check_names(log, secret, hashed)
-            known = {about: _versions(log, about) for about in own.columns}
-            sets = {name: (bits, changed(known.values(), name, own.values[name])) for name, bits in own.sets.items()}
+            short = {name: bytes.fromhex(name) for name in own.sets}
+            said = [
+                {short[name]: values[place] for name, values in own.values.items()} for place in range(len(own.columns))
+            ]
+            known = [_versions(log, about) for about in own.columns]
+            others = changed(zip(known, said, strict=True))
+            sets = {name: (bits, others.get(short[name], frozenset())) for name, bits in own.sets.items()}
             parts = dict(log.execute("SELECT name, part FROM patients"))
             found, used = refine(parts, withdrawn, sets, own.strata, fewest, secret, own.classes, level)
             may = {hashed[name]: found[name] for name in used}
@@ -178,9 +183,10 @@ class DisclosureLog:
                 )
                 rows = [(begun.lastrowid, name, found[name]) for name in sorted(used)]
                 log.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
-                for place, (about, versions) in enumerate(known.items()):
-                    for number, digests in with_version(versions, {name: own.values[name][place] for name in used}):
-                        packed = b"".join(bytes.fromhex(name) + digests[name] for name in sorted(digests))
+                for about, versions, values in zip(own.columns, known, said, strict=True):
+                    of_used = {short[name]: values[short[name]] for name in used}
+                    for number, digests in with_version(versions, of_used):
+                        packed = b"".join(name + digest for name, digest in sorted(digests.items()))
                         log.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", [about, number, packed])
             return may
 
@@ -415,7 +421,7 @@ class DisclosureLog:
 def _versions(log: sqlite3.Connection, about: str) -> list[Version]:
     """Return what has been said of patients in a column so far; see `common.privacy.versions`."""
     found = log.execute("SELECT digests FROM versions WHERE about = ? ORDER BY number", [about])
-    return [{name.hex(): own for name, own in struct.iter_unpack("16s8s", digests)} for (digests,) in found]
+    return [dict(struct.iter_unpack("16s8s", digests)) for (digests,) in found]
 
 
 def _digest(patients: Patients, used: Collection[str]) -> bytes:

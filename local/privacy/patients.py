@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,13 +73,11 @@ def patients_of(spec: RunSpec, reading: Reading, secret: Secret, by: Collection[
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
-    values = {
-        name: tuple(
-            secret.digest(column.encode(), *sorted(cells[row] + bytes([split[row]]) for row in own))
-            for column, cells in columns.items()
-        )
-        for name, own in rows.items()
-    }
+    sets_of = [bytes([number]) for number in split.tolist()]
+    said = [
+        list(map(secret.digests(column), _joined(rows.values(), cells, sets_of))) for column, cells in columns.items()
+    ]
+    values = dict(zip(rows, zip(*said, strict=True), strict=True))
     fixed = {name: frozenset(own) for name, own in classes.items()}
     return Patients(sets, _strata_of(names, _told_apart(spec, reading, by)), fixed, values, tuple(columns))
 
@@ -164,6 +162,17 @@ def _columns(spec: RunSpec, reading: Reading, secret: Secret) -> dict[str, list[
         known = together.get(number, [b""] * len(cells))
         together[number] = [before + cell for before, cell in zip(known, cells, strict=True)]
     return together
+
+
+def _joined(rows: Iterable[Sequence[int]], cells: Sequence[bytes], sets: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield what a column says of each patient, in whatever order their rows are."""
+    for own in rows:
+        if len(own) == 1:
+            yield cells[own[0]] + sets[own[0]]
+        else:
+            yield b"".join(
+                len(cell).to_bytes(4, "big") + cell for cell in sorted(cells[row] + sets[row] for row in own)
+            )
 
 
 def _cells(values: Array) -> list[bytes]:
