@@ -87,7 +87,9 @@ def measure_step(file: SimulationFile, sites: int) -> list[str]:
     run = file.run.model_dump(mode="json")
     run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has
     run["federation"]["sites"] = [f"site-{i + 1}" for i in range(sites)]
-    one = SimulationFile(run=validate(RunSpec, run), simulation=file.simulation)
+    policy = file.simulation.policy.model_copy(update={"min_sites": 1})  # what is measured leaves no house
+    simulation = file.simulation.model_copy(update={"policy": policy})
+    one = SimulationFile(run=validate(RunSpec, run), simulation=simulation)
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         directory = Path(folder) / "run"
         out = os.dup(1)

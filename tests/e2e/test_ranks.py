@@ -342,7 +342,7 @@ def test_a_signal_to_all_ranks_lets_the_site_finish_its_step(tmp_path: Path, sto
     [
         ("bad data", "rank 2: {}/other/data.npz: "),
         ("other data", "rank 2: has other data than rank 0"),
-        ("other spec", "rank 2: spec: {}/other/spec.json is not the run that "),
+        ("other spec", "rank 2: {}/other/spec.json: spec: is not the run that "),
         ("bad file", "rank 2: {}/other.json: patience: "),
         ("no gpu", "device: got cuda, but this machine has no GPU"),
         ("nan", "the training loss in step "),

@@ -254,7 +254,7 @@ def spoiled(folder: Path, place: int, fault: str) -> Sequence[str]:
         ("spelling", {}, ("Column of what is predicted", "'Case'", "'case'")),
         ("", {"method": "powersgd"}, ("owner: Method (method)", "rank-dad")),
         ("", {"start": "a trained model"}, ("model.json",)),
-        ("", {"positive": "patient"}, ("Value that is the outcome", "Case", "control")),
+        ("", {"positive": "patient"}, ("positive: outcome-of-several",)),
     ],
 )
 def test_a_fault_ends_the_run_for_all_with_one_sentence_before_training(
