@@ -105,7 +105,7 @@ def test_what_is_split_has_the_whole_policy_to_be_changed(tmp_path: Path) -> Non
     done = rankdad("split", SPECS / "diabetes.json", "--output", tmp_path / "demo")
     assert done.exit_code == 0, done.output
     policy = tmp_path / "demo" / "hospital-b" / "policy.json"
-    assert policy.read_text() == Policy().text()
+    assert policy.read_text() == Policy(min_rows=4, rows_per_rank=2).text()
     assert SiteConfig.read(tmp_path / "demo" / "hospital-b.json").policy == str(policy)
 
 
