@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -59,13 +60,7 @@ def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:
         found |= more
 
 
-def count_parts(strata: Mapping[str, int], fewest: int, level: int = 1) -> int:
-    """Return into how many parts patients are dealt that have `fewest` each, and `level` of each stratum."""
-    smallest = min(Counter(strata.values()).values(), default=0)
-    return min(MOST, len(strata) // fewest, max(smallest // level, 1))
-
-
-def deal(strata: Mapping[str, int], fewest: int, secret: Secret, level: int = 1) -> dict[str, int]:
+def deal(strata: Mapping[str, int], fewest: int, secret: Secret, most: int = MOST) -> dict[str, int]:
     """Deal patients out to parts, numbered from 0, which differ by one patient at most; of each stratum, too.
 
     Strata with fewer patients than there are parts are one: else whoever makes the strata would know the parts.
@@ -74,12 +69,12 @@ def deal(strata: Mapping[str, int], fewest: int, secret: Secret, level: int = 1)
         strata: of every patient, the number of the stratum.
         fewest: patients of a part.
         secret: of the site.
-        level: patients of each stratum in a part, unless that leaves a single part.
+        most: parts.
 
     Returns:
         The part of every patient; nothing if they are too few.
     """
-    count, sizes = count_parts(strata, fewest, level), Counter(strata.values())
+    count, sizes = min(most, len(strata) // fewest), Counter(strata.values())
 
     def place_of(patient: str) -> tuple[int, int]:
         own = strata[patient]
@@ -138,8 +133,11 @@ def refine(
         if patient not in known and patient not in waits:
             newcomers.setdefault(name, {})[patient] = strata[patient]
     for fresh_ones in newcomers.values():
-        one_each = all(len(classes.get(patient, ())) == 1 for patient in fresh_ones)
-        dealt = deal(fresh_ones, fewest, secret, level if one_each else 1)
+        of_class = Counter(chain.from_iterable(classes.get(patient, ()) for patient in fresh_ones))
+        most = MOST
+        if level > 1 and of_class.total() == len(fresh_ones):  # each of one class
+            most = max(1, min(MOST, min(of_class.values()) // level))
+        dealt = deal(fresh_ones, fewest, secret, most)
         used.update(dealt)
         found |= {patient: fresh + part for patient, part in dealt.items()}
         fresh += 1 + max(dealt.values(), default=-1)

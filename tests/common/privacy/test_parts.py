@@ -116,3 +116,23 @@ def test_repeats_of_few_parts_are_equal_partitions() -> None:
     assert partitions(range(5), 5, 6, SECRET) == 1
     assert partitions(range(4), 2, 50, SECRET) == 3
     assert partitions(range(10), 5, 6, SECRET) == 6
+
+
+def test_a_rarer_class_gives_fewer_parts_and_waits_where_there_are_too_few_of_it() -> None:
+    names = [f"p{number}" for number in range(100)]
+    for few, count in ((9, 3), (2, 10)):
+        own = {name: int(place < few) for place, name in enumerate(names)}
+        classes = {name: {number} for name, number in own.items()}
+        known, used = refine({}, (), dict.fromkeys(names, 0), own, 8, SECRET, classes, 3)
+        assert len({known[name] for name in used}) == count
+        of_class = Counter(known[name] for name in used if own[name])
+        assert (len(used), len(of_class)) == ((100, 3) if few == 9 else (98, 0))
+        assert all(number >= 3 for number in of_class.values())
+
+
+def test_whoever_gives_each_patient_a_stratum_does_not_choose_the_parts() -> None:
+    strata = {f"p{number}": number for number in range(80)}
+    dealt = deal(strata, 8, SECRET)
+    assert dealt != deal(strata, 8, Secret(b"x" * 32))
+    assert dealt != {name: number % 10 for name, number in strata.items()}
+    assert sorted(Counter(dealt.values()).values()) == [8] * 10

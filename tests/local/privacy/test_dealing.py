@@ -17,8 +17,12 @@ from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
+from rankdad.common.protocol.messages import Hello
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.state import RunState
 from rankdad.local.admission import admitted, check_steps
+from rankdad.local.contributions import Contributions
 from rankdad.local.data import read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
@@ -275,3 +279,23 @@ def test_names_from_another_place_are_refused_though_the_schema_is_the_same(tmp_
         with pytest.raises(UserError) as raised:
             Dealing(spec, SECRET, 8, log, f"run-{number}").deal(reading)
         assert raised.value.code == "patients-named-otherwise"
+
+
+@pytest.mark.parametrize(("lacking", "told"), [(5, False), (9, True)])
+def test_how_many_rows_are_left_out_is_not_told_and_that_there_are_some_only_from_enough_on(
+    tmp_path: Path, lacking: int, told: bool
+) -> None:
+    rows = [f"p{number},{'' if number < lacking else number},{5 * (number % 2)}" for number in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,age,mrs", *rows]))
+    data = TABLE | {"features": ["age"], "missing": "drop"}
+    spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
+    found = read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8))
+    assert found.dropped == lacking
+    assert ("rows-left-out" in found.warnings) == told
+    plan = make_plan(spec, build_model(spec))
+    run = RunState(spec, plan, Replica(spec))
+    assert run.due is not None
+    prepared: Any = None
+    hello = Contributions(spec, plan, found, run, 0, prepared, lambda *_: None).body(run.due)
+    assert isinstance(hello, Hello)
+    assert hello.dropped == 0
