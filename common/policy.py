@@ -194,20 +194,21 @@ class Policy(Part):
 
     def check_products(
         self,
-        inputs: int,
-        people: int,
+        columns: int,
+        told: Mapping[str, tuple[int, int]],
         noun: str = "sample",
         *,
         field: str = "evaluation.references",
         instead: str = "without linear nothing asks for them",
     ) -> None:
-        """Check that sums of products of so many inputs' columns, and one of ones, may leave the site.
+        """Check that the sums of a linear model of so many columns may leave the site.
 
-        They say as much as that many rows would.
+        Products of columns say as much as that many rows would, and numbers as many as cells could be solved for them.
 
         Args:
-            inputs: columns of the inputs.
-            people: groups that a fold trains on or holds out at least; without groups, samples.
+            columns: of the inputs, and one of ones.
+            told: people of a set, without groups samples, and how many numbers tell of them; by what the set is
+                called, that of all first.
             noun: what these are called, in the singular.
             field: of the spec that asks for the sums.
             instead: what does not.
@@ -215,17 +216,27 @@ class Policy(Part):
         Raises:
             FewSamplesError: they may not.
         """
-        columns, most, change, allows = inputs + 1, self.rank(people), dict[str, object](), list[str]()
+        people, change, allows = next(iter(told.values()))[0], dict[str, object](), list[str]()
+        width, most = (
+            f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)",
+            self.rank(people),
+        )
+        asks = f"adds up products of {width} for a linear model, of {counted(people, noun)}"
         if self.max_rank is not None and columns > self.max_rank:
             change["max_rank"] = columns
             allows.append(f"max_rank {self.max_rank}")
         if most is not None and columns > most:
             change |= _fewer_per_row(people, columns)
             allows.append(f"rows_per_rank {self.rows_per_rank}")
+        for which, (count, numbers) in told.items():
+            if self.rows_per_rank is None or change or numbers * self.rows_per_rank <= 2 * count * columns:
+                continue
+            needed = -(-numbers * self.rows_per_rank // (2 * columns))
+            asks = f"sends {numbers:,} numbers of {counted(count, noun)} {which} for a linear model of {width}"
+            at_most = 2 * count * columns // self.rows_per_rank
+            allows.append(f"at most {at_most:,} (rows_per_rank {self.rows_per_rank}), from {needed:,} on all")
+            change["rows_per_rank"] = 2 * count * columns // numbers or None
         if change:
-            width = f"{columns} columns ({counted(inputs, 'input')} and one for the intercept)"
-            of = f"{counted(people, noun)} that a fold trains on or holds out here"
-            asks = f"adds up products of {width} for a linear model, of {of}"
             error = refusal(field, asks, " and ".join(allows), change, f"{PRODUCTS}; {instead}")
             raise FewSamplesError.of(error, code="linear-needs-samples")
 

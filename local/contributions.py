@@ -138,21 +138,24 @@ class Contributions:
 
     def _sums(self, stage: str) -> Sums:
         """Return a stage's sums over the training rows of every fold."""
-        sums = []
-        for fold in range(self._plan.folds):
-            rows = self._data.summed(fold)
-            described = self._data.described() if fold == self._plan.folds - 1 else None
-            try:
-                totals, fewest = self._run.totals_of(fold), self._data.fewest
-                flags = {"kept": fold == self._spec.kept_fold, "tells": self._data.tells_coefficients}
-                sums.append(self._preparing.contribution(stage, totals, rows, described, fewest, **flags))
-            except ValueError as error:
-                raise RankdadError(
-                    f"preparation: {error}: a number here, or all sites' mean, is too large",
-                    code="number-too-large",
-                    field="preparation",
-                ) from None
-        return Sums(stage=stage, values=torch.stack(sums))
+        data, run = self._data, self._run
+        try:
+            values = self._preparing.contributions(
+                stage,
+                run.totals_of,
+                data.summed,
+                data.whole(),
+                data.described(),
+                data.fewest,
+                tells=data.tells_coefficients,
+            )
+        except ValueError as error:
+            raise RankdadError(
+                f"preparation: {error}: a number here, or all sites' mean, is too large",
+                code="number-too-large",
+                field="preparation",
+            ) from None
+        return Sums(stage=stage, values=values)
 
     def _evaluation(self, due: Due, counts: bool) -> Evaluation:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""

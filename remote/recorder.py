@@ -269,8 +269,7 @@ class Recorder:
             self._kept[update.stage] = update.values[kept]
             if update.stage == OWN:
                 self._record_coefficients(last)
-        due = {stage for stage in self._preparing.stages if self._preparing.is_due(stage, exact=self._exact)}
-        if self._totals.keys() == due:
+        if self._totals.keys() >= set(self._preparing.stages) - self._preparing.solving.stages.keys():
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
                 self.progress.study.around(self._preparing.fit(self._totals))
 

@@ -7,7 +7,6 @@ column the first level is what the others are compared with, and of more than tw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +28,7 @@ PART = 0.05  # of such a direction: a column with more belongs to it
 Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums"]
 SLACK = 1e-6  # of a part of 1, which rounding may break
 MOST_LEFT_OUT = 8  # times that a site fits its own rows once more, without a column or its levels
+OWN_ROUNDS = 12  # of Newton's method, which doubles the digits in each
 OWN = "own-coefficients"  # the round in which sites tell those of their own rows
 TOLD: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # what a site says of its own fit; None nothing
 HELD_BACK: dict[Problem, Problem] = {"no-level": "collinear", "no-class": "separated"}  # few rows a site does not count
@@ -99,7 +99,7 @@ class Coding:
 
 def own_stage(size: int) -> Stage:
     """Return the round in which sites tell the coefficients of their own rows, of so many; no other site gets them."""
-    counts = (Field(name, (), "count") for name in ("people", "told", "rows", "freedom"))
+    counts = (Field(name, (), "count", whole=True) for name in ("people", "told", "rows", "freedom"))
     numbers = Field("determination", (), "sum"), Field("estimates", (size,), "sum"), Field("errors", (size,), "square")
     return Stage((*counts, *numbers))
 
@@ -156,28 +156,34 @@ def unpacked_own(sums: Sums, like: Tensor) -> Coefficients | None:
     return Coefficients(estimates, errors, *counts, float(sums["determination"]), problem)
 
 
-def from_totals(
-    task: TaskSpec, totals: Sequence[Sums], ridge: Tensor, coding: Coding, people: float, units: tuple[Tensor, Tensor]
+def of_fit(
+    task: TaskSpec,
+    sums: Sums,
+    found: linear.Descent,
+    ridge: Tensor,
+    coding: Coding,
+    people: float,
+    units: tuple[Tensor, Tensor],
 ) -> Coefficients:
     """Return the coefficients that sums over rows lead to.
 
     Args:
         task: what is predicted.
-        totals: of every round; of a number one is enough.
+        sums: of the first round, without weights.
+        found: the fit that holds no weights small, with its curvature.
         ridge: float64 [lines, 1 + inputs], weights of the model that is held small, for prepared inputs.
         coding: of the columns.
         people: patients that the rows are of, or rows.
         units: means and scales of the inputs, float64 [inputs]; of a number first its own, as [1 + inputs].
     """
     (count, width), fixed = coding.fixed.shape, coding.fixed
-    first = linear.square(totals[0]["curvature"])
-    rows = _rows(task, totals[0])
+    first = linear.square(sums["curvature"])
+    rows = rows_of(task, sums)
     constant = linear.variances(first, width) == 0
     constant[0] = False
     free = ~(fixed | constant)
     used = free.any(0)
     columns = int(used.sum()) - 1
-    found = linear.newton(task, width - 1, totals, 0.0, fixed.reshape(-1))
     places = free.reshape(-1).nonzero().flatten()
     curvature = found.curvature[places][:, places]
     freedom = rows - len(places)
@@ -186,7 +192,7 @@ def from_totals(
     inverse = curvature
     if columns > people / FEWEST or freedom < 1:
         problem = "few-patients"
-    elif not isinstance(task, Regression) and bool((_class_sizes(task, totals[0], width) < 0.5).any()):
+    elif not isinstance(task, Regression) and bool((_class_sizes(task, sums, width) < 0.5).any()):
         problem = "no-class"
     elif not isinstance(task, Regression) and not found.decrement <= CONVERGED * max(1.0, rows):
         problem = "separated"
@@ -202,7 +208,7 @@ def from_totals(
                 problem, singular = "no-level", empty
         inverse = (vectors / values.clamp_min(SINGULAR)) @ vectors.T / torch.outer(ends, ends)
     at = found.at.reshape(count, width)
-    loss, least = _losses(task, totals, found, width)
+    loss, least = _losses(task, sums, found, width)
     determination = 1 - loss / least if least > 0 else math.nan
     if not problem and not -SLACK <= determination <= 1 + SLACK:
         problem = "impossible-sums"
@@ -231,11 +237,13 @@ def fitted(
     width, ridge = inputs[0].numel(), torch.zeros(coding.fixed.shape, dtype=torch.float64)
     unclear = torch.zeros(width + 1, dtype=torch.bool)
     for tried in range(MOST_LEFT_OUT + 1):
-        totals, ats = list[Sums](), [ridge]
-        for _ in linear.stages(task, width):
+        totals, ats, fixed = list[Sums](), [ridge], coding.fixed.reshape(-1)
+        for _ in range(1 if isinstance(task, Regression) else OWN_ROUNDS):
             totals.append(linear.sums(task, inputs, labels, ats[-1]))
-            ats.append(linear.newton(task, width, totals, 0.0, coding.fixed.reshape(-1)).at.reshape(ridge.shape))
-        found = from_totals(task, totals, ridge, coding, people, units)
+            variance = linear.variances(linear.square(totals[0]["curvature"]), width + 1)
+            fit = linear.descend(task, totals, variance, penalty=0.0, fixed=fixed)
+            ats.append(fit.at.reshape(ridge.shape))
+        found = of_fit(task, totals[0], fit, ridge, coding, people, units)
         out = alike = torch.zeros_like(unclear)
         if found.problem in ("collinear", "no-level"):
             out, alike = _dependent(linear.square(totals[0]["curvature"])[: width + 1, : width + 1], coding)
@@ -294,7 +302,7 @@ def _separating(task: TaskSpec, inputs: Tensor, labels: Tensor, step: Tensor, co
     return together & (moved > PART * moved.max())
 
 
-def _rows(task: TaskSpec, first: Sums) -> int:
+def rows_of(task: TaskSpec, first: Sums) -> int:
     """Return how many rows the first round's sums are of: without weights each has the same part in the curvature."""
     count = lines(task)
     many = isinstance(task, Classification) and count > 1
@@ -304,16 +312,16 @@ def _rows(task: TaskSpec, first: Sums) -> int:
 
 def _class_sizes(task: TaskSpec, first: Sums, width: int) -> Tensor:
     """Return how many rows have each class, or have each label and lack it."""
-    count, rows = lines(task), _rows(task, first)
+    count, rows = lines(task), rows_of(task, first)
     ones = first["slope"].reshape(count, width)[:, 0]  # what each is expected to be without weights, less what it is
     if isinstance(task, Classification) and count > 1:
         return rows / count - ones
     return torch.cat([rows / 2 - ones, rows / 2 + ones])
 
 
-def _losses(task: TaskSpec, totals: Sequence[Sums], found: linear.Newton, width: int) -> tuple[float, float]:
+def _losses(task: TaskSpec, first: Sums, found: linear.Descent, width: int) -> tuple[float, float]:
     """Return the loss of the fit, and that of intercepts alone."""
-    first, rows = totals[0], _rows(task, totals[0])
+    rows = rows_of(task, first)
     if isinstance(task, Regression):
         total, explained = -float(first["slope"][0]), -float(first["slope"] @ found.at)
         return float(first["loss"]) - explained / 2, float(first["loss"]) - total**2 / rows / 2

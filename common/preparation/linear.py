@@ -1,15 +1,19 @@
-"""Logistic and ridge regression of all sites' rows by Newton's method: every round adds up slope and curvature.
+"""Logistic and ridge regression of all sites' rows by Newton's method: rounds add up slopes, and few of them curvature.
 
 A row is an intercept and the prepared inputs. Two classes, and each label, have one line; more classes one each
 (multinomial); numbers one, in standard deviations. Weights are held small as those of standardised columns are by
 scikit-learn's defaults (C = 1, alpha = 1), the intercept is not. Columns' variances are part of the first curvature.
+
+A curvature holds products of columns, so it is only ever of all rows that a site has: differences of two would be
+products of few rows. Trainings on fewer rows begin where that on all rows has ended, send slopes alone, and make up
+for the missing curvature as quasi-Newton methods do (BFGS).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +24,10 @@ from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 PENALTY = 1.0
-ROUNDS = 12  # of Newton's method, which doubles the digits in each; a square needs one
+ROUNDS = 12  # of all rows, fewer once they have converged; a square needs one
+CURVED = 3  # of these that add up the curvature, too
+FREE_ROUNDS = 8  # of the fit that holds no weights small, from there on
+FOLD_ROUNDS = 4  # of a training on fewer rows, from there on: to about a thousandth of a standard error
 MOST_ROUNDS = 100  # where no message is sent for one
 TOLERANCE = 1e-9  # of weights, between two rounds: they have converged
 MAX_OUTPUT = 1e20
@@ -28,38 +35,34 @@ LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
 SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
 SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-9  # of a slope
-FREE = "free-"  # before the names of the sums of a fit that holds no weights small
+CONVERGED = 1e-15  # of the loss, what a whole step would still win
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
 Sums = Mapping[str, Tensor]
+WHOLE, FREE, FOLD = "linear-", "unpenalised-", "fold-"  # rounds of all rows, without penalty, and of each training
+CURVATURE, FREE_CURVATURE = "curvature", "unpenalised-curvature"  # where these have ended
 
 
-def stages(task: TaskSpec, inputs: int, *, unpenalised: bool = False) -> dict[str, Stage]:
-    """Return the rounds by name.
+def stages(task: TaskSpec, inputs: int, *, coefficients: bool = False) -> dict[str, Stage]:
+    """Return the rounds by name: those of all rows, and behind them those of each training on fewer.
 
     Args:
         task: what is predicted.
         inputs: how many there are.
-        unpenalised: whether they have the sums of a second fit, which holds no weights small, too; those of numbers
-            serve both.
+        coefficients: whether a second fit of all rows, which holds no weights small, follows the first; of numbers
+            the sums of the first serve both.
     """
-    size = lines(task) * (inputs + 1)
-    numbers = isinstance(task, Regression)
-    fields = tuple(
-        field
-        for kind in ("", *[FREE] * (unpenalised and not numbers))
-        for field in (
-            Field(f"{kind}loss", (), "square", LARGEST),
-            Field(f"{kind}slope", (size,), "sum", LARGEST),
-            Field(f"{kind}curvature", (size * (size + 1) // 2,), "sum", LARGEST),
-        )
-    )
-    return {f"linear-{number + 1}": Stage(fields) for number in range(1 if numbers else ROUNDS)}
-
-
-def of_kind(sums: Sums, kind: str) -> dict[str, Tensor]:
-    """Return the sums of one of a stage's fits: those whose names begin so."""
-    return {name: sums[f"{kind}{name}"] for name in ("loss", "slope", "curvature")}
+    size, numbers = lines(task) * (inputs + 1), isinstance(task, Regression)
+    curvature = Field("curvature", (size * (size + 1) // 2,), "sum", LARGEST, whole=True)
+    slope = Field("loss", (), "square", LARGEST), Field("slope", (size,), "sum", LARGEST)
+    whole = tuple(replace(field, whole=True) for field in slope)
+    rounds = range(1 if numbers else ROUNDS)
+    found = {f"{WHOLE}{number + 1}": Stage((*whole, *[curvature] * (number < CURVED))) for number in rounds}
+    found[CURVATURE] = Stage((Field("rows", (), "count", whole=True), curvature))
+    if coefficients and not numbers:
+        found |= {f"{FREE}{number + 1}": Stage(whole) for number in range(FREE_ROUNDS)}
+        found[FREE_CURVATURE] = Stage((curvature,))
+    return found | {f"{FOLD}{number + 1}": Stage(slope) for number in range(min(FOLD_ROUNDS, inputs))}
 
 
 def outputs(task: TaskSpec, inputs: Tensor, weights: Tensor) -> Tensor:
@@ -77,6 +80,8 @@ def sums(
     fewest: int = 1,
     groups: Tensor | None = None,
     class_weights: Tensor | None = None,
+    *,
+    curved: bool = True,
 ) -> dict[str, Tensor]:
     """Return loss, slope and curvature at some weights, added up over rows.
 
@@ -92,6 +97,7 @@ def sums(
             of the largest of all.
         groups: int64 [n], what each row belongs to; None where each is its own.
         class_weights: float64 [classes], what a row of each class counts; None where each counts once.
+        curved: whether the curvature is asked for.
     """
     rows = design(inputs)
     found, counts = _lines(rows, weights), None if class_weights is None else class_weights[labels].unsqueeze(1)
@@ -114,14 +120,14 @@ def sums(
     count, size = found.shape[1], weights.numel()
     if fewest > 1 and not _enough(inputs, spread.diagonal(dim1=1, dim2=2), fewest, groups):
         none = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
-        return {"loss": none.new_tensor(LARGEST), "slope": none[:size], "curvature": none}
+        nothing = {"loss": none.new_tensor(LARGEST), "slope": none[:size]}
+        return nothing | ({"curvature": none} if curved else {})
+    slope = {"loss": loss, "slope": (away.T @ rows).reshape(-1)}
+    if not curved:
+        return slope
     blocks = [[(rows * spread[:, i, j, None]).T @ rows for j in range(count)] for i in range(count)]
     curvature = torch.cat([torch.cat(line, 1) for line in blocks])
-    return {
-        "loss": loss,
-        "slope": (away.T @ rows).reshape(-1),
-        "curvature": curvature[tuple(torch.triu_indices(size, size))],
-    }
+    return slope | {"curvature": curvature[tuple(torch.triu_indices(size, size))]}
 
 
 def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
@@ -132,31 +138,36 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
         found: the sums.
         rows: how many they are of, each as often as it counts at most.
     """
-    curvature = square(found["curvature"])
-    size = len(curvature) // lines(task)
-    own = curvature.diagonal()
-    if (own < 0).any():
-        return "curvature: expected none below 0"
-    ends, most = own.sqrt(), rows * (1.0 if isinstance(task, Regression) else 0.25)
-    if (curvature.abs() > torch.outer(ends, ends) * (1 + SLACK) + 1e-300).any():
-        return "curvature: expected no more than its diagonal allows"
-    if (own[::size] > most * (1 + SLACK)).any():
-        return f"curvature: expected that of {rows:g} rows"
+    count, ends = lines(task), None
+    if "curvature" in found:
+        curvature = square(found["curvature"])
+        own = curvature.diagonal()
+        if (own < 0).any():
+            return "curvature: expected none below 0"
+        ends, most = own.sqrt(), rows * (1.0 if isinstance(task, Regression) else 0.25)
+        if (curvature.abs() > torch.outer(ends, ends) * (1 + SLACK) + 1e-300).any():
+            return "curvature: expected no more than its diagonal allows"
+        if (own[:: len(own) // count] > most * (1 + SLACK)).any():
+            return f"curvature: expected that of {rows:g} rows"
+    if "slope" not in found:
+        return None
     loss, slope = float(found["loss"]), found["slope"].abs()
-    if isinstance(task, Regression):
+    if isinstance(task, Regression):  # where the curvature is not told, that of the intercept is known
+        slope, ends = (slope[:1], slope.new_tensor([math.sqrt(rows)])) if ends is None else (slope, ends)
         largest = math.sqrt(2 * loss) * ends
     else:  # by how much a row's probability is wrong is no more than its loss
-        slope, largest = slope[::size], torch.full((len(own) // size,), min(loss, rows))
+        slope = slope[:: len(slope) // count]
+        largest = torch.full((count,), min(loss, rows))
     return "slope: expected no more than its loss allows" if (slope > largest * (1 + SLACK) + TINY).any() else None
 
 
 @dataclass(frozen=True, eq=False)
-class Newton:
+class Descent:
     """Where Newton's method stands.
 
     Args:
         at: float64 [size], where the next round is to be taken; after the last the solution.
-        curvature: float64 [size, size], at the best weights so far.
+        curvature: float64 [size, size], what was known of it at the best weights so far.
         loss: there.
         decrement: by how much a whole step from there would lower it, about; 0 at the solution.
     """
@@ -166,59 +177,83 @@ class Newton:
     loss: float
     decrement: float
 
+    @property
+    def has_converged(self) -> bool:
+        """Whether a step would change nothing that could be seen."""
+        return self.decrement <= CONVERGED * max(1.0, abs(self.loss))
 
-def newton(
-    task: TaskSpec, inputs: int, totals: Sequence[Sums], penalty: float = PENALTY, fixed: Tensor | None = None
-) -> Newton:
+
+def descend(
+    task: TaskSpec,
+    totals: Sequence[Sums],
+    variance: Tensor,
+    *,
+    start: Tensor | None = None,
+    curvature: Tensor | None = None,
+    penalty: float = PENALTY,
+    fixed: Tensor | None = None,
+) -> Descent:
     """Return where Newton's method stands after some rounds.
 
     A step that makes the loss larger is halved. A column that does not vary has no weight: rows that are not among
     these may have anything in it. Totals that lead to no finite numbers lead nowhere: one site's numbers
-    may spoil this model, but not the run.
+    may spoil this model, but not the run. Rounds without loss and slope have not been taken.
 
     Args:
         task: what is predicted.
-        inputs: how many there are.
-        totals: of all rounds so far.
+        totals: of all rounds so far; where they lack the curvature it follows from how slopes have changed.
+        variance: float64 [1 + inputs], of every column; 0 of the intercept.
+        start: float64 [size], where the first round is taken; None are zeros.
+        curvature: float64 [size, size], before the first round, unless that has its own.
         penalty: of squared weights of standardised columns, halved.
         fixed: bool [size], weights that stay 0.
     """
-    at = torch.zeros(lines(task) * (inputs + 1), dtype=torch.float64)
-    best, least, direction, step, held = at, math.inf, at, 1.0, at
-    curvature, decrement = torch.zeros(len(at), len(at), dtype=torch.float64), math.inf
-    free = torch.ones_like(at) if fixed is None else (~fixed).double()
-    for number, total in enumerate(totals):
-        if not number:
-            constant = variances(square(total["curvature"]), inputs + 1) == 0
-            constant[0] = False  # the intercept
-            free = free * (~constant).repeat(lines(task))
-        here = square(total["curvature"]) * torch.outer(free, free)
-        if not number:
-            held = penalty * variances(square(total["curvature"]), inputs + 1).repeat(lines(task))
+    free = (variance != 0).double()
+    free[0] = 1.0  # the intercept
+    free, held = free.repeat(lines(task)), penalty * variance.repeat(lines(task))
+    if fixed is not None:
+        free = free * (~fixed).double()
+    at = torch.zeros(len(free), dtype=torch.float64) if start is None else start * free
+    mask, direction, step = torch.outer(free, free), torch.zeros_like(at), 1.0
+    known = torch.zeros(len(free), len(free), dtype=torch.float64) if curvature is None else curvature * mask
+    best, slope, least, decrement, begun = at, at, math.inf, math.inf, False
+    for total in totals:
+        if not total["loss"] and not total["slope"].any():
+            continue
         value = float(total["loss"] + (held * at.square()).sum() / 2)
         if value <= least + SMALLEST * abs(value):
-            slope, curvature = total["slope"] * free + held * at, here
-            best, least, step = at, value, 1.0
-            direction = _solved(curvature + torch.diag(held), slope, free == 0)
+            here = total["slope"] * free + held * at
+            if "curvature" in total:
+                known = square(total["curvature"]) * mask
+            elif begun:
+                known = _updated(known, held, at - best, here - slope)
+            best, slope, least, step, begun = at, here, value, 1.0, True
+            direction = _solved(known + torch.diag(held), slope, free == 0)
             decrement = float(slope @ direction) / 2
         else:
             step /= 2
         at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
-    return Newton(at, curvature, least, decrement)
+    return Descent(at, known, least, decrement)
 
 
-def weights(task: TaskSpec, inputs: int, totals: Sequence[Sums]) -> Tensor:
-    """Return where the next round is to be taken, after the last the solution: float64 [lines, 1 + inputs]."""
-    return newton(task, inputs, totals).at.reshape(lines(task), inputs + 1)
+def _updated(curvature: Tensor, held: Tensor, step: Tensor, change: Tensor) -> Tensor:
+    """Return the curvature that a step's change of the slope tells: BFGS, of the part that the penalty is not."""
+    whole = curvature + torch.diag(held)
+    moved = whole @ step
+    along, before = float(step @ change), float(step @ moved)
+    if not (0 < along < math.inf and 0 < before < math.inf):
+        return curvature
+    return curvature + torch.outer(change, change) / along - torch.outer(moved, moved) / before
 
 
 def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor | None:
     """Return the weights for rows that are all here, at least one; None if they have not converged in `MOST_ROUNDS`."""
-    width, totals = inputs[0].numel(), list[Sums]()
-    at = weights(task, width, totals)
+    shape = lines(task), 1 + inputs[0].numel()
+    totals, at = list[Sums](), torch.zeros(shape, dtype=torch.float64)
     for _ in range(MOST_ROUNDS):
         totals.append(sums(task, inputs, labels, at))
-        before, at = at, weights(task, width, totals)
+        variance = variances(square(totals[0]["curvature"]), shape[1])
+        before, at = at, descend(task, totals, variance).at.reshape(shape)
         if bool(((at - before).abs() <= TOLERANCE * (1 + before.abs())).all()):
             return at
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import overload
 
@@ -35,7 +35,7 @@ class Preparing:
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self._task, self._standardise = spec.task, spec.preparation.standardise
+        self._spec, self._task, self._standardise = spec, spec.task, spec.preparation.standardise
         self._tokens = spec.data.tokens is not None
         if self._tokens and self._standardise != "none":
             problem = f"got {self._standardise}, expected none: tokens are no numbers"
@@ -61,6 +61,16 @@ class Preparing:
         """Return how many numbers a site sends per fold."""
         return self._stages[stage].size
 
+    def numbers(self) -> tuple[int, int]:
+        """Return how many numbers tell of all rows that a site has, and how many of those that a training has.
+
+        Where a run is solved exactly, or has the reference linear. Table 1 is among the former.
+        """
+        whole, fold = self.solving.numbers()
+        table = sum(field.size for field in self._table)
+        each = sum(stage.size for name, stage in self._stages.items() if name not in self.solving.stages) - table
+        return whole + table, fold + each
+
     def check(self, stage: str, contribution: Tensor, rows: float = MOST_ROWS, whole: float = MOST_ROWS) -> str | None:
         """Return what is wrong with a vector of a stage, in words that begin with its part; None where nothing is.
 
@@ -74,10 +84,47 @@ class Preparing:
         problem, sums = found.check(contribution, rows, whole), found.unpack(contribution)
         if stage == "site-effects":
             problem = problem or combat.contradiction(sums)
-        problem = problem or self.solving.check(stage, sums, rows)
+        problem = problem or self.solving.check(stage, sums, whole if stage in self.solving.whole else rows)
         if stage == "labels" and self._levels is not None:
             problem = problem or description.contradiction(self._task, sums, self._levels)
         return problem
+
+    def contributions(
+        self,
+        stage: str,
+        totals: Callable[[int], Mapping[str, Tensor]],
+        rows: Callable[[int], Rows],
+        whole: Rows,
+        described: Rows | None = None,
+        fewest: int = 1,
+        *,
+        tells: bool = False,
+    ) -> Tensor:
+        """Return what a site sends of all trainings, float64 [folds, …].
+
+        Args:
+            stage: its name.
+            totals: of a fold, over all sites, of the stages before, by name.
+            rows: those of a fold whose sums may leave the site.
+            whole: all that the site has for the run, likewise.
+            described: those of Table 1, likewise.
+            fewest: groups, or rows, behind a linear model's sums, and in Table 1's counts.
+            tells: whether the site tells the coefficients of its own rows.
+
+        Raises:
+            ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
+        """
+        count = self._spec.folds
+        if stage in self.solving.whole:
+            vector = self.contribution(stage, totals(count - 1), whole, None, fewest, tells=tells)
+            shares = [len(rows(fold).labels) / max(1, len(whole.labels)) for fold in range(count)]
+            return self.solving.spread(stage, vector, shares)
+        found = torch.zeros(count, self.size(stage), dtype=torch.float64)
+        for fold in range(count):
+            if stage not in self.solving.folds or self._spec.tests(fold):
+                last = described if fold == count - 1 else None
+                found[fold] = self.contribution(stage, totals(fold), rows(fold), last, fewest)
+        return found
 
     def contribution(
         self,
@@ -87,10 +134,9 @@ class Preparing:
         described: Rows | None = None,
         fewest: int = 1,
         *,
-        kept: bool = False,
         tells: bool = False,
     ) -> Tensor:
-        """Return what a site sends of one fold's rows.
+        """Return what a site sends of some rows.
 
         Args:
             stage: its name.
@@ -98,22 +144,18 @@ class Preparing:
             rows: those whose sums may leave the site; none give zeros.
             described: those of Table 1, likewise; None gives zeros.
             fewest: groups, or rows, behind a linear model's sums, and in Table 1's counts.
-            kept: whether the rows are those of the model that is kept, which has coefficients.
-            tells: whether the site tells those of its own rows.
+            tells: whether the site tells the coefficients of its own rows.
 
         Raises:
             ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
         if stage == OWN:
             fit = self.fit(totals)
-            values = self.solving.own(
-                rows.people if kept else 0, self._learned(fit, rows) if kept and tells else None, fit
-            )
+            values = self.solving.own(rows.people, self._learned(fit, rows) if tells else None, fit)
         else:
-            summed = self._summed(stage, totals, rows, fewest, kept=kept)
-            values = summed | self._described(stage, described, fewest)
+            values = self._summed(stage, totals, rows, fewest) | self._described(stage, described, fewest)
         vector = self._stages[stage].pack(values)
-        problem = self.check(stage, vector, len(rows.inputs))
+        problem = self.check(stage, vector, len(rows.inputs), MOST_ROWS if described else len(rows.inputs))
         if problem:
             raise ValueError(f"{stage}: {problem}")
         return vector
@@ -261,9 +303,7 @@ class Preparing:
             stages["squares"] = Stage((deviations, Field("squares", channels, "square", values=each)))
         return stages
 
-    def _summed(
-        self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int, *, kept: bool
-    ) -> dict[str, Tensor]:
+    def _summed(self, stage: str, totals: Mapping[str, Tensor], rows: Rows, fewest: int) -> dict[str, Tensor]:
         """Return the values of a stage's fields."""
         before = {name: self._stages[name].unpack(total) for name, total in totals.items() if name in self._stages}
         if stage == "labels":
@@ -277,7 +317,7 @@ class Preparing:
         if stage in self.solving.rounds:
             fit = self.fit(totals)
             learned, weights = self._learned(fit, rows), fit.class_weights
-            return self.solving.sums(stage, totals, *learned, fewest, rows.groups, weights, kept=kept)
+            return self.solving.sums(stage, totals, *learned, fewest, rows.groups, weights)
         if stage in ("site-effects", "residuals"):
             features, covariates = self._measured(in_memory(rows.inputs), rows.covariates)
             if stage == "site-effects":

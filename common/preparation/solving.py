@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from rankdad.common.preparation.coefficients import OWN, Coding, Coefficients
 from rankdad.common.preparation.fit import Fit
 from rankdad.common.preparation.stages import Stage
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.solver import MAX_WEIGHTS, weights_of, why_steps
+from rankdad.common.spec.solver import MAX_WEIGHTS, lines, weights_of, why_steps
 from rankdad.common.spec.tasks import Regression
 
 Totals = Mapping[str, Tensor]
@@ -30,7 +31,9 @@ class Solving:
         exact: whether the run may be solved exactly.
         weighted: whether its classes are balanced.
         rounds: of Newton's method, by name; none where no linear model is asked for.
-        stages: all rounds, that of sites' own coefficients among them.
+        whole: those of all rows that a site has, and the one of sites' own coefficients.
+        folds: those of each training on fewer rows.
+        stages: all rounds.
 
     Raises:
         SpecError: a linear model is asked for where there can be none.
@@ -48,8 +51,12 @@ class Solving:
         self._free = self.exact and spec.kept_fold is not None
         self.rounds: dict[str, Stage] = {}
         if self.exact or "linear" in spec.references:
-            self.rounds = linear.stages(spec.task, self._inputs, unpenalised=self._free)
-        self.stages = self.rounds | ({OWN: coefficients.own_stage(self._coding.fixed.numel())} if self._free else {})
+            self.rounds = linear.stages(spec.task, self._inputs, coefficients=self._free)
+        own = {OWN: coefficients.own_stage(self._coding.fixed.numel())} if self._free else {}
+        first = {name: stage for name, stage in self.rounds.items() if not name.startswith(linear.FOLD)}
+        self.whole = first | own
+        self.folds = {name: stage for name, stage in self.rounds.items() if name not in first}
+        self.stages = self.whole | self.folds
 
     def check(self, stage: str, sums: linear.Sums, rows: float) -> str | None:
         """Return what is wrong with a round's sums over so many rows; None where nothing is."""
@@ -57,15 +64,54 @@ class Solving:
             return coefficients.contradiction(sums, self._coding.fixed)
         if stage not in self.rounds:
             return None
-        problem = linear.contradiction(self._task, sums, math.inf if self.weighted else rows)
-        if linear.FREE + "loss" in sums:
-            problem = problem or linear.contradiction(self._task, linear.of_kind(sums, linear.FREE), rows)
-        return problem
+        return linear.contradiction(self._task, sums, math.inf if self.weighted else rows)
+
+    def numbers(self) -> tuple[int, int]:
+        """Return how many different numbers tell of all rows that a site has, and how many of those of a training."""
+        fields = [field for stage in self.whole.values() for field in stage.fields]
+        curved = sum(field.name == "curvature" for field in fields)
+        again = curved - 1 if isinstance(self._task, Regression) else 0  # it is the same at all weights
+        size, many = self._coding.fixed.numel(), lines(self._task)
+        each = size * (size + 1) // 2 - many * (many - 1) // 2 * (self._inputs + 1) * self._inputs // 2  # stand twice
+        whole = sum(field.size for field in fields if field.name != "curvature") + (curved - again) * each
+        return whole, sum(stage.size for stage in self.folds.values())
+
+    def spread(self, stage: str, vector: Tensor, shares: Sequence[float]) -> Tensor:
+        """Return what a site sends in a round of all its rows, float64 [folds, …].
+
+        In all rows stand the same sums, and of the curvature what fits the rows that a training has.
+
+        Args:
+            stage: name of the round.
+            vector: its sums.
+            shares: which part of a site's rows each training has.
+        """
+        parts = torch.tensor(shares, dtype=torch.float64)
+        if stage == linear.CURVATURE:
+            found = parts[:, None] * vector
+            found[:, 0].round_()  # of the rows
+            return found
+        parts = torch.ones_like(parts) if stage.startswith(linear.WHOLE) else torch.zeros_like(parts)
+        parts[-1] = 1.0  # of no other model are there coefficients
+        return parts[:, None] * vector
+
+    def converged(self, totals: Totals) -> tuple[str, ...]:
+        """Return names of rounds that need not be taken, since those before have come to a solution."""
+        found = list[str]()
+        for kind, descent in ((linear.WHOLE, self._whole), (linear.FREE, self._unpenalised)):
+            left = [name for name in self.rounds if name.startswith(kind) and name != linear.FREE_CURVATURE]
+            done = [name for name in left if name in totals]
+            if 0 < len(done) < len(left) and descent(totals).has_converged:
+                found += [name for name in left if name not in totals]
+        return tuple(found)
 
     def weights(self, totals: Totals) -> Tensor:
-        """Return the weights as far as the totals go; see `linear.weights`."""
-        done = [stage.unpack(totals[name]) for name, stage in self.rounds.items() if name in totals]
-        return linear.weights(self._task, self._inputs, done)
+        """Return a training's weights as far as the totals go, after the last the solution: [lines, 1 + inputs]."""
+        found, own = self._whole(totals), self._done(totals, linear.FOLD)
+        if any(sums["loss"] or sums["slope"].any() for sums in own):
+            curvature = linear.square(self._sums(totals, linear.CURVATURE)["curvature"])
+            found = linear.descend(self._task, own, self._variance(totals), start=found.at, curvature=curvature)
+        return found.at.reshape(lines(self._task), self._inputs + 1)
 
     def solution(self, totals: Totals) -> tuple[Tensor, Tensor]:
         """Return a network's weights [outputs, inputs] and biases [outputs]."""
@@ -83,10 +129,8 @@ class Solving:
         fewest: int,
         groups: Tensor | None,
         class_weights: Tensor | None,
-        *,
-        kept: bool,
     ) -> dict[str, Tensor]:
-        """Return a round's sums over rows: see `linear.sums`. A fit that holds no weights small is of kept rows alone.
+        """Return a round's sums over rows: see `linear.sums`.
 
         Args:
             stage: name of the round.
@@ -96,17 +140,22 @@ class Solving:
             fewest: groups, or rows, behind them.
             groups: what each row belongs to.
             class_weights: of balanced classes.
-            kept: whether the rows are those of the model that is kept.
         """
-        weights = class_weights if self.weighted else None
-        found = linear.sums(self._task, inputs, labels, self.weights(totals), fewest, groups, weights)
-        fields = [field for field in self.rounds[stage].fields if field.name.startswith(linear.FREE)]
-        if not fields or not kept:
-            return found | {field.name: torch.zeros(field.shape, dtype=torch.float64) for field in fields}
-        fixed = self._coding.fixed
-        at = linear.newton(self._task, self._inputs, self._unpenalised(totals), 0.0, fixed.reshape(-1)).at
-        free = linear.sums(self._task, inputs, labels, at.reshape(fixed.shape), fewest, groups)
-        return found | {f"{linear.FREE}{name}": value for name, value in free.items()}
+        weights = class_weights if self.weighted and not stage.startswith(linear.FREE) else None
+        fields = [field.name for field in self.rounds[stage].fields]
+        at = self._unpenalised(totals).at.reshape(self._coding.fixed.shape) if stage.startswith(linear.FREE) else None
+        found = linear.sums(
+            self._task,
+            inputs,
+            labels,
+            self.weights(totals) if at is None else at,
+            fewest,
+            groups,
+            weights,
+            curved="curvature" in fields,
+        )
+        found["rows"] = torch.tensor(float(len(labels)))
+        return {name: found[name] for name in fields}
 
     def own(self, people: int, rows: tuple[Tensor, Tensor] | None, fit: Fit) -> dict[str, Tensor]:
         """Return what a site tells of the coefficients of its own rows: nothing of too few patients.
@@ -134,17 +183,45 @@ class Solving:
             totals: of the training that makes it.
             fit: of its rows.
         """
-        if not self._free or not all(name in totals for name in self.stages):
+        if not self._free or OWN not in totals:
             return None
         people = float(self.stages[OWN].unpack(totals[OWN])["people"])
-        rounds, units = self._unpenalised(totals), self._units(fit)
-        return coefficients.from_totals(self._task, rounds, self.weights(totals), self._coding, people, units)
+        first, found = self._done(totals, linear.WHOLE)[0], self._unpenalised(totals)
+        if linear.FREE_CURVATURE in totals:
+            here = linear.square(self._sums(totals, linear.FREE_CURVATURE)["curvature"])
+            found = replace(found, curvature=here)
+        ridge = self._whole(totals).at.reshape(self._coding.fixed.shape)
+        return coefficients.of_fit(self._task, first, found, ridge, self._coding, people, self._units(fit))
 
-    def _unpenalised(self, totals: Totals) -> list[linear.Sums]:
-        """Return the totals of the fit that holds no weights small: of numbers those of the other."""
-        kind = "" if isinstance(self._task, Regression) else linear.FREE
-        done = (stage.unpack(totals[name]) for name, stage in self.rounds.items() if name in totals)
-        return [linear.of_kind(sums, kind) for sums in done]
+    def _sums(self, totals: Totals, stage: str) -> dict[str, Tensor]:
+        return self.rounds[stage].unpack(totals[stage])
+
+    def _done(self, totals: Totals, kind: str) -> list[dict[str, Tensor]]:
+        """Return the sums of those rounds of a kind that have been taken."""
+        names = (name for name in self.rounds if name.startswith(kind) and name in totals)
+        return [self._sums(totals, name) for name in names if name != linear.FREE_CURVATURE]
+
+    def _variance(self, totals: Totals) -> Tensor:
+        """Return the variance of every column of all rows."""
+        first = self._done(totals, linear.WHOLE)
+        if not first:
+            return torch.ones(self._inputs + 1, dtype=torch.float64)
+        return linear.variances(linear.square(first[0]["curvature"]), self._inputs + 1)
+
+    def _whole(self, totals: Totals) -> linear.Descent:
+        """Return where the fit on all rows stands."""
+        return linear.descend(self._task, self._done(totals, linear.WHOLE), self._variance(totals))
+
+    def _unpenalised(self, totals: Totals) -> linear.Descent:
+        """Return where the fit on all rows stands that holds no weights small."""
+        fixed, variance = self._coding.fixed.reshape(-1), self._variance(totals)
+        if isinstance(self._task, Regression):
+            return linear.descend(self._task, self._done(totals, linear.WHOLE), variance, penalty=0.0, fixed=fixed)
+        start = self._coding.apply(self._whole(totals).at.reshape(self._coding.fixed.shape)).reshape(-1)
+        part, first = self._sums(totals, linear.CURVATURE), self._done(totals, linear.WHOLE)[0]
+        scale = coefficients.rows_of(self._task, first) / part["rows"].clamp_min(1)
+        curvature, done = linear.square(part["curvature"]) * scale, self._done(totals, linear.FREE)
+        return linear.descend(self._task, done, variance, start=start, curvature=curvature, penalty=0.0, fixed=fixed)
 
     def _units(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Return means and scales of the inputs; of a number first its own."""

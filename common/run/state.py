@@ -371,6 +371,8 @@ class RunState:
             self._meet(body.train)
         elif isinstance(body, Sums):
             self.totals[body.stage] = body.values
+            for name in self._preparing.solving.converged(self.totals_of(self._plan.folds - 1)):
+                self.totals[name] = body.values.new_zeros(self._plan.folds, self._plan.stage_size(name))
             self._solve()
         elif isinstance(body, Step):
             self._updates.append(body.payload)

@@ -212,13 +212,23 @@ class SiteData:
 
     def rows(self, fold: int) -> Rows:
         """Return a fold's training rows, for preparation."""
-        rows = self.splits[fold].train
-        covariates, groups = (None if one is None else one[rows] for one in (self.covariates, self.groups))
-        return Rows(self.samples.inputs[rows], self.samples.labels[rows], covariates, groups)
+        return self._rows(self.splits[fold].train)
 
     def summed(self, fold: int) -> Rows:
         """Return what may leave the site in sums: a column that too few samples of some fold have is missing in all."""
-        rows = self.rows(fold).of_at_least(self.fewest)
+        return self._told(self.rows(fold))
+
+    def whole(self) -> Rows:
+        """Return all rows that the site has for the run, as far as they may leave it in sums."""
+        split = self.splits[-1]
+        return self._told(self._rows(torch.cat([split.train, split.validation, split.test])))
+
+    def _rows(self, rows: Tensor) -> Rows:
+        covariates, groups = (None if one is None else one[rows] for one in (self.covariates, self.groups))
+        return Rows(self.samples.inputs[rows], self.samples.labels[rows], covariates, groups)
+
+    def _told(self, rows: Rows) -> Rows:
+        rows = rows.of_at_least(self.fewest)
         if isinstance(rows.inputs, Tensor) and len(rows.inputs) and (too_few := self._too_few()) is not None:
             return replace(rows, inputs=rows.inputs.masked_fill(too_few, math.nan))
         return rows

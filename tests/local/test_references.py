@@ -201,13 +201,17 @@ def test_sums_of_sites_lead_to_the_model_of_all_rows_together(task: TaskSpec) ->
     score = StandardScaler().fit_transform(inputs) @ [2.0, 3, -1, 1, 0.5, 0] + draw.normal(size=150) / 2
     labels = score if isinstance(task, Regression) else np.digitize(score, [-1, 1][: task.outputs - 1])
     rows, known = torch.tensor(inputs), torch.tensor(labels)
-    totals: list[dict[str, Tensor]] = []
-    for _ in linear.stages(task, 6):
-        at = linear.weights(task, 6, totals)
-        parts = [linear.sums(task, rows[half], known[half], at) for half in (slice(0, 40), slice(40, 150))]
+    totals, shape = list[dict[str, Tensor]](), (linear.lines(task), 7)
+    at = torch.zeros(shape, dtype=torch.float64)
+    for number in range(1 if isinstance(task, Regression) else linear.ROUNDS):
+        curved = number < linear.CURVED
+        halves = (slice(0, 40), slice(40, 150))
+        parts = [linear.sums(task, rows[half], known[half], at, curved=curved) for half in halves]
         assert not any(linear.contradiction(task, part, count) for part, count in zip(parts, (40, 110), strict=True))
         totals.append({name: parts[0][name] + parts[1][name] for name in parts[0]})
-    given = linear.outputs(task, rows, linear.weights(task, 6, totals))
+        variance = linear.variances(linear.square(totals[0]["curvature"]), 7)
+        at = linear.descend(task, totals, variance).at.reshape(shape)
+    given = linear.outputs(task, rows, at)
     model = sklearn_model(task).fit(inputs, labels)
     if isinstance(task, Regression):
         assert np.abs(given[:, 0].numpy() - model.predict(inputs)).max() < 1e-6
@@ -341,7 +345,7 @@ def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: 
         found, scores = references[name], np.concatenate(parts)
         assert found["samples"] == len(known) == 97
         if task == "regression":
-            assert found["values"]["mae"] == pytest.approx(mean_absolute_error(known, scores), rel=1e-5)
+            assert found["values"]["mae"] == pytest.approx(mean_absolute_error(known, scores), rel=1e-4)
         else:
             loss = -np.log(scores[np.arange(len(known)), known]).mean()
             assert found["values"]["loss"] == pytest.approx(loss, abs=1e-4)

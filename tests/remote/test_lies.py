@@ -354,6 +354,7 @@ def sums_lies(spec: RunSpec, stage: str, values: torch.Tensor) -> Iterator[tuple
     if stage.startswith("linear"):
         yield "a slope beyond its loss", put(values, (1, 1e9))
         yield "no loss", put(values, (0, 0.0))
+    if stage == "linear-1":
         yield "a curvature of more rows", put(values, (1 + weights_of(spec), 1e9))
         yield "a curvature beyond its diagonal", put(values, (2 + weights_of(spec), 1e9))
     if stage == OWN:

@@ -78,10 +78,12 @@ def solved(spec: RunSpec, rows: dict[str, Rows], fewest: int = 1) -> tuple[Coeff
     """The pooled coefficients, and those of each site: what an aggregator makes of all sites' sums."""
     preparing, totals = Preparing(spec), dict[str, Tensor]()
     for stage in preparing.stages:
-        flags = {"kept": True, "tells": True}
-        sent = {site: preparing.contribution(stage, totals, own, None, fewest, **flags) for site, own in rows.items()}
+        sent = {
+            site: preparing.contribution(stage, totals, own, None, fewest, tells=True) for site, own in rows.items()
+        }
         totals[stage] = reduce(add, sent.values())
-    own = preparing.solving.told({site: vector for site, vector in sent.items() if stage == OWN})
+        if stage == OWN:
+            own = preparing.solving.told(sent)
     found = preparing.coefficients(totals)
     assert found is not None
     return found, own
@@ -185,8 +187,9 @@ def test_a_loss_that_no_rows_have_leads_to_no_coefficients() -> None:
     spec, found = spec_of("two classes"), tables("two classes")
     honest = Solving.sums
 
-    def lying(self: Solving, *given: Any, **named: Any) -> dict[str, Tensor]:
-        return honest(self, *given, **named) | {"free-loss": torch.tensor(1e219, dtype=torch.float64)}
+    def lying(self: Solving, stage: str, *given: Any) -> dict[str, Tensor]:
+        told = honest(self, stage, *given)
+        return told | ({"loss": torch.tensor(1e219, dtype=torch.float64)} if stage.startswith("unpenalised") else {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Solving, "sums", lying)
@@ -305,12 +308,10 @@ def test_a_site_tells_nothing_of_its_own_rows_where_its_policy_does_not_let_it()
     preparing, totals = Preparing(spec), dict[str, Tensor]()
     rows = rows_of("numbers", tables("numbers")["alpha"])
     for stage in preparing.stages:
-        totals[stage] = preparing.contribution(stage, totals, rows, None, 1, kept=True, tells=False)
+        totals[stage] = preparing.contribution(stage, totals, rows, None, 1, tells=False)
     assert preparing.solving.told({"alpha": totals[OWN]}) == {}
     assert totals[OWN][0] == 640
-    joined = preparing.joined(
-        OWN, [preparing.contribution(OWN, totals, rows, None, 1, kept=True, tells=True)[None]] * 2
-    )
+    joined = preparing.joined(OWN, [preparing.contribution(OWN, totals, rows, None, 1, tells=True)[None]] * 2)
     assert joined[0, 0] == 1280
     assert not joined[0, 1:].any()  # a region passes on no site's
 

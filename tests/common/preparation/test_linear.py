@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.preparation import Preparing, Rows, in_memory, linear
+from rankdad.common.spec.tasks import TaskSpec
 from tests.conftest import run_spec
 
 LINEAR = {"name": "holdout", "references": ["linear"]}
@@ -69,7 +70,7 @@ def test_what_no_rows_add_up_to_is_named() -> None:
     ):
         wild = sums.clone()
         wild[place] = value
-        assert str(preparing.check("linear-1", wild, 30)).startswith(said)
+        assert str(preparing.check("linear-1", wild, 30, 30)).startswith(said)
     assert preparing.check("linear-1", sums, 30) is None
     numbers = Preparing(run_spec(task=TASKS[-1], evaluation=LINEAR))
     rows = honest_rows(TASKS[-1], 30, 1)
@@ -79,7 +80,7 @@ def test_what_no_rows_add_up_to_is_named() -> None:
     most = float(2 * sums[0] * sums[curvature + 7]) ** 0.5  # by Cauchy and Schwarz
     for part in (0.99, -0.99, 1.01, -1.01):
         sums[2] = part * most
-        assert (numbers.check("linear-1", sums, 30) is None) == (abs(part) < 1)
+        assert (numbers.check("linear-1", sums, 30, 30) is None) == (abs(part) < 1)
 
 
 def leading_to(weights: Tensor) -> dict[str, Tensor]:
@@ -90,12 +91,18 @@ def leading_to(weights: Tensor) -> dict[str, Tensor]:
     return {"loss": torch.zeros(()).double(), "slope": slope, "curvature": curvature[places]}
 
 
+def descended(task: TaskSpec, totals: list[linear.Sums]) -> Tensor:
+    """Return where the next round is taken, of two classes and six inputs."""
+    curvature = totals[0]["curvature"] if totals else torch.zeros(28, dtype=torch.float64)
+    return linear.descend(task, totals, linear.variances(linear.square(curvature), 7)).at.reshape(1, 7)
+
+
 def test_an_aggregator_that_chooses_the_weights_reads_no_single_row_off_the_curvature() -> None:
     spec = run_spec(task=TASKS[0], evaluation=LINEAR)
     task, rows, read = spec.task, honest_rows(TASKS[0], 200, 1), dict.fromkeys((1, 8), 0)
     for seed in range(40):
         wanted = 2000 * torch.from_numpy(np.random.default_rng(seed).normal(size=7))
-        at = linear.weights(task, 6, [leading_to(wanted)])
+        at = descended(task, [leading_to(wanted)])
         assert torch.allclose(at[0], wanted), "what is sent decides where sums are taken"
         for fewest in read:
             found = linear.sums(task, in_memory(rows.inputs), rows.labels, at, fewest)["curvature"][:7]
@@ -128,8 +135,8 @@ def test_where_few_rows_are_left_behind_sums_the_model_keeps_what_more_have_taug
     labels = (in_memory(rows.inputs)[:, 0] > 0).long()
     totals: list[linear.Sums] = []
     for _ in range(linear.ROUNDS):
-        at = linear.weights(spec.task, 6, totals)
+        at = descended(spec.task, totals)
         totals.append(linear.sums(spec.task, 3 * in_memory(rows.inputs), labels, at, 25))
     assert any(float(total["loss"]) > 1e200 for total in totals)
-    outputs = linear.outputs(spec.task, 3 * in_memory(rows.inputs), linear.weights(spec.task, 6, totals))
+    outputs = linear.outputs(spec.task, 3 * in_memory(rows.inputs), descended(spec.task, totals))
     assert (outputs.argmax(1) == labels).double().mean() > 0.9
