@@ -19,7 +19,7 @@ Fit = Mapping[str, Any]
 
 
 def coefficient_table(run: RunResults) -> NumberTable | None:
-    """Return the coefficients of all sites' training rows; None where the model has none."""
+    """Return the coefficients of all sites' rows; None where the model has none."""
     fit: Fit = run.summary.coefficients.get("pooled", {})
     rows = fit.get("coefficients", ())[:MAX_ROWS]
     if not rows:

@@ -132,8 +132,8 @@ def extent(run: RunResults) -> str:
 
 def summed(run: RunResults) -> str:
     """Return what an exact solution has sent in place of steps."""
-    rounds = len(linear.stages(run.spec.task, 1)) * run.spec.models
-    return f"no steps; sums of products in {count(rounds, 'round')}"
+    rounds = len(linear.stages(run.spec.task, math.prod(run.spec.data.shape)))
+    return f"no steps; sums in at most {count(rounds, 'round')}"
 
 
 def solver(run: RunResults) -> str:
