@@ -44,7 +44,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     Raises:
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
-    data = _evaluated(policy, _without_rare(policy, spec, data), spec.group_noun)
+    data = _evaluated(policy, usual(policy, spec, data), spec.group_noun)
     tested = _tested(spec)
     solver, steps = spec.solver, spec.solver == "steps"
     if not steps:
@@ -195,7 +195,7 @@ def _equations(spec: RunSpec, data: SiteData) -> int:
     return tests + (spec.models if spec.candidates else 0)
 
 
-def _without_rare(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
+def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     """Return the data with rare values moved to usual ones."""
     inputs, least = data.samples.inputs, policy.min_level.count
     if least < 2 or not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():

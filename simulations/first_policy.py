@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.policy import Policy
-from rankdad.local.admission import linear_sets
+from rankdad.local.admission import linear_sets, usual
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.spec import SimulationFile
@@ -21,15 +21,27 @@ def policy_lines(file: SimulationFile) -> dict[str, int | None]:
     Args:
         file: run and simulation; data that cannot be read need no lines, since nothing will run.
     """
+    lines: dict[str, int | None] = {}
+    while more := _lines(file, _with(file.simulation.policy, lines)):  # of smaller parts others are needed
+        lines |= more
+    return lines
+
+
+def _with(policy: Policy, lines: Mapping[str, int | None]) -> Policy:
+    return Policy.model_validate({**policy.model_dump(), **lines})
+
+
+def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:
+    """Return the lines that a policy still lacks."""
     if file.run.solver == "steps":
         return {}
+    file = file.model_copy(update={"simulation": file.simulation.model_copy(update={"policy": policy})})
     try:
         with TemporaryDirectory() as folder:
             data = dealt_data(with_columns(file), Path(folder))
-            known = [linear_sets(file.run, site) for site in data.values()]
+            known = [linear_sets(file.run, usual(policy, file.run, site)) for site in data.values()]
     except UserError:
         return {}
-    policy, columns = file.simulation.policy, math.prod(file.run.data.shape) + 1
     lines: dict[str, int | None] = {}
     people = [people for one in known for people, _ in one.told.values()]
     if people and min(people) < policy.min_rows:
@@ -37,10 +49,10 @@ def policy_lines(file: SimulationFile) -> dict[str, int | None]:
     apart = min((one.apart for one in known if one.told), default=policy.min_level.count)
     if apart < policy.min_level.count:
         lines["min_level"] = max(1, apart)
+    columns, rows_per_rank = math.prod(file.run.data.shape) + 1, policy.rows_per_rank
     for one in known:
-        for rows_per_rank in range(policy.rows_per_rank or 0, 0, -1):
-            if one.told and not _lets_out(policy.model_copy(update=lines), columns, one.told):
-                lines["rows_per_rank"] = rows_per_rank - 1 or None
+        while one.told and not _lets_out(_with(policy, lines), columns, one.told):
+            lines["rows_per_rank"] = rows_per_rank = (rows_per_rank or 0) - 1 or None
     return lines
 
 
