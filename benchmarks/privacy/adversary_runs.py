@@ -76,6 +76,7 @@ class Run:
         totals: what all sites' sums came to, by stage: float64 [folds, …].
         data: of the site, as it was admitted: the truth.
         fewest: patients of a part, as the policy says.
+        gaps: bool [samples, columns], which values the site does not have, and so cannot tell.
     """
 
     spec: RunSpec
@@ -83,6 +84,7 @@ class Run:
     totals: Mapping[str, Tensor]
     data: Watched
     fewest: int
+    gaps: Tensor
 
     def patients(self, rows: Tensor) -> frozenset[str]:
         """Return the patients of some rows."""
@@ -137,8 +139,9 @@ def attend(
         totals = dict(tree.top.state.totals)
         failed = tree.top.barrier.failed
     if failed:
-        raise trainers.failures[0] if trainers.failures else RunFailedError(VICTIM, "ended")
-    return Run(spec, tuple(heard), totals, as_admitted, policy.min_rows)
+        raise trainers.failures[0] if trainers.failures else RunFailedError(VICTIM, "it ended", code="error")
+    assert isinstance(own.samples.inputs, Tensor)
+    return Run(spec, tuple(heard), totals, as_admitted, policy.min_rows, own.samples.inputs.isnan())
 
 
 def _overheard(

@@ -50,7 +50,7 @@ class Hospital:
         few = {name: int(rng.integers(1, 6)) for name in ("IV", "V", "east", "old", "gap")}
         for number in range(count):
             self.came += 1
-            row = {
+            row: dict[str, Any] = {
                 "id": f"P{self.came}",
                 "age": int(rng.integers(20, 80)),
                 "pressure": round(float(rng.normal(130, 20)), 1),
@@ -72,7 +72,7 @@ class Hospital:
             ):
                 if rng.random() < few[name] / count:
                     row[column] = value
-            self.rows[row["id"]] = row
+            self.rows[str(row["id"])] = row
         self.write()
 
     def correct(self, count: int) -> None:
@@ -111,7 +111,8 @@ def ask(rng: np.random.Generator, weights: Path) -> RunSpec:
     def one(*choices: Any) -> Any:
         return choices[int(rng.integers(len(choices)))]
 
-    data = _data(rng)
+    solver = one("exact", "auto", "steps", "steps", "steps", "steps", "steps")
+    data = _data(rng, few=solver != "steps")
     label = one("rankin", "rankin", "rankin", "grade", "score")
     task: dict[str, Any] = {"name": "classification", "classes": 2}
     if label == "rankin":
@@ -132,10 +133,9 @@ def ask(rng: np.random.Generator, weights: Path) -> RunSpec:
             evaluation["repeats"] = one(1, 1, 2, 3)
     elif evaluation["name"] == "leave-one-site-out":
         sites.append(THIRD)
-    solver = one("exact", "auto", "steps", "steps", "steps")
     model = {"name": "linear"} if solver != "steps" else one({"name": "linear"}, {"name": "mlp", "hidden": [one(2, 3)]})
     references = ("linear",) if evaluation["name"] == "leave-one-site-out" else ("local", "linear", "site")
-    evaluation["references"] = [name for name in references if rng.random() < 0.15]
+    evaluation["references"] = [name for name in references if rng.random() < 0.08]
     document = {
         "name": "asked",
         "seed": one(0, 0, 1),
@@ -150,7 +150,9 @@ def ask(rng: np.random.Generator, weights: Path) -> RunSpec:
             "batch_size": one(8, 12, 16, 16, 32, 200),
             "batches": one("even", "full"),
             "optimizer": one(
-                {"name": "sgd", "lr": 1e-12}, {"name": "sgd", "lr": 0.1}, {"name": "sgd", "lr": 10.0},
+                {"name": "sgd", "lr": 1e-12},
+                {"name": "sgd", "lr": 0.1},
+                {"name": "sgd", "lr": 10.0},
                 {"name": "adam", "lr": 0.01},
             ),
             "validation": one(0.0, 0.15, 0.2, 0.5),
@@ -169,17 +171,17 @@ def ask(rng: np.random.Generator, weights: Path) -> RunSpec:
     return spec
 
 
-def _data(rng: np.random.Generator) -> dict[str, Any]:
-    """Return what is read of the tables."""
-    inputs = [name for name in (*NUMBERS, *LEVELS) if rng.random() < 0.7] or ["age"]
+def _data(rng: np.random.Generator, *, few: bool) -> dict[str, Any]:
+    """Return what is read of the tables; few columns where products of all of them are asked for."""
+    inputs = [name for name in (*NUMBERS, *LEVELS) if rng.random() < (0.3 if few else 0.7)] or ["age"]
     data: dict[str, Any] = {
         "reader": "csv",
         "file": FILES,
         "key": "id",
         "categorical": {name: list(levels) for name, levels in LEVELS.items() if name in inputs},
-        "missing": str(rng.choice(["impute", "impute", "impute", "drop"])),
+        "missing": str(rng.choice(["impute"] * 6 + ["drop"])),
     }
-    if rng.random() < 0.2:
+    if rng.random() < 0.1:
         data |= {"covariates": MORE, "missing": "drop"}
         inputs.append("marker")
     if "stage" in inputs and rng.random() < 0.3:

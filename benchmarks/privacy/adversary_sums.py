@@ -88,6 +88,7 @@ def sums_of(run: Run, number: int) -> Iterator[Sum]:
     last = run.data.splits[-1]
     yield Sum("rows", run.patients(torch.cat([last.train, last.validation, last.test])), number)
     steps: dict[int, int] = defaultdict(int)
+    about: Hashable
     for heard in run.heard:
         if isinstance(heard.body, Sums) and heard.body.stage == "linear-1":
             for fold, split in enumerate(run.data.splits):
