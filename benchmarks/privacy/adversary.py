@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.privacy.adversary_runs import Run, attend
+from benchmarks.privacy.adversary_runs import SECRET, Run, attend
 from benchmarks.privacy.adversary_specs import OTHER, THIRD, VICTIM, Hospital, ask
 from benchmarks.privacy.adversary_sums import (
     Finding,
@@ -149,7 +149,7 @@ def _change(hospital: Hospital, rng: np.random.Generator, home: Path, *, kept: b
     if what < 0.12:
         patient = str(rng.choice(sorted(hospital.rows)))
         if kept:
-            DisclosureLog(home / "privacy", VICTIM).withdraw([patient])
+            DisclosureLog(home / "privacy", VICTIM, SECRET).withdraw([patient])
         if not kept or rng.random() < 0.5:
             del hospital.rows[patient]
             hospital.write()

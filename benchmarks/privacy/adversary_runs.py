@@ -17,6 +17,7 @@ from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.metrics import Tally
 from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Body, Evaluation, Step
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -28,6 +29,8 @@ from rankdad.local.privacy.dealing import dealing_of
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import Said, Trainers, carry
 from rankdad.simulations.tree import Tree
+
+SECRET = Secret(b"known to the attacked site alone")  # of the attacked site, the same so that runs can be repeated
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +126,7 @@ def attend(
     policies[VICTIM] = policy
     policy.check(spec.at(VICTIM), plan)
     for index, site in enumerate(plan.sites):
-        dealing = dealing_of(home / "privacy", VICTIM, policy, spec, name) if site == VICTIM else None
+        dealing = dealing_of(home / "privacy", VICTIM, policy, spec, name, SECRET) if site == VICTIM else None
         data[site] = read_site(spec, folders[site], index, dealing=dealing)
     own = data[VICTIM]
     watched = Watched(**{one.name: getattr(own, one.name) for one in fields(SiteData)})
