@@ -1,6 +1,6 @@
 """`python -m benchmarks adversary`: random runs against one site, and what their sums come to beside each other.
 
-The aggregator keeps all that it receives in sequences of up to six runs. See docs/security.md for what is found.
+The aggregator keeps all that it receives in sequences of up to six runs.
 """
 
 from __future__ import annotations

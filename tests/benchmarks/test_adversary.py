@@ -24,7 +24,7 @@ def asked(tmp_path: Path, policy: Policy, patients: int, other: int, *changes: d
     folders = {name: tmp_path / name / "data" for name in (VICTIM, OTHER)}
     for number, (name, count) in enumerate(((VICTIM, patients), (OTHER, other))):
         Hospital(folders[name], np.random.default_rng(number), gaps=False).admit(count)
-    data = {"reader": "csv", "file": FILES, "key": "id", "features": ["age", "pressure", "sex"]}
+    data: dict[str, Any] = {"reader": "csv", "file": FILES, "key": "id", "features": ["age", "pressure", "sex"]}
     data |= {"categorical": {"sex": LEVELS["sex"]}, "label": "rankin", "values": ["no", "yes"], "positive": "> 2"}
     alike = {"task": ONE, "model": {"name": "linear"}, "data": data, "federation": {"sites": [VICTIM, OTHER]}}
     specs = [run_spec(**alike | own) for own in changes]
