@@ -303,6 +303,32 @@ def fed_heart(
         raise UserError("the mean accuracy of the centres is too low: see the tables above", code="promise-missed")
 
 
+@app.command()
+def adversary(
+    runs: Annotated[int, typer.Option(help="That are asked for, refused ones included.", min=1)] = 1000,
+    seconds: Annotated[float, typer.Option(help="At most; the sequence that is under way is finished.")] = 2400,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.", min=0)] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Move what few patients of a part have, too.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Attack a site without rules: single patients are found.")] = False,
+) -> None:
+    """Ask one site for random runs, and look for sets below a part in all that leaves it: forty minutes.
+
+    Two minutes, as a first look: --seconds 120.
+    """
+    from rich.console import Console
+
+    from benchmarks.privacy.adversary import OFF, RULES, STRICT, bench_adversary, held
+
+    if strict and off:
+        raise typer.BadParameter("goes with rules, not with --off", param_hint="--strict")
+    policy = OFF if off else STRICT if strict else RULES
+    if not held(policy, bench_adversary(policy, runs, seconds, seed, Console(width=110))):
+        raise UserError(
+            "single patients were not found without rules" if off else "rules were got round: see the tables above",
+            code="promise-missed",
+        )
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

@@ -1,0 +1,1 @@
+"""What is tried against a site's disclosure control."""

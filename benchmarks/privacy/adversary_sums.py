@@ -1,0 +1,243 @@
+"""What an aggregator makes of what it has received: sums over sets of patients, added and subtracted.
+
+Everything is searched that the aggregator could search: it knows how many patients each sum is of, and which sums are
+of the same function of a patient. Who is in a set is the truth: it serves to tell whether a combination is a sum over
+a set, and over how many.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.privacy.adversary_runs import Run, gradients, tallies
+from rankdad.common.metrics import parts
+from rankdad.common.preparation import Preparing
+from rankdad.common.preparation.layout import input_names
+from rankdad.common.protocol.messages import Evaluation, Step, Sums
+from rankdad.common.spec.data import TableData
+
+MOST_SETS = 400  # that are subtracted from each other, the smallest ones first
+SAMPLED = 20_000  # combinations of four sums whose parts are no sets
+RARE = 2  # patients that a level of a part has at most where it tells of them
+Array = NDArray[np.float32]
+Patients = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum that was received.
+
+    Args:
+        about: of which function of a patient it is.
+        behind: whose: the truth.
+        run: number of the run.
+        batch: whether these are a batch.
+    """
+
+    about: Hashable
+    behind: Patients
+    run: int
+    batch: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A set of patients about whom something is known by itself.
+
+    Args:
+        source: what told it.
+        patients: who they are.
+        where: the run's model, batches and rounds.
+        level: that they have in common; None of all of a set.
+    """
+
+    source: str
+    patients: Patients
+    where: str = ""
+    level: str | None = None
+
+
+def where(run: Run) -> str:
+    """Return by what yields are told apart."""
+    training = run.spec.training
+    model = getattr(run.spec.model, "hidden", None)
+    if run.spec.solver == "exact":
+        return "linear, solved exactly"
+    return f"{'linear' if model is None else 'mlp'}, batches of {training.batch_size}, epochs {training.epochs}"
+
+
+def sums_of(run: Run, number: int) -> Iterator[Sum]:
+    """Yield the sums that a run's messages hold.
+
+    Args:
+        run: the run.
+        number: of the run in its sequence.
+    """
+    names, label = tuple(input_names(run.spec)), label_of(run)
+    preparing = Preparing(run.spec)
+    for split in run.data.splits:
+        for rows in (split.train, split.validation, split.test):
+            yield Sum("rows", run.patients(rows), number)
+    last = run.data.splits[-1]
+    yield Sum("rows", run.patients(torch.cat([last.train, last.validation, last.test])), number)
+    steps: dict[int, int] = defaultdict(int)
+    about: Hashable
+    for heard in run.heard:
+        if isinstance(heard.body, Sums) and heard.body.stage == "linear-1":
+            for fold, split in enumerate(run.data.splits):
+                if heard.body.values[fold].any():
+                    about = ("products", names, label, _prepared(preparing, run, fold))
+                    yield Sum(about, run.patients(split.train), number)
+        if isinstance(heard.body, Step):
+            batches, place = run.batches(heard.fold), steps[heard.fold]
+            steps[heard.fold] += 1
+            if place >= len(batches) or run.spec.preparation.standardise == "site":
+                continue
+            rows = batches[place]
+            fit = _prepared(preparing, run, heard.fold)
+            about = ("gradient", run.spec.model.name, names, label, fit, heard.weights)
+            yield Sum(about, run.patients(rows), number, len(rows) < len(run.data.splits[heard.fold].train))
+
+
+def label_of(run: Run) -> tuple[object, ...]:
+    """Return what a label is, as far as two runs may say otherwise."""
+    data = run.spec.data
+    assert isinstance(data, TableData)
+    return data.targets, data.values, data.positive
+
+
+def _prepared(preparing: Preparing, run: Run, fold: int) -> Hashable:
+    """Return by what inputs are prepared, so that sums of what is prepared otherwise are not taken together."""
+    totals = {name: values[fold] for name, values in run.totals.items() if not name.startswith("linear")}
+    fit = preparing.fit({name: values for name, values in totals.items() if name in preparing.stages})
+    kept = (fit.mean, fit.scale, fit.fill, fit.class_weights)
+    numbers = [None if one is None else tuple(one.double().round(decimals=6).tolist()) for one in kept]
+    return (*numbers, round(fit.target_mean, 6), round(fit.target_scale, 6), str(run.spec.preparation))
+
+
+def subtracted(sums: Sequence[Sum], rng: np.random.Generator) -> list[Patients]:
+    """Return the sets that sums of one function come to, added and subtracted; the smallest ones first.
+
+    Sets that lie in others are subtracted from them, and what comes of that once more: up to four sums. Of others that
+    overlap four are drawn at random.
+    """
+    people = sorted(frozenset[str]().union(*(one.behind for one in sums)))
+    at = {patient: place for place, patient in enumerate(people)}
+    first = _matrix({one.behind for one in sums if one.behind}, at)
+    found = first
+    for _ in range(2):
+        sizes = found.sum(1)
+        inside = (found @ found.T == sizes[:, None]) & (sizes[:, None] < sizes)  # of each, whether it lies in another
+        small, large = np.nonzero(inside)
+        found = np.unique(np.concatenate([found, found[large] - found[small]]), axis=0)
+        found = found[np.argsort(found.sum(1), kind="stable")][:MOST_SETS]
+    if len(first) >= 4:
+        drawn = rng.integers(len(first), size=(SAMPLED, 4))
+        total = first.sum(1)[drawn] @ np.array([1, 1, -1, -1], np.float32)
+        drawn = drawn[(total > 0) & (total <= total.clip(0).mean())]
+        mixed = first[drawn[:, 0]] + first[drawn[:, 1]] - first[drawn[:, 2]] - first[drawn[:, 3]]
+        mixed = mixed[((mixed == 0) | (mixed == 1)).all(1)]
+        found = np.unique(np.concatenate([found, mixed]), axis=0)
+    return sorted((frozenset(people[place] for place in row.nonzero()[0]) for row in found), key=len)
+
+
+def _matrix(sets: set[Patients], at: Mapping[str, int]) -> Array:
+    found = np.zeros((len(sets), len(at)), np.float32)
+    for row, own in enumerate(sets):
+        found[row, [at[patient] for patient in own]] = 1
+    return found
+
+
+def atoms(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable]]:
+    """Return the smallest sets of which all of these are unions: no integer combination tells of fewer."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for number, own in enumerate(sets):
+        for one in own:
+            members[one].append(number)
+    found: dict[tuple[int, ...], set[Hashable]] = defaultdict(set)
+    for one, numbers in members.items():
+        found[tuple(numbers)].add(one)
+    return [frozenset(own) for own in found.values()]
+
+
+def sets_of(run: Run) -> list[Tensor]:
+    """Return the rows of all sets over which a run sums up anything but batches."""
+    found = [rows for split in run.data.splits for rows in (split.train, split.validation, split.test)]
+    last = run.data.splits[-1]
+    return [*found, torch.cat([last.train, last.validation, last.test])]
+
+
+def channels(run: Run) -> dict[str, Tensor]:
+    """Return what a run's sums are of, by name: columns as they were admitted, and the label."""
+    inputs = run.data.samples.inputs
+    assert isinstance(inputs, Tensor)
+    label = f"label {label_of(run)}"
+    return {name: inputs[:, place] for place, name in enumerate(input_names(run.spec))} | {
+        label: run.data.samples.labels
+    }
+
+
+def is_level(name: str) -> bool:
+    """Tell whether a channel says whether a patient has a level, a class or a gap."""
+    return "=" in name or name.endswith(" is missing") or name.startswith("label")
+
+
+def rare_in(run: Run, patients: Patients) -> Iterator[tuple[str, Patients]]:
+    """Yield the levels and gaps that one or two patients of a set have, and these."""
+    rows = [row for row, key in enumerate(run.data.keys) if key in patients]
+    for name, values in channels(run).items():
+        members = values[rows]
+        if is_level(name) and not name.startswith("label"):
+            members = members == 1
+        elif members.is_floating_point() and not name.startswith("label"):
+            members = members.isnan()
+        else:
+            continue
+        if 0 < int(members.sum()) <= RARE:
+            own = members.nonzero().flatten().tolist()
+            yield name, frozenset(run.data.keys[rows[place]] for place in own)
+
+
+def told_by_cells(run: Run) -> Iterator[Finding]:
+    """Yield what cells of histograms tell: how few patients are in one."""
+    for heard in run.heard:
+        if not isinstance(heard.body, Evaluation):
+            continue
+        for tally in tallies(heard.body):
+            found = parts(run.spec.task, tally)
+            cells = torch.cat([found.scores.flatten(), found.grid.flatten()])
+            few = cells[(cells > 0) & (cells < run.fewest)]
+            if len(few):
+                fewest = int(few.min())
+                yield Finding(f"cells, {heard.body.split}", frozenset(map(str, range(fewest))), where(run))
+
+
+def told_by_ratios(run: Run) -> Iterator[Finding]:
+    """Yield the patients whose row a gradient's row is, divided by its bias's: where a unit saw them alone."""
+    if run.spec.preparation.standardise != "none":
+        return
+    inputs = run.data.samples.inputs
+    assert isinstance(inputs, Tensor)
+    steps: dict[int, int] = defaultdict(int)
+    for heard in run.heard:
+        if not isinstance(heard.body, Step):
+            continue
+        batches, place = run.batches(heard.fold), steps[heard.fold]
+        steps[heard.fold] += 1
+        matrix = gradients(heard.body)[0]
+        if place >= len(batches) or matrix.shape[1] != inputs.shape[1] + 1:
+            continue
+        rows, bias = batches[place], matrix[:, -1:]
+        own = inputs[rows].double()
+        for guess in (matrix[:, :-1] / bias)[bias.flatten().abs() > 1e-12]:
+            same = ((own - guess).abs() <= 1e-3 * own.abs().clamp(min=1)) | own.isnan()
+            hit = same.all(1).nonzero().flatten()
+            if len(hit) == 1:
+                yield Finding("rows of gradients", run.patients(rows[hit]), where(run))
