@@ -120,6 +120,9 @@ class Policy(Part):
     group: Column | None = None
     """Column that says what a person is here: a run's `data.group` has to be it. null leaves that to the run, which may
     take a patient's visits for as many patients."""
+    retain: bool = False
+    """Whether the aggregator may keep this site's contributions beyond a run's end, if all other sites say so, too.
+    false: it deletes them, and the site has a receipt."""
     strata: tuple[Column, ...] | None = None
     """Without `keyed_folds`: columns by which patients are dealt evenly to parts, as far as the run reads them as input
     or outcome; null, or where it reads none of them, by the run's outcome."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from rankdad.common import __version__
 from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
-from rankdad.common.files import owned
+from rankdad.common.files import owned, write_json
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_network, load_weights
@@ -27,6 +27,7 @@ from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.protocol.retention import FILE, Receipt
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
@@ -193,12 +194,26 @@ def run_site(
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         saved()
-        client.done()
+        keep_receipt(client.done(), policy, results)
         ranks.end()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
     _print(f"{config.name}: done {trained}; the model is in {model}")
     return result
+
+
+def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None:
+    """Keep beside a site's results what has become of its contributions, and warn where that is not what it allows."""
+    if receipt is None:
+        _log.warning("no receipt: the aggregator does not say what has become of this site's contributions")
+        return
+    if not receipt.deleted and not policy.retain:
+        _log.warning(
+            "the aggregator says that it keeps this site's contributions beyond the run's end, against its policy "
+            "(retain)"
+        )
+    with suppress(OSError):  # the run is over, and its results are written
+        write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
 
 
 def both(first: Callable[[T], object], second: Callable[[T], object]) -> Callable[[T], None]:
