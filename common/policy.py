@@ -383,6 +383,7 @@ EVERYTHING = Policy(
     accept_replica=None,
     min_sites=1,
     min_level=MinLevel(count=1),
+    retain=True,
 )  # for sites of one owner, whose data need no protection from one another
 
 

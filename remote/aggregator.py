@@ -34,7 +34,7 @@ from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
-from rankdad.remote.retention import Ending, Retention, end, ending
+from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.tracking import trackers_of
@@ -133,7 +133,7 @@ class Aggregator:
         self.run_id, self._goes_on = self.persistence.run_id, goes_on
         self.retention: Retention | None = None  # once the run is over
         try:
-            self._ending = ending(directory) if self.persistence.resumes else None
+            self._ending = ending(directory) if self.persistence.resumes and not is_whole(directory) else None
             document, self._residuals, *_ = self.persistence.load(self.state)
             self._checks.samples = document.get("samples", {})
             self._may_stay: bool = document.get("retain", False)

@@ -90,6 +90,16 @@ def retention(directory: Path) -> Retention | None:
     return validate(Retention, load_json(path), file=path) if path.exists() else None
 
 
+def is_whole(directory: Path) -> bool:
+    """Tell whether nobody's contributions to a run have been deleted, but by its own checkpoints.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    ended, known = ending(directory), retention(directory)
+    return ended is None or (ended.may_stay and (known is None or not (known.deleted or known.forgotten)))
+
+
 def end(directory: Path, ended: Ending, sites: Sequence[str]) -> Retention:
     """Write down that a run is over, then delete what may not stay. Done again after a crash, it does the rest.
 
