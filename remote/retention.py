@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -210,6 +210,36 @@ def forget(directory: Path, site: str | None) -> Retention:
     return made
 
 
+def forget_all(directory: Path, site: str | None) -> dict[str, Retention | UserError]:
+    """Delete what a site has sent to a run, or to all runs of a service that it took part in.
+
+    Args:
+        directory: of the run, or of the service.
+        site: that leaves; None is all.
+
+    Returns:
+        By run what is deleted, or why nothing is; of a service's runs without those of other sites.
+
+    Raises:
+        UserError: it is neither's directory; of a run alone, why nothing is deleted.
+    """
+    if (directory / "run.json").exists():
+        return {directory.name: forget(directory, site)}
+    runs = sorted(path.parent for path in (directory / "runs").glob("*/run.json"))
+    if not runs:
+        raise UserError(f"{directory}: holds no run", code="no-run", field="DIR", file=directory)
+    found = dict[str, Retention | UserError]()
+    for run in runs:
+        try:
+            if site is None or site in children(run):
+                found[run.name] = forget(run, site)
+        except UserError as error:
+            found[run.name] = error
+    if not found:
+        raise UserError(f"{visible(str(site), 63)}: is in no run of {directory}", code="site-unknown")
+    return found
+
+
 def _files(folder: Path) -> list[Path]:
     """Return all files that hold single sites' contributions, torn ends and what a crash has left half made too."""
     return sorted(folder.glob(f"{CONTRIBUTIONS}-*"))
@@ -283,8 +313,3 @@ def _without(path: Path, place: int) -> int:
     new.replace(path)
     _wipe(old)
     return gone
-
-
-def told(found: Mapping[str, Kept]) -> tuple[int, int]:
-    """Return how many contributions there are in all, and their bytes."""
-    return sum(one.contributions for one in found.values()), sum(one.bytes for one in found.values())
