@@ -170,12 +170,21 @@ class PolicyError(UserError):
         problem: what it asks for, what the policy allows, and which line of it would have to change.
         code: what kind of error it is.
         change: lines of the policy that refuse it, as they would let it in.
+        lets_out: what they would let out then.
     """
 
     is_public = True
 
-    def __init__(self, field: str, problem: str, *, code: str, change: Mapping[str, object] | None = None) -> None:
-        self.problem, self.change = problem, dict(change or {})
+    def __init__(
+        self,
+        field: str,
+        problem: str,
+        *,
+        code: str,
+        change: Mapping[str, object] | None = None,
+        lets_out: str = "",
+    ) -> None:
+        self.problem, self.change, self.lets_out = problem, dict(change or {}), lets_out
         super().__init__(f"{field}: {problem}", code=code, field=field)
 
 
@@ -194,7 +203,7 @@ class FewSamplesError(PolicyError):
             besides: what else refuses.
         """
         problem = error.problem + f"; {besides}" * bool(besides)
-        return cls(error.field, problem, code=code, change=error.change)
+        return cls(error.field, problem, code=code, change=error.change, lets_out=error.lets_out)
 
 
 class UnreachableError(UserError):

@@ -121,6 +121,9 @@ class Policy(Part):
     group: Column | None = None
     """Column that says what a person is here: a run's `data.group` has to be it. null leaves that to the run, which may
     take a patient's visits for as many patients."""
+    retain: bool = False
+    """Whether the aggregator may keep this site's contributions beyond a run's end, if all other sites say so, too.
+    false: it deletes them, and the site has a receipt."""
     strata: tuple[Column, ...] | None = None
     """Without `keyed_folds`: columns by which patients are dealt evenly to parts, as far as the run reads them as input
     or outcome; null, or where it reads none of them, by the run's outcome."""
@@ -331,6 +334,7 @@ class Policy(Part):
                 f"the run reads {told}, which this site's policy does not list ({line})",
                 change={line: [*listed, *others]},
                 code=code,
+                lets_out=f"what answers about these {line} add up to",
             )
 
     def _check_group(self, spec: RunSpec) -> None:
@@ -393,6 +397,7 @@ EVERYTHING = Policy(
     accept_replica=None,
     min_sites=1,
     min_level=MinLevel(count=1),
+    retain=True,
 )  # for sites of one owner, whose data need no protection from one another
 
 
@@ -435,7 +440,23 @@ def refusal(
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
     sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence, change=change, code=code)
+    return PolicyError(field, sentence, change=change, code=code, lets_out=lets_out)
+
+
+def refusals(check: Callable[[Policy], object], policy: Policy) -> list[PolicyError]:
+    """Return all refusals of a policy: each as if those before it were mended."""
+    found = list[PolicyError]()
+    while True:
+        try:
+            check(policy)
+        except PolicyError as error:
+            found.append(error)
+            mended = policy.model_copy(update=error.change)
+            if mended == policy:
+                return found
+            policy = mended
+        else:
+            return found
 
 
 def refuse_together(checks: Mapping[str, Callable[[Policy], object]], policies: Mapping[str, Policy]) -> None:
@@ -450,16 +471,9 @@ def refuse_together(checks: Mapping[str, Callable[[Policy], object]], policies: 
     """
     found = list[PolicyError]()
     for site, check in checks.items():
-        policy, changed = policies[site], True
-        while changed:  # as if each refusal were mended
-            changed = False
-            try:
-                check(policy)
-            except PolicyError as error:
-                error.site = site
-                found.append(error)
-                mended = policy.model_copy(update=error.change)
-                policy, changed = mended, mended != policy
+        for error in refusals(check, policies[site]):
+            error.site = site
+            found.append(error)
     if found:
         if len(found) > 1:
             found[0].quoted = tuple(f"{error.site}: {error}" for error in found)

@@ -40,6 +40,7 @@ class Contributions:
         prepared: returns the samples of the run's fold, or of the last one.
         tested: given every fold's outputs for its test samples.
         references: returns the outputs of the plan's references for a fold's test samples; None where there is none.
+        retain: whether the policy lets the aggregator keep what the site sends beyond the run's end.
     """
 
     def __init__(
@@ -52,12 +53,15 @@ class Contributions:
         prepared: Callable[[], Prepared],
         tested: Tested,
         references: References = lambda prepared: (),
+        *,
+        retain: bool = False,
     ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._own = spec.at(plan.sites[index])
         self._prepared, self._tested, self._references = prepared, tested, references
         self._preparing = Preparing(spec)
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
+        self._retain = retain
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
 
     def body(self, due: Due, *, counts: bool = True) -> Body:
@@ -134,6 +138,7 @@ class Contributions:
             samples=self._samples(),
             dropped=0 if self._data.parts is not None else self._data.dropped,  # a count is an answer, too
             warnings=list(self._data.warnings),
+            retain=self._retain,
         )
 
     def _sums(self, stage: str) -> Sums:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,17 @@ from rankdad.common import __version__
 from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
-from rankdad.common.files import owned
+from rankdad.common.files import owned, write_json
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_network, load_weights
+from rankdad.common.needs import Need, needs
 from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.protocol.retention import FILE, Receipt
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
@@ -193,12 +195,26 @@ def run_site(
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         saved()
-        client.done()
+        keep_receipt(client.done(), policy, results)
         ranks.end()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
     _print(f"{config.name}: done {trained}; the model is in {model}")
     return result
+
+
+def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None:
+    """Keep beside a site's results what has become of its contributions, and warn where that is not what it allows."""
+    if receipt is None:
+        _log.warning("no receipt: the aggregator does not say what has become of this site's contributions")
+        return
+    if not receipt.deleted and not policy.retain:
+        _log.warning(
+            "the aggregator says that it keeps this site's contributions beyond the run's end, against its policy "
+            "(retain)"
+        )
+    with suppress(OSError):  # the run is over, and its results are written
+        write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
 
 
 def both(first: Callable[[T], object], second: Callable[[T], object]) -> Callable[[T], None]:
@@ -236,7 +252,11 @@ def taking_part(
 
 
 def permitted(
-    config: SiteConfig, spec: RunSpec, run: str | None = None, owner: str = ""
+    config: SiteConfig,
+    spec: RunSpec,
+    run: str | None = None,
+    owner: str = "",
+    planned: Callable[[Policy, Plan], object] = lambda policy, plan: None,
 ) -> tuple[Policy, Replica, Plan]:
     """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read before.
 
@@ -245,6 +265,7 @@ def permitted(
         spec: of the run.
         run: its identity; None where nobody asks for it but the site itself, which is not counted.
         owner: who asks; the aggregator, where that is not known.
+        planned: told the policy and the plan before the run is judged.
 
     Raises:
         UserError: what keeps the site from taking part.
@@ -259,17 +280,24 @@ def permitted(
     check_memory(spec)
     model = build_network(spec, config.allow_factories).to(device)
     plan = make_plan(spec, model)
+    planned(policy, plan)
     refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
     load_weights(model, spec, None if config.weights is None else Path(config.weights))
     return policy, Replica(spec, model=model), plan
 
 
-def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunSpec, Plan, SiteData]:
+def check_site(
+    config: SiteConfig,
+    offline: RunSpec | None = None,
+    told: Callable[[Sequence[Need]], object] = lambda lines: None,
+) -> tuple[RunSpec, Plan, SiteData]:
     """Check that the site could take part in its aggregator's run: its data are read, nothing is sent.
 
     Args:
         config: the site's own file.
         offline: the run, where no aggregator is to be reached.
+        told: what the run needs of the site's policy: once, whether it is refused or not, and with what depends on the
+            site's data where these are read.
 
     Returns:
         The run, its plan, and what of the site's samples the policy admits.
@@ -284,9 +312,21 @@ def check_site(config: SiteConfig, offline: RunSpec | None = None) -> tuple[RunS
                 spec = offered_spec(config, client.run())
         else:
             spec = _own(config, offline, "this file")
-        policy, _, plan = permitted(config, spec)
-        _log.info("reads %s for the run %s", config.data, spec.name)
-        data = _data(config, spec, plan, policy)
+        own, lines = spec.at(config.name), list[Need]()
+
+        def planned(policy: Policy, plan: Plan) -> None:
+            lines[:] = needs(policy, lambda one: one.check(own, plan))
+
+        def looked(policy: Policy, plan: Plan, read: SiteData) -> None:
+            lines[:] = needs(policy, lambda one: one.check(own, plan), lambda one: admitted(one, own, plan, read))
+
+        try:
+            policy, _, plan = permitted(config, spec, planned=planned)
+            _log.info("reads %s for the run %s", config.data, spec.name)
+            data = _data(config, spec, plan, policy, looked=partial(looked, policy, plan))
+        finally:
+            if lines:
+                told(lines)
         for warning in policy.warnings(spec):
             _log.warning(warning)
     _print(
@@ -302,7 +342,13 @@ def _print(line: str) -> None:
 
 
 def _data(
-    config: SiteConfig, spec: RunSpec, plan: Plan, policy: Policy, run: str | None = None, home: Path | None = None
+    config: SiteConfig,
+    spec: RunSpec,
+    plan: Plan,
+    policy: Policy,
+    run: str | None = None,
+    home: Path | None = None,
+    looked: Callable[[SiteData], object] = lambda read: None,
 ) -> SiteData:
     """Read the site's samples, check them, and leave out what its policy does not evaluate.
 
@@ -322,6 +368,7 @@ def _data(
         output,
         dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
     )
+    looked(read)
     data = admitted(policy, spec.at(config.name), plan, read)
     if run is not None and data.parts is not None and not data.parts.kept():
         raise UserError(

@@ -136,7 +136,9 @@ def train(
     references = References(spec, data, state.run, state.site, notice)
     index = plan.sites.index(state.site)
     passes = Passes(spec, plan, data, state.run, index, ranks)
-    contributions = Contributions(spec, plan, data, state.run, index, passes.prepared, tested, references.outputs)
+    contributions = Contributions(
+        spec, plan, data, state.run, index, passes.prepared, tested, references.outputs, retain=policy.retain
+    )
     trainer = _Trainer(spec, plan, passes, contributions, state, policy, lap, notice, followed, send)
     return (yield from trainer.run(between_steps, references.advance))
 

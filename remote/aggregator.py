@@ -6,6 +6,7 @@ The replica follows the updates as every site's does. The aggregator so has the 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
+from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
 from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.tracking import trackers_of
@@ -96,6 +98,7 @@ class Aggregator:
             call `resume` first.
         name: of its region; that of the aggregator above all without it.
         run_id: of a run that begins; drawn without it.
+        goes_on: whether a run that has failed may go on, in another process; else what sites have sent is deleted then.
 
     Raises:
         UserError: the directory holds another run, or one without a ledger.
@@ -113,6 +116,7 @@ class Aggregator:
         ledger: LedgerOptions | None = None,
         name: str = TOP,
         run_id: str | None = None,
+        goes_on: bool = True,
     ) -> None:
         self.spec, self.node = spec, spec.federation.nodes[name]
         self.children = self.node.children  # who sends to it: sites, and regions that stand for theirs
@@ -126,10 +130,13 @@ class Aggregator:
         check_owner(directory, name)
         self._every = (ledger or LedgerOptions()).every
         self.persistence = Persistence(directory, self.plan, run_id or secrets.token_hex(8), ledger, owner=name)
-        self.run_id = self.persistence.run_id
+        self.run_id, self._goes_on = self.persistence.run_id, goes_on
+        self.retention: Retention | None = None  # once the run is over
         try:
+            self._ending = ending(directory) if self.persistence.resumes and not is_whole(directory) else None
             document, self._residuals, *_ = self.persistence.load(self.state)
             self._checks.samples = document.get("samples", {})
+            self._may_stay: bool = document.get("retain", False)
             self.recorder = Recorder(
                 directory,
                 spec,
@@ -137,7 +144,7 @@ class Aggregator:
                 self.children,
                 name=name,
                 again=self.persistence.resumes,
-                state=document.get("recorder"),
+                state=document.get("recorder") if self._ending is None else json.loads(self._ending.recorder),
                 run=self.run_id,
                 trackers=trackers,
             )
@@ -233,7 +240,7 @@ class Aggregator:
             return self._hear_failure(site, message.body)
         stored = self._update(message.round)
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
-            if self.plan.staleness and isinstance(message.body, Step):
+            if self.plan.staleness and isinstance(message.body, Step) and not self.ended:
                 self._take_late(site, body, message)
             if message.round == self.barrier.round - 1:
                 self._rejoin(site)
@@ -327,7 +334,29 @@ class Aggregator:
             raise HalfwayError(error) from error
         self.note_problem(AGGREGATOR, "")
         _log.debug("round %d (%s) is complete, step %d", ready.round, ready.kind.name.lower(), self.state.steps)
-        return self._answers(self._open_next(ready, update))
+        effects = self._open_next(ready, update)
+        if self.ended:
+            self._release()
+        return self._answers(effects)
+
+    def _release(self) -> None:
+        """Delete what sites have sent to a run that is over, unless every site's policy lets it stay.
+
+        Sites hear of the end after that. What the disk does not let go of is tried again when the run is taken up, or
+        the service starts.
+        """
+        directory, sites = self.recorder.directory, self.children
+        ended = Ending(
+            run=self.run_id,
+            status=self._outcome[0],  # type: ignore[arg-type]
+            may_stay=self._may_stay,
+            recorder=json.dumps(self.recorder.state()),
+        )
+        self.persistence.release()
+        try:
+            self.retention = end(directory, self._ending or ended, sites)
+        except UserError as error:
+            _log.error("%s", error)
 
     def recorded(self, site: str, round_: int) -> bytes | None:
         """Return the update of a completed round to a site; None if the round is not complete.
@@ -417,7 +446,7 @@ class Aggregator:
             return None
         self._given = {key: count for key, count in self._given.items() if key[1] == round_}
         self._given[site, round_] = self._given.get((site, round_), 0) + 1
-        if self.barrier.holds(site) or self._given[site, round_] == 1:
+        if not self.ended and (self.barrier.holds(site) or self._given[site, round_] == 1):
             self.persistence.append(Entry.RESET, round_, place, b"")
             self._reset(place, round_)
         return snapshot
@@ -436,6 +465,9 @@ class Aggregator:
             DamageError: a record that is needed is not there, or cannot be read.
         """
         ledger = self.persistence.ledger
+        if self._ending is not None:
+            self._follow_to_the_end(self._ending)
+            return
         here = (self.plan, self.node, self.barrier, self._clock, self._reset)
         for ready, record in replay(ledger, *here, lambda: self.state.left_out, self.device):
             update = self._make_again(ready, record)
@@ -443,6 +475,35 @@ class Aggregator:
             self._open_next(ready, update)
         self._has_resumed = True
         self.recorder.progress.ended.clear()  # told of before
+        if self.ended:
+            self._release()
+        self._publish()
+
+    def _follow_to_the_end(self, ended: Ending) -> None:
+        """Go through a run that is over by its updates alone: sites that were away still ask for them.
+
+        Raises:
+            UserError: the run has not come to its end, and nobody can go on with it.
+            DamageError: an update is not there, or cannot be read.
+        """
+        ledger = self.persistence.ledger
+        if ended.status != "completed" or ended.recorder == "null":
+            raise UserError(
+                f"{ledger.folder}: the run is over ({ended.status}), and what its sites had sent is deleted: nobody "
+                "can go on with it; the model of each step so far is there, by `rankdad export`",
+                code="contributions-deleted",
+            )
+        for record in ledger.records(self.barrier.round):
+            if record.entry is not Entry.UPDATE:
+                continue
+            if record.damage is not None:
+                raise record.damage
+            message = unpack(record.body, self.plan, up=False, device=self.device)
+            self.state.follow(message)
+            self.barrier.follow(record.body, self._clock(), last=message.kind is Kind.GOODBYE)
+        ledger.check_end(self.barrier.round)
+        self._outcome = ("completed", "", "", "")
+        self._release()
         self._publish()
 
     def _make_again(self, ready: Ready, record: Record) -> Update:
@@ -501,7 +562,9 @@ class Aggregator:
         body, state, fold = update.message.body, self.state, self.state.fold
         state.follow(update.message)
         if isinstance(body, Roster):
-            self._checks.meet(introduced(self.children, ready.messages).samples)
+            hello = introduced(self.children, ready.messages)
+            self._checks.meet(hello.samples)
+            self._may_stay = hello.retain
         if ready.kind is Kind.EVALUATION:
             sent = zip(ready.places, bodies(ready.messages, Evaluation), strict=True)
             self._checks.tests = {
@@ -518,14 +581,18 @@ class Aggregator:
             return
         elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % self._every == 0)):
             self._has_resumed = False
-            known = {"recorder": self.recorder.state(), "samples": self._checks.samples}
+            samples, may_stay = self._checks.samples, self._may_stay
+            known = {"recorder": self.recorder.state(), "samples": samples, "retain": may_stay}
             self.persistence.save(state, self._residuals, known)
 
     def _fail(self, failure: Failure, status: str = "failed") -> list[Effect]:
         if self.ended:
             return []
         self._outcome = (status, f"{failure.site}: {failure.reason}", failure.code, failure.field)
-        return self.barrier.fail(self._pack_failure(failure))
+        effects = self.barrier.fail(self._pack_failure(failure))
+        if not self._goes_on:
+            self._release()
+        return effects
 
     def _pack_failure(self, failure: Failure) -> bytes:
         body = failure.model_copy(update={"final": True})

@@ -4,7 +4,7 @@ POST /rounds/{site}          a contribution; 200 and the round's update, or 202 
 GET  /rounds/{site}/{round}  200 and the update, 202 as above, or 204: nothing of this site is in, so send it
 POST /rounds/{site}/{round}  a contribution to a step in buckets that may come early: 202 if it is kept until its round
                              is due, else 204; its update is asked for
-POST /rounds/{site}/done     204: the site has all that it needs of a run that has ended
+POST /rounds/{site}/done     the site has all that it needs of a run that has ended: 200 and its Receipt, or 204
 POST /snapshots/{site}       200 and the run's newest state for a site that has lost its own, or 204: there is none
 GET  /run                    the spec, and what a site compares before it reads any data
 GET  /status                 where the run stands and whom it waits for
@@ -228,7 +228,8 @@ class Routes:
         self._check_run(request)
         await read_body(request, 0, self._registry.timeouts)
         self._host.discount(site)
-        return Response(status_code=204)
+        retention = self._aggregator.retention
+        return Response(status_code=204) if retention is None else JSONResponse(retention.receipt(site).model_dump())
 
     async def snapshot(self, request: Request) -> Response:
         """Give a site the run's state."""

@@ -21,7 +21,7 @@ def introduced(children: Sequence[str], messages: Sequence[Message]) -> RegionHe
             warnings.setdefault(kind, []).extend(sites)
     samples = {site: counts for hello in hellos for site, counts in hello.samples.items()}
     dropped = {site: count for hello in hellos for site, count in hello.dropped.items()}
-    together = {"samples": samples, "dropped": dropped, "warnings": warnings}
+    together = {"samples": samples, "dropped": dropped, "warnings": warnings, "retain": all(h.retain for h in hellos)}
     return RegionHello.model_validate({**dict(hellos[0]), **together})
 
 

@@ -1,4 +1,4 @@
-"""Commands of the aggregator: `rankdad aggregator`, `export`, `report`, `compare` and `provision`."""
+"""Commands of the aggregator: `rankdad aggregator`, `export`, `report`, `compare`, `provision` and `forget`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(compare)
     app.command()(provision)
+    app.command()(forget)
     app.command()(serve)
 
 
@@ -245,3 +246,27 @@ def provision(
     if add is not None:
         typer.echo(f"a service knows {add} once it is started again with what is in {output / 'aggregator'} now")
     typer.echo(f"give every member its folder over a safe channel, and keep {output / 'ca'} to yourself")
+
+
+def forget(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a service's.")],
+    site: Annotated[str | None, typer.Argument(metavar="SITE", help="Who leaves; all without it.")] = None,
+) -> None:
+    """Delete what a site has sent to runs that are over, and say what of it stays in them."""
+    from rankdad.remote.retention import forget_all
+
+    found = forget_all(directory, site)
+    for run, outcome in found.items():
+        if isinstance(outcome, UserError):
+            typer.echo(f"{run}: nothing is deleted: {visible(str(outcome))}", err=True)
+            continue
+        names = outcome.sites if site is None else {site: outcome.receipt(site)}
+        count, size = sum(one.contributions for one in names.values()), sum(one.bytes for one in names.values())
+        whose = site or "all sites"
+        typer.echo(f"{run}: {count:,} contributions of {whose} are deleted, {size:,} bytes, {outcome.time}")
+    typer.echo(
+        "what stays: the model and every update, which were made from sums with these contributions in them; "
+        "summary.json, the tables and the report, with figures by site; what backups and other members have"
+    )
+    if any(isinstance(outcome, UserError) for outcome in found.values()):
+        raise typer.Exit(1)

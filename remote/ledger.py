@@ -150,6 +150,12 @@ class Ledger:
         if retention is Retention.TAIL:
             self._remove(self._updates, before)
 
+    def release(self) -> None:
+        """Close the files of contributions: the run is over, and nobody sends any more."""
+        for journal in self._contributions.values():
+            journal.close()
+        self._contributions = {}
+
     def unlock(self) -> None:
         """Let other processes write until `relock`."""
         for journal in self._journals():

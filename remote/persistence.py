@@ -155,6 +155,11 @@ class Persistence:
         """Return the newest checkpoint for a site that has lost its own; None if there is none."""
         return self._checkpoints.snapshot() if self._ledger else None
 
+    def release(self) -> None:
+        """Close the files of contributions: the run is over, and nobody sends any more."""
+        if self._ledger:
+            self._ledger.release()
+
     def unlock(self) -> None:
         """Let another process go on with the run until `relock`."""
         if self._ledger:

@@ -249,6 +249,11 @@ class Barrier:
         self.state = BarrierState.ENDED if last else BarrierState.COLLECTING
         return [Answer(self._sites, update)]
 
+    def follow(self, update: bytes, now: float, *, last: bool) -> None:
+        """Go on to the next round by the update alone: what it was made from is not there any more."""
+        self.state = BarrierState.AGGREGATING
+        self.complete(update, now, last=last)
+
     def fail(self, update: bytes) -> list[Effect]:
         """End the run with a failure, which answers every site from now on."""
         if self.state is BarrierState.ENDED:

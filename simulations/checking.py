@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from rankdad.common.errors import counted, visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.wire import projections_wire
+from rankdad.common.needs import Need
 from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
@@ -32,6 +34,7 @@ from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import footprint
 
+MAX_NAMES, MAX_CELL = 5, 400  # names of files or columns in a cell, characters
 PROJECTED = "a pair of random projections of every matrix"  # for a factored second moment
 
 
@@ -103,6 +106,23 @@ def show_levels(spec: RunSpec, plan: Plan, console: Console) -> None:
         counts = (str(level + 1), str(len(here)), str(max(len(node.children) for node in here)))
         table.add_row(*counts, f"{max(taken):,}", f"{given:,}", f"{sizes['region']:,}" if level else "–")
     console.print(table)
+
+
+def show_needs(lines: Sequence[Need], console: Console) -> None:
+    """Print every line of a site's policy that a run needs, what each lets out, and which this site refuses."""
+    table = Table("policy", "the run needs", "here", "for", "lets out", "")
+    for one in lines:
+        values = (_listed(one.needed), _listed(one.here))
+        told = (one.line, *values, one.field, one.lets_out, f"refused ({one.code})" if one.refused else "ok")
+        table.add_row(*(Text(visible(text, MAX_CELL)) for text in told))
+    console.print(table)
+
+
+def _listed(value: object) -> str:
+    """Return a line's value as a policy has it; of many names the first."""
+    if isinstance(value, list | tuple) and len(value) > MAX_NAMES:
+        return f"{', '.join(map(str, value[:MAX_NAMES]))} and {len(value) - MAX_NAMES:,} more"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else json.dumps(value)
 
 
 def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, console: Console) -> None:

@@ -266,7 +266,7 @@ def check(
     from rankdad.common.protocol.plan import make_plan
     from rankdad.common.run.replica import Replica
     from rankdad.common.spec import RunSpec
-    from rankdad.simulations.checking import check_policy, show_contribution, show_plan
+    from rankdad.simulations.checking import check_policy, show_contribution, show_needs, show_plan
     from rankdad.simulations.dealing import dealt_data, told_of_identifiers
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
@@ -286,14 +286,15 @@ def check(
         if offline is not None:
             run = RunSpec.read(offline)
             try:
-                show_contribution(config.name, *check_site(config, run), _wide_console())
+                lines = partial(show_needs, console=_wide_console())
+                show_contribution(config.name, *check_site(config, run, lines), _wide_console())
             except UserError as error:
                 end_with(error)
                 raise typer.Exit(1) from None
             return
         config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
         try:
-            check_site(config)
+            check_site(config, told=partial(show_needs, console=_wide_console()))
         except RefusedError as error:
             if error.status != NOT_FOUND:
                 raise

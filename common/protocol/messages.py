@@ -144,7 +144,8 @@ class Control(BaseModel):
 class Hello(Control):
     """A site introduces itself: what must be equal everywhere, and how many samples it has.
 
-    `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out.
+    `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
+    whether the site's policy lets the aggregator keep what the site sends beyond the run's end.
     """
 
     version: Name
@@ -154,12 +155,13 @@ class Hello(Control):
     samples: Annotated[Counts, *SAMPLES]
     dropped: Count
     warnings: Annotated[list[DataWarning], Field(max_length=10)]
+    retain: bool = False
 
 
 class RegionHello(Control):
     """A region introduces its sites: what must be equal everywhere, and the samples of each, as in `Hello`.
 
-    `dropped` rows are by site, `warnings` are the sites by what is odd about their data.
+    `dropped` rows are by site, `warnings` are the sites by what is odd about their data. `retain` holds for all sites.
     """
 
     version: Name
@@ -169,6 +171,7 @@ class RegionHello(Control):
     samples: dict[Name, Annotated[Counts, *SAMPLES]]
     dropped: dict[Name, Count]
     warnings: dict[DataWarning, list[Name]]
+    retain: bool = False
 
 
 class Roster(Control):

@@ -16,6 +16,7 @@ from pathlib import Path
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.files import make_folder, owned
 from rankdad.common.logs import LogOptions
+from rankdad.common.policy import Policy
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
 from rankdad.local.agent.processes import (
     MAX_DELAY,
@@ -31,6 +32,7 @@ from rankdad.local.agent.processes import (
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
+from rankdad.local.site import keep_receipt
 
 LOOK = 0.5  # seconds between two looks at decisions of the site's people
 MAX_CONSIDERED, MAX_TRAINED = 2, 100  # runs at once: a service may offer thousands
@@ -151,10 +153,14 @@ class Agent:
             self._runs[name].replied = one.answer
 
     def _forget(self, run: _Run) -> None:
-        """See that nobody decides any more about a run that is over."""
-        with suppress(UserError):
-            considered = self._considered(run)
-            if considered is not None and run.folder.decision() is None:
+        """See that nobody decides any more about a run that is over, and that the site has a receipt for its part."""
+        with suppress(RankdadError):
+            considered, decision = self._considered(run), run.folder.decision()
+            if run.folder.log.exists() and not run.folder.finished:  # a process of its has trained, and may have sent
+                with self._client() as client:
+                    receipt = client.receipt(run.folder.run)
+                keep_receipt(receipt, Policy.read(self._config.policy), run.folder.path)
+            elif considered is not None and decision is None:
                 over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
                 run.folder.decide(over)
 
@@ -233,6 +239,8 @@ class Agent:
         assert run.worker is not None
         outcome, run.worker = run.worker.result(), None
         self._come_to(run, outcome)
+        if run.offered is None and self._runs.pop(run.folder.run, None) is not None:  # it has ended meanwhile
+            self._forget(run)
 
     def _come_to(self, run: _Run, outcome: Outcome) -> None:
         try:

@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import httpx
 
-from rankdad.common.documents import parse_json
+from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import CODE, RankdadError, UnreachableError, UserError, visible
 from rankdad.common.memory import available
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.protocol.retention import Receipt
 from rankdad.local.config import Member, SiteConfig
 from rankdad.local.drivers.bounded import LOOK, TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
@@ -319,11 +320,17 @@ class AggregatorClient(Client):
         """Return the run's newest state, for a site that has lost its own; None if there is none yet."""
         return self._content(self._request("POST", f"{self._url}/snapshots/{self._config.name}", b"", held=True))
 
-    def done(self) -> None:
-        """Say that this site has all that it needs of the run: the aggregator need not stay for it."""
+    def done(self) -> Receipt | None:
+        """Say that this site has all that it needs of the run: the aggregator need not stay for it.
+
+        Returns:
+            What has become of the site's contributions; None where the aggregator does not say.
+        """
         self._patience, self._look = min(self._patience, MAX_FINAL_PATIENCE), lambda: None
-        with contextlib.suppress(RankdadError):
-            self._send(self._request("POST", f"{self._rounds}/done", b""))
+        with contextlib.suppress(RankdadError, ValueError):
+            answer = self._send(self._request("POST", f"{self._rounds}/done", b""))
+            return validate(Receipt, parse_json(answer.content)) if answer.status_code == OK else None
+        return None
 
     def _asking(self, round_: int) -> httpx.Request:
         return self._request("GET", f"{self._rounds}/{round_}", held=True)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import UserError, visible
+from rankdad.common.protocol.retention import Receipt
 from rankdad.common.protocol.service import (
     MAX_RUN_BYTES,
     Described,
@@ -57,6 +58,10 @@ class ServiceClient(Client):
     def offer(self, run: str) -> Offer:
         """Return a run with its spec."""
         return self._ask(Offer, "GET", f"{self._agent}/runs/{run}")
+
+    def receipt(self, run: str) -> Receipt:
+        """Return what has become of this site's contributions to a run that is over."""
+        return self._ask(Receipt, "GET", f"{self._agent}/runs/{run}/receipt")
 
     def reply(self, run: str, reply: Reply) -> None:
         """Say what this site does about a run."""

@@ -3,6 +3,7 @@
 POST /agents/{site}                   an agent's Poll: 200 and its Offers, once these are not what it knows
 GET  /agents/{site}/runs/{run}        200 and the Offer, with the spec
 POST /agents/{site}/runs/{run}        an agent's Reply: 204
+GET  /agents/{site}/runs/{run}/receipt 200 and the Receipt for what it has sent to a run that is over
 POST /runs                            an owner's Submission: 200 and what became of it
 GET  /runs, /runs/{run}               what is known of the runs, to owners and viewers
 POST /runs/{run}/cancel               its owner cancels it
@@ -69,6 +70,7 @@ class ServiceRoutes:
             ("POST", "/agents/{site}", self._poll),
             ("GET", "/agents/{site}/runs/{run}", self._offer),
             ("POST", "/agents/{site}/runs/{run}", self._reply),
+            ("GET", "/agents/{site}/runs/{run}/receipt", self._receipt),
             ("POST", "/runs", self._submit),
             ("GET", "/runs", self._list),
             ("GET", "/runs/{run}", self._describe),
@@ -172,6 +174,9 @@ class ServiceRoutes:
 
     async def _offer(self, request: Request) -> Response:
         return _json(self._service.offer(request.path_params["run"], self._site(request)))
+
+    async def _receipt(self, request: Request) -> Response:
+        return _json(self._service.receipt(request.path_params["run"], self._site(request)))
 
     async def _reply(self, request: Request) -> Response:
         site = self._site(request)

@@ -234,7 +234,7 @@ class RunningRun:
         resumes, ledger = (self.directory / LEDGER).exists(), self._options.ledger
         try:
             aggregator = Aggregator(
-                spec, replica, self.directory, time.perf_counter, ledger=ledger, run_id=self.entry.id
+                spec, replica, self.directory, time.perf_counter, ledger=ledger, run_id=self.entry.id, goes_on=False
             )
         except OSError as error:
             raise UserError(f"{self.directory}: cannot be written: {error.strerror}", code="cannot-write") from None

@@ -14,6 +14,7 @@ from typing import Any
 from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import ProtocolError, SpecError, UserError, visible
+from rankdad.common.protocol.retention import Ended, Receipt
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
@@ -32,6 +33,7 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.consortium import Consortium
+from rankdad.remote.retention import end_again, retention
 from rankdad.remote.service.logs import LOGS, RunLogs
 from rankdad.remote.service.queue import Entry, Queue, QueueError
 from rankdad.remote.service.running import Options, RunningRun
@@ -39,6 +41,12 @@ from rankdad.remote.tracking import check_trackers
 
 RUNS = "runs"  # of a service's directory
 SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
+ENDS: dict[State, Ended] = {
+    State.ENDED: "completed",
+    State.FAILED: "failed",
+    State.CANCELLED: "interrupted",
+    State.REFUSED: "refused",
+}
 MAX_AGAIN = 4  # runs that have ended and are held open again at once, for sites that lack their results
 RETRY = 5.0  # seconds between two tries to write what the disk does not take
 _log = logging.getLogger(__name__)
@@ -92,10 +100,32 @@ class Service:
         self.leaving = False
 
     def resume(self) -> None:
-        """Go on with all runs that a process before this one has begun."""
+        """Go on with all runs that a process before this one has begun, and delete what it has left of others."""
+        for entry in self.queue.in_states(*ENDS):
+            if entry.started is not None and not entry.open:
+                self._release(entry)
         for entry in self.queue.in_states(State.RUNNING):
             self._hold_open(entry)
         self.changed()
+
+    def _release(self, entry: Entry) -> None:
+        """Delete what the sites of a run that is over have sent to it, where nobody has done so."""
+        try:
+            end_again(self.directory / RUNS / entry.run, ENDS[entry.state], entry.id)
+        except UserError as error:
+            _log.error("%s", error)
+
+    def receipt(self, run: str, site: str) -> Receipt:
+        """Return what has become of a site's contributions to a run that is over.
+
+        Raises:
+            ProtocolError: the run is not the site's, is not over, or never began.
+        """
+        entry = self._of(run, site)
+        found = None if entry.state in OPEN else retention(self.directory / RUNS / run)
+        if found is None:
+            raise ProtocolError(404, f"{run} has no receipt: {entry.state.value}", code="no-receipt")
+        return found.receipt(site)
 
     async def leave(self) -> None:
         """Stop here: every round in hand is finished, and another process goes on."""
@@ -363,6 +393,8 @@ class Service:
 
     async def _conclude(self, run: str, state: State, reason: str) -> None:
         """Write down how a run has ended, as soon as the disk takes it."""
+        if state is not State.ENDED:
+            self._release(replace(self.queue.entry(run), state=state))
         while not self.leaving:
             try:
                 self.queue.move(run, state, reason, where=[State.RUNNING])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Site:
     result: Result | None = None
     policy: Policy = EVERYTHING
     notices: list[str] = field(default_factory=list)
+    retain: bool = True
 
     def start(self, aggregator: Aggregator) -> None:
         replica = Replica(self.spec)
@@ -55,7 +56,8 @@ class Site:
             if run_state.steps % EVERY == 0 and run_state.round > began:
                 save_state(checkpoints, self.state)
 
-        self.training = train(self.spec, plan, self.data, self.state, EVERYTHING, between_steps=between_steps)
+        policy = EVERYTHING.model_copy(update={"retain": self.retain})
+        self.training = train(self.spec, plan, self.data, self.state, policy, between_steps=between_steps)
         self.message = next(self.training)
 
     def hear(self, update: Message | None) -> None:
@@ -68,11 +70,16 @@ class Site:
 class Run:
     """All sites and the aggregator, one after the other, from the beginning or from what a folder holds.
 
-    `crash` is asked before and after every message.
+    `crash` is asked before and after every message. `refuse` are sites whose policy lets nothing stay.
     """
 
     def __init__(
-        self, spec: RunSpec, data: dict[str, SiteData], folder: Path, ledger: LedgerOptions = LEDGER_OPTIONS
+        self,
+        spec: RunSpec,
+        data: dict[str, SiteData],
+        folder: Path,
+        ledger: LedgerOptions = LEDGER_OPTIONS,
+        refuse: Collection[str] = (),
     ) -> None:
         self.spec, self.folder, self.ledger = spec, folder, ledger
         self.now = 0.0
@@ -80,7 +87,10 @@ class Run:
         self.answers: dict[str, bytes] = {}
         self.waiting: set[str] = set()  # whose request is held
         self._start_aggregator()
-        self.sites = {name: Site(spec, name, data[name], folder / name) for name in spec.federation.sites}
+        self.sites = {
+            name: Site(spec, name, data[name], folder / name, retain=name not in refuse)
+            for name in spec.federation.sites
+        }
         try:
             for site in self.sites.values():
                 site.start(self.aggregator)

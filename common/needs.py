@@ -1,0 +1,83 @@
+"""What a run needs of a site's policy, line by line: found by asking a policy that lets nothing out, and mending it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rankdad.common.errors import PolicyError
+from rankdad.common.policy import Policy, refusals
+
+HIGH = 10**9  # more samples, or sites, than there are
+
+
+@dataclass(frozen=True)
+class Need:
+    """A line of a policy that a run needs.
+
+    Args:
+        line: of the policy.
+        field: of the specification that asks for it.
+        needed: the strictest value that lets the run in.
+        here: the site's own.
+        lets_out: what the value that is needed lets out.
+        refused: whether the site's own value refuses the run.
+        code: of the refusal; "" where there is none.
+    """
+
+    line: str
+    field: str
+    needed: object
+    here: object
+    lets_out: str
+    refused: bool
+    code: str = ""
+
+
+def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
+    """Return every line of a policy that a run needs, in the policy's order.
+
+    Args:
+        policy: of the site.
+        checks: raise a policy's first refusal of the run.
+
+    Raises:
+        UserError: a check raises what is no refusal.
+    """
+    strict, asked, refused = _strict(policy), dict[str, tuple[PolicyError, object]](), dict[str, PolicyError]()
+    for check in checks:
+        for error in refusals(check, strict):
+            asked |= {line: (error, value) for line, value in error.change.items()}  # the last one is enough for all
+            strict = strict.model_copy(update=error.change)
+        for error in refusals(check, policy):
+            refused |= dict.fromkeys(error.change, error)
+            asked |= {line: (error, value) for line, value in error.change.items() if line not in asked}
+    return [
+        Need(
+            line=line,
+            field=asked[line][0].field,
+            needed=asked[line][1],
+            here=policy.model_dump(mode="json")[line],
+            lets_out=asked[line][0].lets_out,
+            refused=line in refused,
+            code=refused[line].code if line in refused else "",
+        )
+        for line in Policy.model_fields
+        if line in asked
+    ]
+
+
+def _strict(policy: Policy) -> Policy:
+    """Return a policy that lets nothing out, but deals patients to folds as the site's own."""
+    nothing: dict[str, object] = {
+        "min_rows": HIGH,
+        "rows_per_rank": HIGH,
+        "max_rank": 0,
+        "methods": (),
+        "unreduced_factors": False,
+        "max_upload": 0,
+        "min_sites": HIGH,
+        "files": (),
+        "columns": (),
+    }
+    return policy.model_copy(update=nothing)

@@ -1,0 +1,48 @@
+"""Every line of a policy that a run needs is found at once, with the strictest value that lets it in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankdad.common.models import build_model
+from rankdad.common.needs import Need, needs
+from rankdad.common.policy import Policy
+from rankdad.common.protocol.plan import make_plan
+from tests.conftest import run_spec
+
+TOP_ROWS: dict[str, Any] = {"name": "top-rows", "rows": 3}
+
+
+def found(policy: Policy, **changes: Any) -> dict[str, Need]:
+    spec = run_spec(**changes)
+    plan = make_plan(spec, build_model(spec))
+    return {one.line: one for one in needs(policy, lambda one: one.check(spec.at("alpha"), plan))}
+
+
+def test_each_line_has_the_strictest_value_that_lets_the_run_in() -> None:
+    spec = run_spec(method=TOP_ROWS)
+    plan = make_plan(spec, build_model(spec))
+    asked = found(Policy(), method=TOP_ROWS)
+    least = Policy().model_copy(update={line: one.needed for line, one in asked.items()})
+    least.check(spec.at("alpha"), plan)
+    assert {"min_rows", "methods", "unreduced_factors", "max_rank", "min_sites"} <= asked.keys()
+    assert all(one.lets_out for one in asked.values())
+    for line, stricter in (("min_rows", 1), ("min_sites", 1), ("max_rank", -1)):
+        needed = asked[line].needed
+        assert isinstance(needed, int)
+        with pytest.raises(Exception, match=line):
+            least.model_copy(update={line: needed + stricter}).check(spec.at("alpha"), plan)
+
+
+def test_what_a_site_refuses_is_told_beside_what_it_allows() -> None:
+    asked = found(Policy(min_rows=500, min_sites=2), method=TOP_ROWS)
+    assert {line: one.code for line, one in asked.items() if one.refused} == {
+        "min_rows": "policy-refuses",
+        "methods": "policy-refuses",
+        "rows_per_rank": "policy-refuses",
+        "unreduced_factors": "policy-refuses",
+    }
+    assert (asked["min_sites"].refused, asked["min_sites"].here) == (False, 2)
+    assert asked["min_rows"].here == 500

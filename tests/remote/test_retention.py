@@ -1,0 +1,166 @@
+"""What sites have sent is gone when a run is over, whatever is killed when, unless all of them let it stay."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rankdad.__main__ import app
+from rankdad.common.errors import UserError
+from rankdad.common.run.replica import Replica
+from rankdad.remote import retention
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.export import export
+from rankdad.remote.retention import end_again, forget
+from tests.conftest import SITES, run_spec
+from tests.simulations.recovering import LEDGER_OPTIONS, Data, Run
+
+SPEC = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
+
+
+def held(folder: Path) -> list[Path]:
+    return list((folder / "run" / "ledger").glob("contributions-*"))
+
+
+def go(folder: Path, site_data: Data, refuse: tuple[str, ...] = ("beta",)) -> tuple[Run, str]:
+    run = Run(SPEC, site_data(SPEC), folder, refuse=refuse)
+    return run, run.go(lambda message: None)
+
+
+def taken_up(folder: Path) -> Aggregator:
+    """Return the run's aggregator, as another process goes on with it."""
+    aggregator = Aggregator(SPEC, Replica(SPEC), folder / "run", time.perf_counter, ledger=LEDGER_OPTIONS)
+    try:
+        aggregator.resume()
+    except BaseException:
+        aggregator.abandon()
+        raise
+    return aggregator
+
+
+def tables(folder: Path) -> dict[str, Any]:
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    return {"summary": summary} | {path.name: path.read_text() for path in (folder / "run").glob("*.csv")}
+
+
+@pytest.mark.parametrize(("refuse", "gone"), [((), False), (("beta",), True), (SITES, True)])
+def test_one_site_that_lets_nothing_stay_is_enough(
+    tmp_path: Path, site_data: Data, refuse: tuple[str, ...], gone: bool
+) -> None:
+    run, digest = go(tmp_path, site_data, refuse)
+    assert (not held(tmp_path), run.aggregator.retention is not None) == (gone, True)
+    assert run.aggregator.retention is not None
+    receipt = run.aggregator.retention.receipt("alpha")
+    assert (receipt.deleted, receipt.status, receipt.run) == (gone, "completed", run.aggregator.run_id)
+    assert receipt.contributions > 2
+    assert receipt.bytes > 1000
+    assert export(tmp_path / "run", None, tmp_path / "exported").replica.digest() == digest
+
+
+def test_a_site_that_was_away_finds_a_run_that_is_over_as_it_was(tmp_path: Path, site_data: Data) -> None:
+    run, digest = go(tmp_path, site_data)
+    known, before = run.aggregator.retention, tables(tmp_path)
+    again = taken_up(tmp_path)
+    assert again.ended
+    assert again.recorded("gamma", again.barrier.round - 1) == run.aggregator.barrier.stored
+    assert again.snapshot("gamma") is not None
+    again.close()
+    assert (again.state.replica.digest(), again.retention) == (digest, known)
+    assert tables(tmp_path) == before
+
+
+@pytest.mark.parametrize("where", ["before all", "end written", "half"])
+def test_a_process_killed_at_the_end_leaves_the_rest_to_the_next(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    real, left = retention._wipe, 1 if where == "half" else 0
+
+    def killed(path: Path) -> None:
+        nonlocal left
+        if not left:
+            raise OSError(5, "killed")
+        left -= 1
+        real(path)
+
+    def killed_first(*_: Any, **__: Any) -> None:
+        raise UserError("killed", code="cannot-write")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retention, "_wipe", killed)
+        if where == "before all":
+            patched.setattr(retention, "write_whole", killed_first)
+        run, digest = go(tmp_path, site_data)
+    assert held(tmp_path)
+    assert run.aggregator.retention is None
+    again = taken_up(tmp_path)
+    assert (again.ended, again.state.replica.digest(), held(tmp_path)) == (True, digest, [])
+    again.close()
+    assert again.retention is not None
+    assert again.retention.receipt("beta").deleted
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_run_that_is_cancelled_keeps_nothing_where_nobody_goes_on_with_it(
+    tmp_path: Path, site_data: Data, goes_on: bool
+) -> None:
+    run = Run(SPEC, site_data(SPEC), tmp_path, refuse=("beta",))
+    run.aggregator._goes_on = goes_on
+
+    def cancelled(message: int) -> None:
+        if message == 30:
+            run.aggregator.fail("aggregator", "cancelled by anna", status="interrupted")
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run.go(cancelled)
+    run.aggregator.close()
+    assert bool(held(tmp_path)) is goes_on
+    if goes_on:
+        taken_up(tmp_path).abandon()
+        assert end_again(tmp_path / "run", "interrupted", run.aggregator.run_id) is not None
+    assert not held(tmp_path)
+    with pytest.raises(UserError) as refused:
+        taken_up(tmp_path)
+    assert refused.value.code == "contributions-deleted"
+
+
+def test_a_hospital_that_leaves_takes_what_it_has_sent_with_it(tmp_path: Path, site_data: Data) -> None:
+    run, digest = go(tmp_path, site_data, refuse=())
+    plan, directory = run.aggregator.plan, tmp_path / "run"
+    made = CliRunner().invoke(app, ["forget", str(directory), "beta"])
+    assert (made.exit_code, "what stays: the model" in made.output) == (0, True)
+    places = {record.site for path in held(tmp_path) for record in read(path, plan.sha256())}
+    assert places == {0, 2}
+    again = taken_up(tmp_path)
+    again.close()
+    assert again.state.replica.digest() == digest
+    assert forget(directory, None).deleted
+    assert not held(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "site", "code"), [({}, "nobody", "site-unknown"), ({"status": "running"}, "beta", "run-not-over")]
+)
+def test_nothing_is_forgotten_of_a_run_that_goes_on(
+    tmp_path: Path, site_data: Data, change: dict[str, str], site: str, code: str
+) -> None:
+    go(tmp_path, site_data, refuse=())
+    summary, (ended,) = tmp_path / "run" / "summary.json", (tmp_path / "run").rglob("ended.json")
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | change))
+    if change:
+        ended.unlink()
+    with pytest.raises(UserError) as refused:
+        forget(tmp_path / "run", site)
+    assert refused.value.code == code
+    assert held(tmp_path)
+
+
+def read(path: Path, plan: str) -> Any:
+    from rankdad.remote.journal import read_journal
+
+    return list(read_journal(path, plan))
