@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
 from types import MappingProxyType
@@ -36,6 +36,7 @@ from rankdad.common.metrics import (
     mean_values,
     parts,
     risk_summary,
+    same_labels,
     site_alone,
     summarise,
     within_sites,
@@ -44,11 +45,12 @@ from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.paired import rivals
-from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Metric, Regression, TaskSpec
 from rankdad.remote.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
 from rankdad.remote.paired_folds import ends as _ends
 
 INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
+COARSE: tuple[Metric, ...] = ("auc", "calibration_error")  # which a fold lacks where only a whole repeat has curves
 MAX_OUTCOMES = 30  # more classes or labels have no curves
 
 
@@ -102,8 +104,17 @@ class FoldMetrics:
         models: Mapping[str, Tally],
         baselines: Mapping[str, Tally],
         references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
+        whole: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
     ) -> None:
-        """Add one fold's test: tallies of the model, of the baseline, and by name of the other references."""
+        """Add one fold's test.
+
+        Args:
+            models: tallies of the model, by site.
+            baselines: of the baseline.
+            references: of the other references, by name.
+            whole: of all that a repeat has tested, by `models` or a reference's name, with its last fold: they stand in
+                place of the sums of folds, whose bins are of too few samples to be as fine.
+        """
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
@@ -113,9 +124,24 @@ class FoldMetrics:
         for name, tallies in {"models": models, "baseline": baselines, **references}.items():
             for site, tally in tallies.items():
                 self._tallies[name][-1][site] += tally
+        for name, tallies in whole.items():
+            for site, tally in tallies.items():
+                self._replace(name, site, tally)
+        if whole:
+            count, coarse = self._per_repeat or len(self._folds), COARSE
+            self._folds[-count:] = [
+                replace(fold, values=fold.values | {name: None for name in coarse if name in fold.values})
+                for fold in self._folds[-count:]
+            ]
         self._rivals.begin(len(self._tallies["models"]) - 1, {"model": models, "baseline": baselines, **references})
         self._tests += 1
         self._document = {}
+
+    def _replace(self, name: str, site: str, whole: Tally) -> None:
+        """Take over what a site says of a whole repeat, if it is of the samples that the site has tested in it."""
+        known = self._tallies[name][-1][site]
+        if whole.samples and whole.samples == known.samples and same_labels(self._task, whole, known):
+            self._tallies[name][-1][site] = whole
 
     def compare(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> list[str]:
         """Add what sites say of the last fold's test where its models are compared: see `PairedFolds.add`."""

@@ -14,6 +14,9 @@ from rankdad.common.preparation.stages import RAW, Field
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
+COUNTED = 5  # counts that others may know are multiples of it
+TINY = 1e-30  # deviations of less are none
+
 
 def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Field, ...]:
     """Return the fields of the sums: rows, groups if there are any, label, and of every column its values' sums.
@@ -89,7 +92,7 @@ def sums(task: TaskSpec, rows: Rows, data: TableData, fewest: int = 1) -> dict[s
     label_squares = (given - given.mean()).square().sum() if number and len(given) else torch.tensor(0.0)
     counts, totals = moments.sums(rows.inputs, 0)
     deviations, squares = moments.squares(rows.inputs, moments.means(counts, totals), 0)
-    return {
+    found = {
         "table-rows": torch.tensor(float(len(given))),
         "table-groups": torch.tensor(float(rows.people)),
         "table-label": given.sum() if isinstance(task, Regression) else labels.counts_of(task, rows.labels),
@@ -100,6 +103,58 @@ def sums(task: TaskSpec, rows: Rows, data: TableData, fewest: int = 1) -> dict[s
         "table-sums": totals,
         "table-squares": (squares - deviations.square() / counts.clamp(min=1)).clamp(min=0),
     }
+    return found if fewest == 1 else rounded(task, found, is_level(data))
+
+
+def rounded(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> dict[str, Tensor]:
+    """Return a site's sums as others may know them: two tables that differ by one patient mostly look alike.
+
+    Counts are multiples of `COUNTED`; of classes the largest has the rest. Means and deviations are multiples of 1, 2
+    or 5 times a power of ten, at most a tenth of the deviation. Rows are as hello tells them.
+
+    Args:
+        task: what is predicted.
+        sums: of the site, exact.
+        levels: which columns say whether a row has a level.
+    """
+    rows, held, given = sums["table-rows"], sums["table-held"], sums["table-counts"]
+    counts = (rows - held - _multiple(rows - held - given)).clamp(min=0) * (given > 0)
+    totals, squares = _rounded_moments(given, sums["table-sums"], sums["table-squares"], counts)
+    label, label_squares = sums["table-label"], sums["table-label-squares"]
+    if isinstance(task, Regression):
+        label, label_squares = _rounded_moments(rows, label, label_squares, rows)
+    elif isinstance(task, Classification):
+        largest = label.argmax()
+        label = _multiple(label)
+        label[largest] = 0
+        label[largest] = rows - label.sum()
+    else:
+        label = _multiple(label).minimum(rows)
+    of_levels = _multiple(sums["table-sums"]).minimum(counts)
+    return sums | {
+        "table-groups": _multiple(sums["table-groups"]).clamp(min=1).minimum(rows),
+        "table-label": label,
+        "table-label-squares": label_squares,
+        "table-counts": counts,
+        "table-sums": torch.where(levels, of_levels, totals),
+        "table-squares": squares,
+    }
+
+
+def _multiple(counts: Tensor) -> Tensor:
+    return (counts / COUNTED).round() * COUNTED
+
+
+def _rounded_moments(known: Tensor, total: Tensor, squares: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum and the squares of so many values whose mean and deviation are those that are known, rounded."""
+    deviation = (squares / (known - 1).clamp(min=1)).sqrt()
+    exponent = (deviation / 10).clamp(min=TINY).log10()
+    unit = 10 ** exponent.floor()
+    for step in (2.0, 5.0):
+        unit = torch.where(10 ** (exponent - exponent.floor()) >= step, step * 10 ** exponent.floor(), unit)
+    mean, varies = total / known.clamp(min=1), deviation > TINY
+    mean, deviation = (torch.where(varies, (one / unit).round() * unit, one) for one in (mean, deviation))
+    return mean * counts, deviation.square() * (counts - 1).clamp(min=0)
 
 
 def _few(rows: Rows, data: TableData, fewest: int) -> Tensor:

@@ -100,6 +100,10 @@ def refine(
     one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part, and
     so do those of a class of which a site has too few; where such a one is in a part, all of it is left out.
 
+    Whom withdrawn patients leave behind join newcomers of the same set, in a part of their own. It has a number below 0
+    and is never divided: what divides it could tell newcomers from the others, and these, subtracted from the part that
+    they were in, tell of who has withdrawn.
+
     Args:
         known: the part of every patient of whom something has left the site.
         withdrawn: patients that are used no more.
@@ -119,9 +123,16 @@ def refine(
     members: dict[int, dict[Set | None, list[str]]] = {}
     for patient, part in known.items():
         members.setdefault(part, {}).setdefault(sets.get(patient), []).append(patient)
-    fresh = 1 + max(known.values(), default=-1)
-    for _, divided in sorted(members.items()):
-        if min(map(len, divided.values())) < fewest:
+    fresh = 1 + max((part if part >= 0 else ~part for part in known.values()), default=-1)
+    gone, left_behind = set(withdrawn), dict[Set, list[list[str]]]()
+    for part, divided in sorted(members.items()):
+        rest = [patient for patient in divided.get(None, ()) if patient not in gone]
+        stay = [name for name in divided if name is not None]
+        if len(rest) < len(divided.get(None, ())):  # somebody has withdrawn
+            if not rest and len(stay) == 1:
+                left_behind.setdefault(stay[0], []).append(divided[stay[0]])
+            continue
+        if min(map(len, divided.values())) < fewest or (part < 0 and len(divided) > 1):
             continue
         for place, patients in enumerate(own for name, own in divided.items() if name is not None):
             used.update(patients)
@@ -132,15 +143,20 @@ def refine(
     for patient, name in sets.items():
         if patient not in known and patient not in waits:
             newcomers.setdefault(name, {})[patient] = strata[patient]
-    for fresh_ones in newcomers.values():
+    for name, fresh_ones in newcomers.items():
         of_class = Counter(chain.from_iterable(classes.get(patient, ()) for patient in fresh_ones))
         most = MOST
         if level > 1 and of_class.total() == len(fresh_ones):  # each of one class
             most = max(1, min(MOST, min(of_class.values()) // level))
         dealt = deal(fresh_ones, fewest, secret, most)
+        numbers = {part: fresh + part for part in dealt.values()}
+        for place, patients in enumerate(left_behind.get(name, ()) if numbers else ()):
+            part = place % len(numbers)
+            dealt |= dict.fromkeys(patients, part)
+            numbers[part] = ~(fresh + part)
         used.update(dealt)
-        found |= {patient: fresh + part for patient, part in dealt.items()}
-        fresh += 1 + max(dealt.values(), default=-1)
+        found |= {patient: numbers[part] for patient, part in dealt.items()}
+        fresh += len(numbers)
     while few := rare({patient: classes.get(patient, ()) for patient in used}, level):
         left_out = {found[patient] for patient in few}
         used = {patient for patient in used if found[patient] not in left_out}

@@ -95,8 +95,8 @@ def purge(
         raise typer.Exit(1)
     log.withdraw(patients)
     typer.echo(
-        f"{config.name} uses them no more, nor the others of their parts: with and without would tell of them. A run "
-        "that goes on at this moment has them until it is stopped"
+        f"{config.name} uses them no more, nor the others of their parts until enough newcomers join these: with and "
+        "without would tell of them. A run that goes on at this moment has them until it is stopped"
     )
 
 

@@ -12,14 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError, UserError
+from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.policy import Policy
-from rankdad.common.privacy.parts import Secret, refine
-from rankdad.common.spec import RunSpec
+from rankdad.common.privacy.parts import Secret, partitions, refine
+from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.privacy.patients import names_of, patients_of
+
+LARGE = 1 / 3  # of a part's samples
+MOST_NAMED = 3  # patients in a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,8 @@ class Dealt:
         waits: samples that the run may not use.
         run: digest of its specification.
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
+        large: names of patients who have more than `LARGE` of their part's samples.
+        different: of how many repeats how many are different partitions; None where folds are not repeated.
     """
 
     parts: Array
@@ -41,6 +46,8 @@ class Dealt:
     waits: int = 0
     run: str = ""
     keep: Callable[[], bool] | None = None
+    large: tuple[str, ...] = ()
+    different: tuple[int, int] | None = None
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
@@ -50,8 +57,21 @@ class Dealt:
         """Return what the person at the site should know."""
         several = f"{len(self.sizes)} parts of at least {min(self.sizes.values())} patients"
         told = f"folds and validation are made of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
-        waits = f"{self.waits} samples wait: alone, or beside what has left already, they are too few for a part"
-        return (told, waits) if self.waits else (told,)
+        notes = [told]
+        if self.waits:
+            notes.append(f"{self.waits} samples wait: alone, or beside what has left, they are too few for a part")
+        if self.different is not None and self.different[1] < self.different[0]:
+            repeats, different = self.different
+            notes.append(
+                f"of {repeats} repeats {different} deal the parts out differently: the others say the same again"
+            )
+        if self.large:
+            names = ", ".join(visible(one, 40) for one in self.large[:MOST_NAMED])
+            more = ", …" * (len(self.large) > MOST_NAMED)
+            notes.append(
+                f"{names}{more}: has more than a third of a part's samples, whose sums are nearly theirs alone"
+            )
+        return tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,19 @@ class Dealing:
         rows = np.array([row for row, name in enumerate(names) if name in parts], np.int64)
         places = np.array([parts[name] for name in names[rows]], np.int64)
         sizes, waits = Counter(parts.values()), len(names) - len(rows)
-        return reading.take(rows), Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep)
+        large = _large(names[rows].tolist(), places.tolist(), sizes)
+        different, evaluation = None, self.spec.evaluation
+        if isinstance(evaluation, KFold) and evaluation.repeats > 1:
+            repeats = evaluation.repeats
+            different = repeats, partitions(sorted(sizes), evaluation.folds, repeats, self.secret, evaluation.seed)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large, different)
+        return reading.take(rows), dealt
+
+
+def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
+    """Return who has more than `LARGE` of a part's samples, where it has patients enough for nobody to have it."""
+    rows, own = Counter(parts), Counter(zip(parts, names, strict=True))
+    return tuple(sorted(name for (part, name), count in own.items() if sizes[part] > 3 and count > LARGE * rows[part]))
 
 
 def dealing_of(

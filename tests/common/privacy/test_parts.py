@@ -76,13 +76,25 @@ def test_what_a_run_leaves_out_and_who_comes_later_wait_for_enough() -> None:
     assert {grown[name] for name in more if name.startswith("q")} == {1 + max(known.values())}
 
 
-def test_whom_a_withdrawn_patient_leaves_behind_are_used_no_more_either() -> None:
+def test_whom_a_withdrawn_patient_leaves_behind_wait_for_newcomers_and_stay_with_them() -> None:
     twenty = {f"p{number}": 0 for number in range(20)}
     known, _ = refine({}, (), twenty, twenty, 5, SECRET)
     part = {name for name in twenty if known[name] == known["p0"]}
-    more = twenty | {f"q{number}": 0 for number in range(5)}
-    _, used = refine(known, {"p0"}, more, more, 5, SECRET)
-    assert used == more.keys() - part
+    more = twenty | {f"q{number}": 0 for number in range(4)}
+    assert refine(known, {"p0"}, more, more, 5, SECRET) == (known, frozenset(twenty) - part)
+    more["q4"] = 0
+    joined, used = refine(known, {"p0"}, more, more, 5, SECRET)
+    assert used == more.keys() - {"p0"}
+    together = {name for name in more if joined[name] == joined["q0"]}
+    assert together == part - {"p0"} | more.keys() - twenty.keys()
+    assert joined["q0"] < 0 <= joined["p0"]
+    assert refine(joined, {"p0"}, more, more, 5, SECRET) == (joined, used)
+    only_newcomers = {name: int(name.startswith("p")) for name in more}  # the others' sum would tell of p0
+    assert refine(joined, {"p0"}, only_newcomers, more, 4, SECRET) == (joined, used - together)
+    again = more | {f"r{number}": 0 for number in range(5)}
+    last, used = refine(joined, {"p0", "q1"}, again, again, 5, SECRET)
+    assert used == again.keys() - {"p0", "q1"}
+    assert len({last[name] for name in together - {"q1"} | {"r0"}}) == 1
 
 
 def test_patients_are_dealt_evenly_within_strata_and_by_the_secret_alone() -> None:
