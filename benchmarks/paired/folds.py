@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -92,16 +91,18 @@ def drawn_pair(spec: RunSpec, rng: np.random.Generator) -> list[dict[str, SiteDa
 
 def _totals(spec: RunSpec, data: dict[str, SiteData]) -> list[dict[str, Tensor]]:
     """Return of every fold what sites have sent in all rounds before its test, added up."""
-    preparing, found = Preparing(spec), list[dict[str, Tensor]]()
-    for fold in range(FOLDS):
-        totals, solving = dict[str, Tensor](), preparing.solving
-        rows = [own.summed(fold) for own in data.values()]
-        for stage in preparing.stages:
-            with mock.patch.object(solving, "weights", return_value=solving.weights(totals)):  # once, not at each site
-                sent = [preparing.contribution(stage, totals, own) for own in rows]
+    preparing, totals = Preparing(spec), dict[str, Tensor]()
+
+    def of_fold(fold: int) -> dict[str, Tensor]:
+        return {name: total[fold] for name, total in totals.items()}
+
+    for stage in preparing.stages:
+        if stage not in totals:
+            sent = [preparing.contributions(stage, of_fold, own.summed, own.whole()) for own in data.values()]
             totals[stage] = preparing.joined(stage, sent)
-        found.append(totals)
-    return found
+            for name in preparing.solving.converged(of_fold(FOLDS - 1)):
+                totals[name] = torch.zeros(FOLDS, preparing.size(name), dtype=torch.float64)
+    return [of_fold(fold) for fold in range(FOLDS)]
 
 
 def _tests(

@@ -132,7 +132,8 @@ def extent(run: RunResults) -> str:
 
 def summed(run: RunResults) -> str:
     """Return what an exact solution has sent in place of steps."""
-    rounds = len(linear.stages(run.spec.task, math.prod(run.spec.data.shape)))
+    inputs, coefficients = math.prod(run.spec.data.shape), run.spec.kept_fold is not None
+    rounds = len(linear.stages(run.spec.task, inputs, coefficients=coefficients))
     return f"no steps; sums in at most {count(rounds, 'round')}"
 
 

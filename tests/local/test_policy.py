@@ -480,7 +480,7 @@ def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, se
     spec = run_spec(method=RANK_DAD)
     write_site(tmp_path / "data", 10, 0)
     with pytest.raises(PolicyError, match="steps of 7 samples here"):
-        run_site(site(tmp_path, server, spec, {"min_rows": 8}))
+        run_site(site(tmp_path, server, spec, {"min_rows": 8, "keyed_folds": True}))
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
     assert isinstance(told, Failure)
     assert (told.site, told.final) == ("alpha", False)
@@ -497,7 +497,7 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
     write_site(tmp_path / "data", 34, 0)
     with pytest.raises(PolicyError, match=r"^method.rank"):
         check_site(site(tmp_path, server, spec, {"max_rank": 1}))
-    check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2}))
+    check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2, "keyed_folds": True}))
     said = capsys.readouterr().out
     assert "validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in caplog.text
     assert "and its policy allows it: 22 samples to train on" in said

@@ -28,6 +28,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from rankdad.local.admission import admitted
 from rankdad.local.alone import alone_spec, train_alone
@@ -201,7 +202,7 @@ def test_sums_of_sites_lead_to_the_model_of_all_rows_together(task: TaskSpec) ->
     score = StandardScaler().fit_transform(inputs) @ [2.0, 3, -1, 1, 0.5, 0] + draw.normal(size=150) / 2
     labels = score if isinstance(task, Regression) else np.digitize(score, [-1, 1][: task.outputs - 1])
     rows, known = torch.tensor(inputs), torch.tensor(labels)
-    totals, shape = list[dict[str, Tensor]](), (linear.lines(task), 7)
+    totals, shape = list[dict[str, Tensor]](), (lines(task), 7)
     at = torch.zeros(shape, dtype=torch.float64)
     for number in range(1 if isinstance(task, Regression) else linear.ROUNDS):
         curved = number < linear.CURVED

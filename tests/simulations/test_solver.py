@@ -295,7 +295,7 @@ def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, proc
     alone = done.summary["metrics"]["references"]
     local = alone["local"]["values"]["auc"]
     assert set(alone) == {"local", "site"}
-    assert alone["site"]["values"]["loss"] == pytest.approx(alone["local"]["values"]["loss"], rel=1e-4)
+    assert alone["site"]["values"]["loss"] == pytest.approx(alone["local"]["values"]["loss"], rel=1e-3)
     page = report(tmp_path / "run")
     assert "is that same model, and is told once" in page
     assert "linear, each hospital alone" not in page
