@@ -173,12 +173,16 @@ class SiteData:
         return int((most.cumsum(0) < samples).sum()) + 1
 
     def behind_step(self, fold: int, samples: int) -> int:
-        """Return how many samples are behind a step of so many.
+        """Return how many samples are behind a step of so many, or behind what it lacks to one of all.
 
-        Trainings begin with the same weights: of steps that take all that a fold has, those of two tell that of a part.
+        Trainings begin with the same weights: of steps that take all that a fold has, those of two tell that of a part,
+        and that of another run which takes fewer tells those that it does not take.
         """
-        if self.parts is None or len(self.splits) == 1 or samples < len(self.splits[fold].train):
+        whole = len(self.splits[fold].train)
+        if self.parts is None or (samples >= whole and len(self.splits) == 1):
             return samples
+        if samples < whole:
+            return min(samples, whole - samples)
         return int(np.unique(self.parts.parts, return_counts=True)[1].min(initial=samples))
 
     def sha256(self) -> str:
