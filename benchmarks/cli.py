@@ -303,6 +303,20 @@ def fed_heart(
         raise UserError("the mean accuracy of the centres is too low: see the tables above", code="promise-missed")
 
 
+@app.command()
+def attacks(
+    patients: Annotated[str, typer.Option(help="Patients of each of the two hospitals.")] = "30,120,200",
+) -> None:
+    """Attack hospitals with their rules and without, and count the cells of single patients found: two minutes."""
+    from rich.console import Console
+
+    from benchmarks.privacy.bench import SUCCEEDS, bench_attacks
+
+    found = bench_attacks(_whole_numbers("--patients", patients), Console(width=120))
+    if not all(one.holds for one in found if one.attack not in SUCCEEDS):
+        raise UserError("an attack finds cells under the rules, or none without: see the table", code="promise-missed")
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.privacy.hospitals import SITES, Hospitals, Refused, Seen, document
 from benchmarks.privacy.judge import Claim
-from benchmarks.privacy.rows import BINARY, LEVELS, NUMBERS, PLACES, distinct, is_row, named
+from benchmarks.privacy.rows import NUMBERS, PLACES, distinct, is_row, named
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Kind, Message, Step, Sums
 
@@ -146,6 +146,3 @@ def _without(heard: Message, own: Message) -> Message | None:
         rest = tuple(a - share * b for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
         return Message(heard.kind, heard.round, Step(body.weight - mine.weight, 0.0, 0.0, rest))
     return None
-
-
-__all__ = ["BINARY", "LEVELS", "aggregator", "in_steps", "member", "of_site", "study"]

@@ -21,6 +21,7 @@ from rankdad.common.protocol.messages import Step, Sums
 UNITS = 3
 RARE = 0.05  # of patients, for whom a unit fires
 SHARP = 20.0
+BATCHES = (8, 9, 10, 12, 16, 24)  # the smallest that a policy allows
 FILE = "begun.safetensors"
 
 
@@ -36,9 +37,14 @@ def traps(hospitals: Hospitals) -> list[Claim]:
     save_file(begun, hospitals.folder / FILE)
     digest = hashlib.sha256((hospitals.folder / FILE).read_bytes()).hexdigest()
     model = {"name": "mlp", "hidden": [UNITS], "pretrained": {"file": FILE, "sha256": digest}}
-    training = {"epochs": 5, "optimizer": {"name": "sgd", "lr": 1e-6}, "batch_size": 8, "validation": 0.0}
-    seen = hospitals.run(document(model=model, training=training, evaluation={"name": "holdout"}), (), hospitals.folder)
-    if isinstance(seen, Refused):
+    seen = None
+    for size in BATCHES:
+        training = {"epochs": 5, "optimizer": {"name": "sgd", "lr": 1e-6}, "batch_size": size, "validation": 0.0}
+        spec = document(model=model, training=training, evaluation={"name": "holdout"})
+        seen = hospitals.run(spec, (), hospitals.folder)
+        if not isinstance(seen, Refused):
+            break
+    if seen is None or isinstance(seen, Refused):
         return []
     totals = {m.body.stage: m.body.values for m in seen.down if isinstance(m.body, Sums)}
     steps = {site: [m.body for m in seen.up[site] if isinstance(m.body, Step)] for site in SITES}
