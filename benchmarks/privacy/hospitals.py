@@ -15,7 +15,6 @@ from torch import Tensor
 from benchmarks.privacy.tables import BINARY, FILE, LABEL, LEVELS, NUMBERS, Row, patients, write
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError
-from rankdad.common.models import build_network
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import unpack
@@ -23,7 +22,7 @@ from rankdad.common.protocol.messages import Failure, Message, failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
+from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.simulations.lockstep import Said, Trainers, carry
 from rankdad.simulations.tree import Tree
@@ -42,6 +41,7 @@ class Seen:
         plan: of the run.
         up: what the aggregator receives, by site.
         down: what every site receives.
+        before: weights at which sites made what they sent, message by message.
         summary: what the owner gets.
         weights: of the trained model, which everybody gets.
     """
@@ -50,6 +50,7 @@ class Seen:
     plan: Plan
     up: Mapping[str, list[Message]]
     down: list[Message]
+    before: list[Mapping[str, Tensor]]
     summary: Mapping[str, Any]
     weights: Mapping[str, Tensor]
 
@@ -106,46 +107,74 @@ class Hospitals:
             weights: folder of the weights that the spec names.
         """
         self.runs += 1
-        spec, site = validate(RunSpec, dict(document)), SITES[0]
-        try:
-            plan = make_plan(spec, Replica(spec, weights=weights).model)
-            data = {}
-            for place, site in enumerate(SITES):
-                write(self.truth[site], self.folder / site / "data", without)
-                self.policy.check(spec.at(site), plan)
-                secret = Secret(hashlib.sha256(f"{site} {self.seed}".encode()).digest())
-                privacy = self.folder / site / "privacy"
-                dealing = dealing_of(privacy, site, self.policy, spec, f"run-{self.runs}", secret)
-                data[site] = read_site(spec, self.folder / site / "data", place, dealing=dealing)
-            policies = dict.fromkeys(SITES, self.policy)
-            trainers = Trainers(spec, plan, data, weights=weights, policies=policies)
-            assert all(own.parts is None or own.parts.kept() for own in data.values())
-            return self._trained(spec, plan, trainers, weights)
-        except RankdadError as error:
-            heard = failure_message(error.site or site, 0, error).body
-            assert isinstance(heard, Failure)
-            return Refused(heard.code, heard.field)
+        for site, table in self.truth.items():
+            write(table, self.folder / site / "data", without)
+        run = f"run-{self.runs}"
+        return run_sites(validate(RunSpec, dict(document)), self.folder, self.policy, run, self.seed, weights)
 
-    def _trained(self, spec: RunSpec, plan: Plan, trainers: Trainers, weights: Path | None) -> Seen:
-        up: dict[str, list[Message]] = {site: [] for site in SITES}
-        down = list[Message]()
 
-        def exchange(answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
-            answer = answers.get(SITES[0])
-            if answer is not None:
-                down.append(unpack(answer, plan, up=False))
-            for site, said in trainers.advance(answers):
-                if isinstance(said, bytes):
-                    up[site].append(unpack(said, plan, up=True))
-                yield site, said
+def run_sites(
+    spec: RunSpec, folder: Path, policy: Policy, run: str = "run", seed: int = 0, weights: Path | None = None
+) -> Seen | Refused:
+    """Run a spec at all sites, in this process, as each would by itself.
 
-        directory = self.folder / "runs" / str(self.runs)
-        with closing(Tree(spec, partial(Replica, spec, weights=weights), directory)) as tree:
-            carry(tree, exchange)
-        if trainers.failures:
-            raise trainers.failures[0]
-        result = trainers.results[SITES[0]]
-        return Seen(spec, plan, up, down, load_json(directory / "summary.json"), result.final)
+    Args:
+        spec: the run.
+        folder: of all sites, in whose folders their data are.
+        policy: of each.
+        run: its identity.
+        seed: of the sites' secrets.
+        weights: folder of the weights that the spec names.
+    """
+    site, data = SITES[0], dict[str, SiteData]()
+    try:
+        plan = make_plan(spec, Replica(spec, weights=weights).model)
+        for place, site in enumerate(SITES):
+            policy.check(spec.at(site), plan)
+            secret = Secret(hashlib.sha256(f"{site} {seed}".encode()).digest())
+            dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret)
+            data[site] = read_site(spec, folder / site / "data", place, dealing=dealing)
+        trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(SITES, policy))
+        assert all(own.parts is None or own.parts.kept() for own in data.values())
+        return trained(spec, plan, trainers, folder / "runs" / run, weights)
+    except RankdadError as error:
+        heard = failure_message(error.site or site, 0, error).body
+        assert isinstance(heard, Failure)
+        return Refused(heard.code, heard.field)
+
+
+def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weights: Path | None = None) -> Seen:
+    """Train to the end, and return what is seen of it.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        trainers: of all sites.
+        directory: of the run.
+        weights: folder of the weights that the spec names.
+
+    Raises:
+        RunFailedError: a site could not go on.
+    """
+    up: dict[str, list[Message]] = {site: [] for site in SITES}
+    down, before = list[Message](), list[Mapping[str, Tensor]]()
+
+    def exchange(answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
+        answer = answers.get(SITES[0])
+        if answer is not None:
+            down.append(unpack(answer, plan, up=False))
+        before.append(tree.top.state.replica.weights())
+        for site, said in trainers.advance(answers):
+            if isinstance(said, bytes):
+                up[site].append(unpack(said, plan, up=True))
+            yield site, said
+
+    with closing(Tree(spec, partial(Replica, spec, weights=weights), directory)) as tree:
+        carry(tree, exchange)
+    if trainers.failures:
+        raise trainers.failures[0]
+    result = trainers.results[SITES[0]]
+    return Seen(spec, plan, up, down, before, load_json(directory / "summary.json"), result.final)
 
 
 def document(**changes: Any) -> dict[str, Any]:
