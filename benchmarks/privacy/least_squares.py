@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Gradients = Mapping[str, Tensor]
-LEAST = 1e-7  # of what is to be explained: what is left of it counts as solved
-ROUNDS = 150
+LEAST = 1e-12  # of what is to be explained: what is left of it counts as solved
+ROUNDS = 200
+TRIED = 2  # numbers of positive labels
 
 
 def logistic(weights: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> Gradients:
@@ -67,29 +68,44 @@ def solve(left: Callable[[Tensor], Tensor], start: Tensor, rounds: int = ROUNDS)
             break
         gained = 1 - float(there.norm() / here.norm())
         at, here, damping = at - step, there, max(damping, 1e-12)
-        if float(here.norm()) < LEAST or gained < 1e-9:
+        if float(here.norm()) < LEAST or gained < 1e-7:
             break
     return at, float(here.norm())
 
 
 def solutions(
-    left: Callable[[Tensor], Tensor], unknowns: int, restarts: int, enough: float, seed: int = 0
+    left: Callable[[Tensor, Tensor], Tensor],
+    shape: tuple[int, int],
+    positive: float,
+    restarts: int,
+    enough: float,
+    seed: int = 0,
 ) -> Tensor | None:
-    """Return the unknowns from the first of several random starts that explain enough; None if none does.
+    """Return the batch that explains most from several random starts, if that is enough; None if it is not.
+
+    In which order patients are does not matter, so that of their labels only is searched how many are 1.
 
     Args:
-        left: see `solve`.
-        unknowns: how many there are.
-        restarts: how many starts.
+        left: what is left to be explained by inputs and labels.
+        shape: of the inputs.
+        positive: how many labels are 1, about.
+        restarts: how many starts for each number of these.
         enough: root of the sum of squares that may be left.
         seed: of the starts.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, size = torch.Generator().manual_seed(seed), shape[0] * shape[1]
+    likely = sorted(range(shape[0] + 1), key=lambda count: abs(count - positive))[:TRIED]
+    best, least = None, enough
     for _ in range(restarts):
-        found, rest = solve(left, torch.randn(unknowns, generator=generator, dtype=torch.float64))
-        if rest <= enough:
-            return found
-    return None
+        start = torch.randn(size, generator=generator, dtype=torch.float64)
+        for count in likely:
+            labels = (torch.arange(shape[0]) < count).double()
+            found, rest = solve(lambda at, labels=labels: left(at.reshape(shape), labels), start)
+            if rest <= least:
+                best, least = found.reshape(shape), rest
+            if rest <= enough / 100:
+                return best
+    return best
 
 
 def recovered(found: Tensor, truth: Sequence[Tensor] | Tensor, near: float) -> int:
