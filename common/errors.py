@@ -61,8 +61,8 @@ def naming(says: Callable[[str], bool], *, alike: bool = False) -> Iterator[None
 
     Args:
         says: whether the specification says a field.
-        alike: whether others are to hear the same of all these errors. Of runs that leave all but one patient out, which
-            of two errors comes first tells what that one has.
+        alike: whether others are to hear the same of all these errors. Of runs that leave all but one patient out,
+            which of two errors comes first tells what that one has.
     """
     try:
         yield

@@ -98,7 +98,9 @@ class Hospitals:
         """Names of the patients: who was at a hospital is known to some."""
         return {site: list(table) for site, table in self.truth.items()}
 
-    def run(self, document: Mapping[str, Any], without: Collection[str] = (), weights: Path | None = None) -> Seen | Refused:
+    def run(
+        self, document: Mapping[str, Any], without: Collection[str] = (), weights: Path | None = None
+    ) -> Seen | Refused:
         """Run a spec at all hospitals.
 
         Args:

@@ -24,8 +24,12 @@ from rankdad.common.spec import RunSpec
 COLUMNS = 9
 HIDDEN = 4
 NEAR = 0.01  # standard deviations, of columns that have one each
-RATE = 0.3  # of Adam: weights of all columns move apart, and few patients are called with certainty
-FIT = 1e-6  # of what is sent: what a right solution may leave of it, by rounding
+OPTIMIZERS = {  # as an owner may choose: weights of all columns move apart, and few patients are called with certainty
+    "logistic": {"name": "adam", "lr": 0.3},
+    "mlp": {"name": "sgd", "lr": 1.0},
+}
+FIT = 1e-6  # of whole gradients: what a right solution may leave of them, by rounding
+REDUCED_FIT = 1e-3  # likewise, of reduced ones in single precision
 MODELS = {"logistic": logistic, "mlp": mlp}
 
 
@@ -118,7 +122,9 @@ def solved(seen: Seen, case: Case, restarts: int) -> Tensor | None:
         rest += [(own - sent[name]).flatten() for name, own in made.items()]
         return torch.cat(rest)
 
-    enough = FIT * float(torch.cat([own.flatten() for own in sent.values()]).norm())
+    enough = (FIT if case.rank is None else REDUCED_FIT) * float(
+        torch.cat([own.flatten() for own in sent.values()]).norm()
+    )
     last = list(sent)[-1]  # a bias, or a matrix with one: its gradient is how far outputs are from the labels
     positive = case.batch * (0.5 - float(sent[last][0].flatten()[-1]))
     return solutions(left, (case.batch, COLUMNS), positive, restarts, enough)
@@ -144,7 +150,7 @@ def _document(case: Case) -> dict[str, Any]:
             "validation": 0.0,
             "test": 0.0,
             "dtype": "float64",
-            "optimizer": {"name": "adam", "lr": RATE},
+            "optimizer": OPTIMIZERS[case.model],
         },
         "method": {"name": "dsgd", "wire": "float64"} if case.rank is None else {"name": "rank-dad", "rank": case.rank},
         "federation": {"sites": list(SITES)},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,9 +31,7 @@ def logistic(weights: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> G
 
 def mlp(weights: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> Gradients:
     """Return those of a network of one hidden layer, tanh and two outputs: see `logistic`."""
-    hidden = torch.tanh(
-        torch.einsum("shc,bc->sbh", weights["1.weight"], inputs) + weights["1.bias"].unsqueeze(1)
-    )
+    hidden = torch.tanh(torch.einsum("shc,bc->sbh", weights["1.weight"], inputs) + weights["1.bias"].unsqueeze(1))
     outputs = torch.einsum("soh,sbh->sbo", weights["3.weight"], hidden) + weights["3.bias"].unsqueeze(1)
     away = (F.softmax(outputs, -1) - torch.stack([1 - labels, labels], -1)) / len(inputs)
     deltas = (away @ weights["3.weight"]) * (1 - hidden.square())
@@ -55,7 +55,9 @@ def solve(left: Callable[[Tensor], Tensor], start: Tensor, rounds: int = ROUNDS)
     here = left(at)
     slopes = torch.func.jacfwd(left)
     for _ in range(rounds):
-        jacobian = slopes(at)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's of a part of its own that it loads here
+            jacobian = slopes(at)
         normal, slope = jacobian.T @ jacobian, jacobian.T @ here
         scale = normal.diagonal().clamp_min(1e-12)
         better = False
@@ -83,7 +85,8 @@ def solutions(
 ) -> Tensor | None:
     """Return the batch that explains most from several random starts, if that is enough; None if it is not.
 
-    In which order patients are does not matter, so that of their labels only is searched how many are 1.
+    Labels are unknown numbers first. In which order patients are does not matter: so of labels that are known to be 0
+    or 1 only is searched how many are 1.
 
     Args:
         left: what is left to be explained by inputs and labels.
@@ -97,15 +100,22 @@ def solutions(
     likely = sorted(range(shape[0] + 1), key=lambda count: abs(count - positive))[:TRIED]
     best, least = None, enough
     for _ in range(restarts):
-        start = torch.randn(size, generator=generator, dtype=torch.float64)
-        for count in likely:
-            labels = (torch.arange(shape[0]) < count).double()
-            found, rest = solve(lambda at, labels=labels: left(at.reshape(shape), labels), start)
+        start = torch.randn(size + shape[0], generator=generator, dtype=torch.float64)
+        for count in (None, *likely):
+            labels = None if count is None else (torch.arange(shape[0]) < count).double()
+            found, rest = solve(partial(_left, left, shape, labels), start if labels is None else start[:size])
             if rest <= least:
-                best, least = found.reshape(shape), rest
+                best, least = found[:size].reshape(shape), rest
             if rest <= enough / 100:
                 return best
     return best
+
+
+def _left(
+    left: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, int], labels: Tensor | None, unknowns: Tensor
+) -> Tensor:
+    size = shape[0] * shape[1]
+    return left(unknowns[:size].reshape(shape), unknowns[size:] if labels is None else labels)
 
 
 def recovered(found: Tensor, truth: Sequence[Tensor] | Tensor, near: float) -> int:

@@ -62,7 +62,9 @@ def identifiers(hospitals: Hospitals) -> list[Claim]:
         return []
     begun = dict(build_network(RunSpec.model_validate(seen.spec.model_dump())).named_parameters())
     (weight,) = (name for name in seen.weights if name.endswith("weight"))
-    moved = (seen.weights[weight] - begun[weight].detach())[1, 1:] - (seen.weights[weight] - begun[weight].detach())[0, 1:]
+    moved = (seen.weights[weight] - begun[weight].detach())[1, 1:] - (seen.weights[weight] - begun[weight].detach())[
+        0, 1:
+    ]
     if float((moved.abs() > MOVED).double().mean()) < 0.5:
         return []
     return [

@@ -58,7 +58,5 @@ def distinct(rows: Iterable[tuple[Tensor, float | None]], near: float = 1e-2) ->
 def named(site: str, rows: Sequence[tuple[Tensor, float | None]]) -> list[Claim]:
     """Return the claims of rows whose patients are not known."""
     return [
-        claim
-        for number, (row, label) in enumerate(rows)
-        for claim in claims_of(site, f"somebody {number}", row, label)
+        claim for number, (row, label) in enumerate(rows) for claim in claims_of(site, f"somebody {number}", row, label)
     ]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from benchmarks.privacy.hospitals import SITES, Hospitals, Refused, Seen, document
 from benchmarks.privacy.judge import Claim
-from benchmarks.privacy.rows import NUMBERS, PLACES, distinct, is_row, named
+from benchmarks.privacy.rows import PLACES, distinct, is_row, named
+from benchmarks.privacy.tables import NUMBERS
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Kind, Message, Step, Sums
 
@@ -51,9 +52,7 @@ def of_site(seen: Seen, site: str, messages: list[Message]) -> list[Claim]:
     found = {m.body.stage: m.body.values for m in messages if isinstance(m.body, Sums)}
     totals = {m.body.stage: m.body.values for m in seen.down if isinstance(m.body, Sums)}
     steps = [message.body for message in messages if isinstance(message.body, Step)]
-    rows = itertools.chain(
-        in_differences(seen, found), in_products(seen, found, totals), in_steps(seen, steps, totals)
-    )
+    rows = itertools.chain(in_differences(seen, found), in_products(seen, found, totals), in_steps(seen, steps, totals))
     return named(site, distinct(rows))
 
 
@@ -84,12 +83,12 @@ def in_products(seen: Seen, found: Mapping[str, Tensor], totals: Mapping[str, Te
     pairs = [(a - b, c - d) for (a, c), (b, d) in itertools.permutations(products, 2)]
     for matrix, events in [*products, *pairs]:
         total = matrix[0]
-        sets = [(matrix[place], None) for place in range(1, len(total)) if PLACES[place - 1] not in NUMBERS]
-        sets = [(own, float(events[place])) for place, (own, _) in enumerate(sets, 1 + len(NUMBERS))]
+        levels = [place for place in range(1, len(total)) if PLACES[place - 1] not in NUMBERS]
+        sets = [(matrix[place], float(events[place])) for place in levels]
         sets += [(total - own, float(events[0]) - label) for own, label in sets]
         sets += [(events, 1.0), (total - events, 0.0)]
         for own, label in sets:
-            if abs(float(own[0]) - 1) < 1e-6 and is_row(own[1:]) and label is not None:
+            if abs(float(own[0]) - 1) < 1e-6 and is_row(own[1:]):
                 yield own[1:], label
 
 
@@ -123,9 +122,7 @@ def in_steps(seen: Seen, steps: list[Step], totals: Mapping[str, Tensor], near: 
         return
     per_fold = -(-len(steps) // len(backs))
     for number, step in enumerate(steps):
-        weights, bias = (
-            matrix if isinstance(matrix, Tensor) else matrix.gradient() for matrix in step.payload[:2]
-        )
+        weights, bias = (matrix if isinstance(matrix, Tensor) else matrix.gradient() for matrix in step.payload[:2])
         for own, intercept in zip(weights.double(), bias.double().flatten(), strict=True):
             if abs(float(intercept)) < 1e-9:
                 continue

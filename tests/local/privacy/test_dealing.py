@@ -312,10 +312,10 @@ def test_where_patients_lie_in_parts_others_hear_the_same_of_all_that_is_wrong_w
     for ages in ([], ["20"]):
         data = TABLE | {"features": ["age"], "missing": "drop", "missing_values": {"id": others, "age": ages}}
         spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
-        try:
+        if not dealt and not ages:
+            continue  # one patient is enough there
+        with pytest.raises(UserError) as raised:
             read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8) if dealt else None)
-        except UserError as error:
-            heard.add((error.public_code, error.public_field))
-            assert ("data-refused" in error.public_message) == dealt
-            assert error.code != "data-refused", "the site itself hears what it is"
+        heard.add((raised.value.public_code, raised.value.public_field))
+        assert raised.value.code != "data-refused", "the site itself hears what it is"
     assert (heard == {("data-refused", "")}) == dealt
