@@ -100,10 +100,12 @@ def solutions(
     likely = sorted(range(shape[0] + 1), key=lambda count: abs(count - positive))[:TRIED]
     best, least = None, enough
     for _ in range(restarts):
-        start = torch.randn(size + shape[0], generator=generator, dtype=torch.float64)
+        start, guesses = (torch.randn(count, generator=generator, dtype=torch.float64) for count in (size, shape[0]))
         for count in (None, *likely):
             labels = None if count is None else (torch.arange(shape[0]) < count).double()
-            found, rest = solve(partial(_left, left, shape, labels), start if labels is None else start[:size])
+            found, rest = solve(
+                partial(_left, left, shape, labels), torch.cat([start, guesses]) if labels is None else start
+            )
             if rest <= least:
                 best, least = found[:size].reshape(shape), rest
             if rest <= enough / 100:

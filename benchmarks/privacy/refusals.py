@@ -17,7 +17,7 @@ TARGETS = 2
 def refused(hospitals: Hospitals) -> list[Claim]:
     """Claim the ages of some patients of the first site.
 
-    The second site's patients all stay, since it lets the run go on or not by itself: only the first site's word counts.
+    Of the second site no name is among those left out: only the first site's word counts.
     """
     claims = list[Claim]()
     for name in hospitals.names[SITES[0]][:TARGETS]:
