@@ -329,6 +329,38 @@ def adversary(
         )
 
 
+@app.command()
+def attacks(
+    patients: Annotated[str, typer.Option(help="Patients of each of the two hospitals.")] = "30,120,200",
+) -> None:
+    """Attack hospitals with their rules and without, and count the cells of single patients found: two minutes."""
+    from rich.console import Console
+
+    from benchmarks.privacy.bench import SUCCEEDS, bench_attacks
+
+    found = bench_attacks(_whole_numbers("--patients", patients), Console(width=120))
+    if not all(one.holds for one in found if one.attack not in SUCCEEDS):
+        raise UserError("an attack finds cells under the rules, or none without: see the table", code="promise-missed")
+
+
+@app.command()
+def inversion(
+    models: Annotated[str, typer.Option(help="Which of logistic, mlp.")] = "logistic,mlp",
+    batches: Annotated[str, typer.Option(help="Patients of a step.")] = "8,16",
+    steps: Annotated[str, typer.Option(help="How many steps' gradients are known.")] = "10,60",
+) -> None:
+    """Solve repeated gradients for the patients of a batch by non-linear least squares: five minutes."""
+    from rich.console import Console
+
+    from benchmarks.privacy.inversion import MODELS, bench_inversion, cases
+
+    names = models.split(",")
+    if wrong := [name for name in names if name not in MODELS]:
+        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(MODELS)}", param_hint="--models")
+    chosen = cases(names, _whole_numbers("--batches", batches), _whole_numbers("--steps", steps))
+    bench_inversion(chosen, Console(width=120))
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
+DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
 
@@ -53,15 +54,21 @@ def public_reason(error: BaseException) -> str:
 
 
 @contextmanager
-def naming(says: Callable[[str], bool]) -> Iterator[None]:
+def naming(says: Callable[[str], bool], *, alike: bool = False) -> Iterator[None]:
     """Have errors in reading files tell others no sentence, and their field if the specification says it.
 
     Whatever class they are of: a field may be a file's header, and a pattern in a specification stands for headers.
+
+    Args:
+        says: whether the specification says a field.
+        alike: whether others are to hear the same of all these errors. Of runs that leave all but one patient out,
+            which of two errors comes first tells what that one has.
     """
     try:
         yield
     except RankdadError as error:
-        error.is_public, error.field_is_public = False, says(error.field)
+        error.is_public, error.field_is_public = False, not alike and says(error.field)
+        error.code_is_public = not alike
         raise
 
 
@@ -80,11 +87,13 @@ class RankdadError(Exception):
         quoted: lines that stand below the sentence, such as the end of a log.
         is_public: whether others may hear the sentence word by word: it says nothing of a site's data and files.
         field_is_public: whether they may hear the field.
+        code_is_public: whether they may hear the code.
     """
 
     exit_code = 1
     is_public = False
     field_is_public = True
+    code_is_public = True
     quoted: tuple[str, ...] = ()
 
     def __init__(
@@ -109,12 +118,17 @@ class RankdadError(Exception):
         """What other sites, the aggregator and the run's owner may hear of it."""
         if self.is_public:
             return str(self)
-        return f"{self.public_field}{': ' * bool(self.public_field)}{self.code} (the site's log says more)"
+        return f"{self.public_field}{': ' * bool(self.public_field)}{self.public_code} (the site's log says more)"
 
     @property
     def public_field(self) -> str:
         """The field, if others may hear it."""
         return self.field if self.field_is_public else ""
+
+    @property
+    def public_code(self) -> str:
+        """The code, if others may hear it."""
+        return self.code if self.code_is_public else DATA_REFUSED
 
 
 class UserError(RankdadError):

@@ -1,1 +1,1 @@
-"""What is tried against a site's disclosure control."""
+"""Programs that attack a run as an aggregator, a member or an owner could, and what they find of single patients."""

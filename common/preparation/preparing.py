@@ -160,6 +160,10 @@ class Preparing:
             raise ValueError(f"{stage}: {problem}")
         return vector
 
+    def unpack(self, stage: str, vector: Tensor) -> dict[str, Tensor]:
+        """Return the sums in one fold's vector of a stage, by their names."""
+        return self._stages[stage].unpack(vector)
+
     def described(self, stage: str, contributions: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Return the sums of Table 1 among each site's contribution to a stage; none of other stages or data."""
         if stage != "labels" or not self._table:

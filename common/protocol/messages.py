@@ -366,7 +366,7 @@ def failure_message(site: str, round_: int, error: BaseException, *, final: bool
     """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
     reason, code, field = public_reason(error), "unexpected-error", ""
     if isinstance(error, RankdadError):
-        code, field = error.code, error.public_field
+        code, field = error.public_code, error.public_field
     elif isinstance(error, KeyboardInterrupt):
         reason, code = "a person stopped it", "stopped"
     body = Failure(site=site, reason=visible(reason), code=code, field=visible(field), final=final)

@@ -320,7 +320,7 @@ def read_site(
         SpecError: samples cannot be varied as the run says.
     """
     check_augmentation_here(spec)
-    with naming(spec.says):
+    with naming(spec.says, alike=dealing is not None):
         reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
         return split_samples(spec, reading, site_index, loading, dealing)
 

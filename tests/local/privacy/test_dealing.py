@@ -310,3 +310,23 @@ def test_how_many_rows_are_left_out_is_not_told_and_that_there_are_some_only_fro
     hello = Contributions(spec, plan, found, run, 0, prepared, lambda *_: None).body(run.due)
     assert isinstance(hello, Hello)
     assert hello.dropped == 0
+
+
+@pytest.mark.parametrize("dealt", [False, True])
+def test_where_patients_lie_in_parts_others_hear_the_same_of_all_that_is_wrong_with_data(
+    tmp_path: Path, dealt: bool
+) -> None:
+    """By which of two codes a run was refused that left p0 alone told whether p0's age was among those left out."""
+    rows = [f"p{number},{20 + number},{5 * (number % 2)}" for number in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,age,mrs", *rows]))
+    others, heard = [f"p{number}" for number in range(1, 40)], set[tuple[str, str]]()
+    for ages in ([], ["20"]):
+        data = TABLE | {"features": ["age"], "missing": "drop", "missing_values": {"id": others, "age": ages}}
+        spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
+        if not dealt and not ages:
+            continue  # one patient is enough there
+        with pytest.raises(UserError) as raised:
+            read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8) if dealt else None)
+        heard.add((raised.value.public_code, raised.value.public_field))
+        assert raised.value.code != "data-refused", "the site itself hears what it is"
+    assert (heard == {("data-refused", "")}) == dealt

@@ -1,0 +1,66 @@
+"""Attack programs find single patients where there are no rules, and nobody where there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.privacy.bench import ATTACKS, SUCCEEDS, attacked
+from benchmarks.privacy.hospitals import NO_RULES, RULES
+from benchmarks.privacy.inversion import COLUMNS, Case, invert
+from benchmarks.privacy.judge import Claim, judge
+from benchmarks.privacy.tables import patients
+
+COUNT = 60
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_finds_cells_without_the_rules(attack: str) -> None:
+    assert attacked(ATTACKS[attack], COUNT, NO_RULES).right > 0
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(
+            one, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason="units fire for one patient")
+        )
+        if one in SUCCEEDS
+        else one
+        for one in ATTACKS
+    ],
+)
+def test_an_attack_finds_no_cell_under_the_rules(attack: str) -> None:
+    assert attacked(ATTACKS[attack], COUNT, RULES).right == 0
+
+
+def test_the_judge_counts_what_is_right_and_no_guess_and_rows_without_a_name_by_their_numbers() -> None:
+    truth = {"alpha": patients("alpha", 40, 0)}
+    name, row = next(iter(truth["alpha"].items()))
+    numbers = {column: float(row[column] or 0) for column in ("age", "height")}
+    mean = sum(float(own["bmi"] or 0) for own in truth["alpha"].values()) / 40
+
+    def right(patient: str, **values: float) -> int:
+        return judge([Claim("alpha", patient, column, value) for column, value in values.items()], truth).right
+
+    assert right(name, **numbers) == right("somebody", **numbers) == 2
+    assert right("somebody", age=numbers["age"]) == 0, "one number is nobody's"
+    assert right(name, age=numbers["age"] + 1) == 0
+    assert right(name, bmi=mean) == 0, "anybody would guess it"
+
+
+def test_a_fixed_batch_is_solved_from_sixty_whole_gradients_without_the_rules() -> None:
+    assert invert(Case("logistic", None, 8, 60, 8, NO_RULES), restarts=3).cells == 8 * COLUMNS
+
+
+def test_of_a_hospital_of_several_batches_no_patient_is_solved_for_under_the_rules() -> None:
+    found = invert(Case("logistic", None, 8, 60, 40, RULES), restarts=3)
+    assert (found.cells, found.refused) == (0, "")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a hospital of one batch sends the gradient of all its patients, step after step",
+)
+def test_of_a_hospital_of_a_single_batch_no_patient_is_solved_for_under_the_rules() -> None:
+    assert invert(Case("logistic", None, 8, 60, 8, RULES), restarts=3).cells == 0
