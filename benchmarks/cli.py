@@ -346,10 +346,10 @@ def attacks(
 @app.command()
 def inversion(
     models: Annotated[str, typer.Option(help="Which of logistic, mlp.")] = "logistic,mlp",
-    batches: Annotated[str, typer.Option(help="Patients of a step.")] = "8,16",
+    batches: Annotated[str, typer.Option(help="Patients of a step.")] = "8",
     steps: Annotated[str, typer.Option(help="How many steps' gradients are known.")] = "10,60",
 ) -> None:
-    """Solve repeated gradients for the patients of a batch by non-linear least squares: five minutes."""
+    """Solve repeated gradients for the patients of a batch by non-linear least squares: four minutes."""
     from rich.console import Console
 
     from benchmarks.privacy.inversion import MODELS, bench_inversion, cases

@@ -68,7 +68,7 @@ class Recovered:
         return self.refused or f"{self.cells} of {self.case.batch * COLUMNS}"
 
 
-def invert(case: Case, restarts: int = 6) -> Recovered:
+def invert(case: Case, restarts: int = 3) -> Recovered:
     """Run a case between two hospitals, and solve what the first has sent for the patients of a batch.
 
     The program takes all steps for those of one batch. Where that is wrong, no patients explain what was sent, and it
