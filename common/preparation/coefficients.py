@@ -22,7 +22,7 @@ from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 FEWEST = 3  # patients for each column
-CONVERGED = 1e-12  # of what a whole step would still win
+CONVERGED = 1e-10  # of what a whole step would still win
 SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
 PART = 0.05  # of such a direction: a column with more belongs to it
 Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums"]

@@ -26,7 +26,7 @@ from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 PENALTY = 1.0
 ROUNDS = 12  # of all rows, fewer once they have converged; a square needs one
 CURVED = 3  # of these that add up the curvature, too
-FREE_ROUNDS = 6  # of the fit that holds no weights small, from there on
+FREE_ROUNDS = 12  # of the fit that holds no weights small, from there on
 FOLD_ROUNDS = 4  # of a training on fewer rows, from there on: to about a thousandth of a standard error
 MOST_ROUNDS = 100  # where no message is sent for one
 TOLERANCE = 1e-9  # of weights, between two rounds: they have converged

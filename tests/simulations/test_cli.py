@@ -122,7 +122,7 @@ def test_check_says_at_once_that_it_has_begun(
 ) -> None:
     said = list[str]()
 
-    def looking(config: SiteConfig, *_: object) -> None:
+    def looking(config: SiteConfig, *_: object, **__: object) -> None:
         said.append(capsys.readouterr().err)
         raise FewSamplesError("evaluation", "as expected", code="x")
 

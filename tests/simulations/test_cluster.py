@@ -43,7 +43,7 @@ def ended(ranks: list[Warm]) -> list[tuple[int | None, str, str]]:
 
 
 def files_of(directory: Path) -> dict[str, object]:
-    """Return what a run has written, without what is measured in seconds."""
+    """Return what a run has written, without what is measured in seconds, or is of a time."""
     found: dict[str, object] = {}
     for path in directory.rglob("*"):
         if path.name == "steps.csv":
@@ -53,7 +53,7 @@ def files_of(directory: Path) -> dict[str, object]:
         elif path.name == "summary.json":
             summary = json.loads(path.read_text())
             found[str(path.relative_to(directory))] = {key: summary[key] for key in summary if "seconds" not in key}
-        elif path.is_file():
+        elif path.is_file() and path.name != "retention.json":
             found[str(path.relative_to(directory))] = path.read_bytes()
     return found
 
