@@ -250,9 +250,7 @@ def tally(
         places = _places(confidence.nan_to_num(0.0).mean(0).expand_as(confidence))
     bins = score_bins(log_odds - origin)
     if fewest > 1 and curves:
-        bins, places = _coarse(
-            task, bins, places, confidence.nan_to_num(0.0), positive, cells % sizes.width, fewest, people
-        )
+        bins, places = _coarse(task, bins, places, confidence.nan_to_num(0.0), cells % sizes.width, fewest, people)
     places += CALIBRATION_BINS * matrices
     # One count of all places: each kind of count starts where the one before it ends.
     _, confusion_at, calibration_at, *_ = torch.tensor(sizes.counts).cumsum(0).tolist()
@@ -299,7 +297,6 @@ def _coarse(
     bins: Tensor,
     places: Tensor,
     confidence: Tensor,
-    positive: Tensor,
     guesses: Tensor,
     fewest: int,
     people: Tensor | None,
@@ -310,13 +307,10 @@ def _coarse(
     all three count samples along one order, and their differences would tell of fewer.
     """
     if isinstance(task, Classification) and task.classes > 2:
-        of_bins = [
-            merged(own, fewest, people, positive=with_it) for own, with_it in zip(bins.T, positive.T, strict=True)
-        ]
-        of_places = [merged(own, fewest, people) for own in places.T]
+        of_bins, of_places = ([merged(own, fewest, people) for own in several.T] for several in (bins, places))
     else:
-        columns = zip(bins.T[-guesses.shape[1] :], guesses.T, positive.T[-guesses.shape[1] :], strict=True)
-        of_places = [merged(own, fewest, people, guess > 0, with_it) for own, guess, with_it in columns]
+        scores = bins[:, bins.shape[1] - guesses.shape[1] :]
+        of_places = [merged(own, fewest, people, guess > 0) for own, guess in zip(scores.T, guesses.T, strict=True)]
         of_bins = of_places * (bins.shape[1] // guesses.shape[1])
     bins = torch.stack([mean_places(own, of) for own, of in zip(bins.T, of_bins, strict=True)], 1).round().long()
     means = torch.stack([mean_places(own, of) for own, of in zip(confidence.T, of_places, strict=True)], 1)
