@@ -17,7 +17,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import Due, RunState
-from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
@@ -175,18 +175,17 @@ class Contributions:
         with replica.evaluating(self._run.best_weights if split == "test" else {}) as model:
             outputs = outputs_of(model, samples.inputs, task.outputs, self._own.training.batch_size)
         if split == "validation":
-            tally = tally_of(task, prepared, split, outputs, fewest, curves=False)
+            tally = tally_of(task, prepared, split, outputs, fewest)
             tally = tally if fewest == 1 else without_curves(task, tally)
             return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=None)
         self._tested(due.fold, prepared.in_units(outputs))
         self._outputs, self._others = outputs, None
-        several = fewest > 1 and isinstance(self._spec.evaluation, KFold) and self._spec.tests(due.fold)
+        several = fewest > 1 and self._spec.folds_per_repeat > 1 and self._spec.tests(due.fold)
         # The last test of a repeat needs what references say in all of them.
         others = self._compared(prepared)[1:] if counts or several else ()
         models, nothing = (outputs, *others), empty(task, self._plan.grouped)
         tally, *references = (
-            nothing if one is None else tally_of(task, prepared, split, one, fewest, clustered=True, curves=not several)
-            for one in models
+            nothing if one is None else tally_of(task, prepared, split, one, fewest, clustered=True) for one in models
         )
         whole: tuple[Tally, ...] = ()
         if several:
@@ -197,7 +196,7 @@ class Contributions:
             fold=due.fold,
             epoch=due.epoch,
             tally=tally,
-            baseline=tally_of(task, prepared, split, guesses(task, prepared), fewest, curves=not several),
+            baseline=tally_of(task, prepared, split, guesses(task, prepared), fewest),
             references=tuple(references),
             whole=whole,
         )
@@ -205,14 +204,14 @@ class Contributions:
     def _whole(self, fold: int, said: tuple[Said | None, ...], fit: Fit) -> tuple[Tally, ...]:
         """Keep what is said of a fold's test; return tallies of all folds of the repeat at its last one.
 
-        Curves are told once, of all that the repeat has tested: a single fold has too few samples for bins.
+        Fine curves are told once, of all that the repeat has tested: in a fold alone, bins are of too few samples.
         """
         place, count = self._spec.place(fold)[0], self._spec.folds_per_repeat
         if place % count == 0:
             self._tests.clear()
         self._tests[place % count] = said
         folds = [one for one in self._tests.values() if one[0] is not None and len(one[0].labels)]
-        if place % count < count - 1 or len(self._tests) < count or not folds:
+        if place % count < count - 1 or len(self._tests) < count or len(folds) < 2:
             return ()
         models, nothing = list[Tally](), empty(self._spec.task, self._plan.grouped)
         for own in zip(*folds, strict=True):

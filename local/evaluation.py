@@ -145,7 +145,6 @@ def tally_of(
     fewest: int = 1,
     *,
     clustered: bool = False,
-    curves: bool = True,
 ) -> Tally:
     """Return what outputs for a split, [n, width] as of `outputs_of`, add up to.
 
@@ -156,16 +155,15 @@ def tally_of(
         outputs: for these.
         fewest: people in any bin.
         clustered: whether sums over the test's groups, if it has any, are among the sums.
-        curves: whether more than mean and spread of the scores is told where `fewest` is more than 1.
     """
     groups, count = prepared.test_groups if clustered else None, len(outputs)
     total, fit = empty(task, groups is not None), prepared.around(split)
     for rows in batches(count, groups) if fewest == 1 else [torch.arange(count)]:
-        total += tallied(task, fit, said_of(task, prepared, split, outputs, rows, clustered=clustered), fewest, curves)
+        total += tallied(task, fit, said_of(task, prepared, split, outputs, rows, clustered=clustered), fewest)
     return total
 
 
-def tallied(task: TaskSpec, fit: Fit, said: Said, fewest: int, curves: bool = True) -> Tally:
+def tallied(task: TaskSpec, fit: Fit, said: Said, fewest: int) -> Tally:
     """Return what a model says of samples, added up around a fit: see `Prepared.around`."""
     return tally(
         task,
@@ -178,7 +176,6 @@ def tallied(task: TaskSpec, fit: Fit, said: Said, fewest: int, curves: bool = Tr
         groups=said.groups,
         fewest=fewest,
         people=said.people,
-        curves=curves,
     )
 
 

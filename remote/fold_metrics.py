@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import reduce
 from operator import add
 from types import MappingProxyType
@@ -45,12 +45,11 @@ from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.paired import rivals
-from rankdad.common.spec.tasks import Classification, Metric, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 from rankdad.remote.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
 from rankdad.remote.paired_folds import ends as _ends
 
 INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
-COARSE: tuple[Metric, ...] = ("auc", "calibration_error")  # which a fold lacks where only a whole repeat has curves
 MAX_OUTCOMES = 30  # more classes or labels have no curves
 
 
@@ -127,12 +126,6 @@ class FoldMetrics:
         for name, tallies in whole.items():
             for site, tally in tallies.items():
                 self._replace(name, site, tally)
-        if whole:
-            count, coarse = self._per_repeat or len(self._folds), COARSE
-            self._folds[-count:] = [
-                replace(fold, values=fold.values | {name: None for name in coarse if name in fold.values})
-                for fold in self._folds[-count:]
-            ]
         self._rivals.begin(len(self._tallies["models"]) - 1, {"model": models, "baseline": baselines, **references})
         self._tests += 1
         self._document = {}

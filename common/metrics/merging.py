@@ -1,25 +1,15 @@
-"""What a site's counts tell where they must be of enough people: merged bins, or mean and spread alone.
+"""Merges the bins of a site's samples until each is of enough people, before they are counted.
 
 Bins are merged from the lowest to the highest, and what is left over joins the last. Samples of a merged bin all count
 at their mean place, so that histograms of several sites still add up. Where a threshold is counted by itself, as a
 confusion matrix does, no merged bin lies on both sides of it, unless one side has too few: else the difference of the
 two counts would tell of single samples.
-
-Sets that are counted often, or are too small for bins, as those between epochs and a single fold's test are, tell of
-the scores of either class no more than their mean and spread, to few digits: their samples count where those of a
-normal distribution would.
 """
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 import torch
 from torch import Tensor
-
-WIDEST = 1000.0  # log-odds
-NORMAL = NormalDist()
-STEPS = 50  # to a standard deviation: how finely the mean is told
 
 
 def merged(places: Tensor, fewest: int, groups: Tensor | None = None, above: Tensor | None = None) -> Tensor:
@@ -54,30 +44,6 @@ def mean_places(values: Tensor, of: Tensor) -> Tensor:
         of: its merged bin.
     """
     return (of.bincount(values.double()) / of.bincount().clamp_min(1))[of]
-
-
-def normal_scores(log_odds: Tensor, positive: Tensor, fewest: int, people: Tensor | None = None) -> Tensor:
-    """Return log-odds that have the mean and spread of those of either class, and tell nothing else, float64 [n].
-
-    A class of fewer people is told nothing of: it takes those of both together.
-
-    Args:
-        log_odds: of every sample, [n].
-        positive: bool [n], which class it is of.
-        fewest: people of a class.
-        people: int64 [n], whose each sample is; None where each is of another person.
-    """
-    known, found = log_odds.double().nan_to_num(0.0).clamp(-WIDEST, WIDEST), torch.zeros(len(positive)).double()
-    for own in (~positive, positive):
-        rows = own.nonzero().flatten()
-        of = known[rows] if _people(rows, people) >= fewest else known
-        if len(rows):
-            spread = float(f"{float(of.std(correction=0)):.1e}")
-            mean = float(of.mean())
-            mean = round(mean * STEPS / spread) * spread / STEPS if spread else float(f"{mean:.1e}")
-            shares = ((torch.arange(len(rows)) + 0.5) / len(rows)).tolist()
-            found[rows] = mean + spread * torch.tensor([NORMAL.inv_cdf(one) for one in shares]).double()
-    return found
 
 
 def _people(rows: Tensor, groups: Tensor | None) -> int:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
-from rankdad.common.metrics.merging import mean_places, merged, normal_scores
+from rankdad.common.metrics.merging import mean_places, merged
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 CALIBRATION_BINS = 15
@@ -197,7 +197,6 @@ def tally(
     groups: Tensor | None = None,
     fewest: int = 1,
     people: Tensor | None = None,
-    curves: bool = True,
 ) -> Tally:
     """Sum up a batch; outputs that are not finite make sums that are not.
 
@@ -214,17 +213,11 @@ def tally(
         groups: int64 [n], which group each sample is of: none has samples in another batch; None where there are none.
         fewest: people in any bin of scores, confidences or the grid: see `merging`.
         people: int64 [n], whose each sample is; None where each is of another person.
-        curves: whether bins are merged where `fewest` is more than 1; else only mean and spread are told of scores.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
-        counts = torch.cat(
-            [
-                torch.tensor([len(label)]),
-                _grid(output, label, scale, fewest if curves else max(fewest, len(label)), people),
-            ]
-        )
+        counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale, fewest, people)])
         moments = _moments(output, label)
         found = Tally(counts, torch.cat([losses.sum().reshape(1), moments.sum(dim=1)]))
         if groups is None:
@@ -243,13 +236,9 @@ def tally(
         cells, hit, confidence = 2 * positive + (outputs > 0).long(), positive, probability
     sizes = shape(task)
     matrices = torch.arange(sizes.groups)
-    places = _places(confidence.nan_to_num(0.0))
-    if fewest > 1 and not curves:
-        outputs_of = zip(log_odds.T, positive.T, strict=True)
-        log_odds = torch.stack([normal_scores(own, with_it, fewest, people) for own, with_it in outputs_of], 1)
-        places = _places(confidence.nan_to_num(0.0).mean(0).expand_as(confidence))
+    places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     bins = score_bins(log_odds - origin)
-    if fewest > 1 and curves:
+    if fewest > 1:
         bins, places = _coarse(task, bins, places, confidence.nan_to_num(0.0), cells % sizes.width, fewest, people)
     places += CALIBRATION_BINS * matrices
     # One count of all places: each kind of count starts where the one before it ends.
@@ -314,12 +303,7 @@ def _coarse(
         of_bins = of_places * (bins.shape[1] // guesses.shape[1])
     bins = torch.stack([mean_places(own, of) for own, of in zip(bins.T, of_bins, strict=True)], 1).round().long()
     means = torch.stack([mean_places(own, of) for own, of in zip(confidence.T, of_places, strict=True)], 1)
-    return bins, _places(means)
-
-
-def _places(confidence: Tensor) -> Tensor:
-    """Return the bins of confidences."""
-    return (confidence * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
+    return bins, (means * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
 
 
 def _grid(output: Tensor, label: Tensor, scale: float, fewest: int, people: Tensor | None) -> Tensor:
