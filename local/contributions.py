@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
-from rankdad.common.metrics import Tally, empty, without_curves
+from rankdad.common.metrics import Tally, empty
 from rankdad.common.policy import Policy
-from rankdad.common.preparation import Fit, Preparing
+from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
@@ -22,11 +22,10 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
-from rankdad.local.evaluation import Said, guesses, outputs_of, said_of, tallied, tally_of, tested_rows
+from rankdad.local.evaluation import guesses, outputs_of, tally_of, tested_rows
 
 Tested = Callable[[int, Tensor], None]
 References = Callable[[Prepared], tuple[Tensor | None, ...]]
-Tests = MutableMapping[int, tuple[Said | None, ...]]  # what the model and the references say of each fold's test
 
 
 class Contributions:
@@ -42,7 +41,6 @@ class Contributions:
         tested: given every fold's outputs for its test samples.
         references: returns the outputs of the plan's references for a fold's test samples; None where there is none.
         retain: whether the policy lets the aggregator keep what the site sends beyond the run's end.
-        tests: what is kept of the folds that the present repeat has tested; changed in place.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class Contributions:
         prepared: Callable[[], Prepared],
         tested: Tested,
         references: References = lambda prepared: (),
-        tests: Tests | None = None,
         *,
         retain: bool = False,
     ) -> None:
@@ -63,7 +60,6 @@ class Contributions:
         self._own = spec.at(plan.sites[index])
         self._prepared, self._tested, self._references = prepared, tested, references
         self._preparing = Preparing(spec)
-        self._tests: Tests = {} if tests is None else tests
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
         self._retain = retain
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
@@ -170,55 +166,25 @@ class Contributions:
         """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
         task, replica, prepared, split = self._spec.task, self._run.replica, self._prepared(), due.split
         assert split is not None
-        fewest = self._data.fewest
         samples: Samples = getattr(prepared, split)
         with replica.evaluating(self._run.best_weights if split == "test" else {}) as model:
             outputs = outputs_of(model, samples.inputs, task.outputs, self._own.training.batch_size)
-        if split == "validation":
-            tally = tally_of(task, prepared, split, outputs, fewest)
-            tally = tally if fewest == 1 else without_curves(task, tally)
-            return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=None)
-        self._tested(due.fold, prepared.in_units(outputs))
-        self._outputs, self._others = outputs, None
-        several = fewest > 1 and self._spec.folds_per_repeat > 1 and self._spec.tests(due.fold)
-        # The last test of a repeat needs what references say in all of them.
-        others = self._compared(prepared)[1:] if counts or several else ()
-        models, nothing = (outputs, *others), empty(task, self._plan.grouped)
-        tally, *references = (
-            nothing if one is None else tally_of(task, prepared, split, one, fewest, clustered=True) for one in models
-        )
-        whole: tuple[Tally, ...] = ()
-        if several:
-            said = (None if one is None else said_of(task, prepared, split, one, clustered=True) for one in models)
-            whole = self._whole(due.fold, tuple(said), prepared.around(split))
+        groups = prepared.test_groups if split == "test" else None
+        tally, baseline = tally_of(task, prepared, split, outputs, groups), None
+        references: tuple[Tally, ...] = ()
+        if split == "test":
+            self._tested(due.fold, prepared.in_units(outputs))
+            baseline = tally_of(task, prepared, split, guesses(task, prepared))
+            self._outputs, self._others = outputs, None
+            if counts:
+                nothing = empty(task, self._plan.grouped)
+                references = tuple(
+                    nothing if one is None else tally_of(task, prepared, split, one, groups)
+                    for one in self._compared(prepared)[1:]
+                )
         return Evaluation(
-            split=split,
-            fold=due.fold,
-            epoch=due.epoch,
-            tally=tally,
-            baseline=tally_of(task, prepared, split, guesses(task, prepared), fewest),
-            references=tuple(references),
-            whole=whole,
+            split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline, references=references
         )
-
-    def _whole(self, fold: int, said: tuple[Said | None, ...], fit: Fit) -> tuple[Tally, ...]:
-        """Keep what is said of a fold's test; return tallies of all folds of the repeat at its last one.
-
-        Fine curves are told once, of all that the repeat has tested: in a fold alone, bins are of too few samples.
-        """
-        place, count = self._spec.place(fold)[0], self._spec.folds_per_repeat
-        if place % count == 0:
-            self._tests.clear()
-        self._tests[place % count] = said
-        folds = [one for one in self._tests.values() if one[0] is not None and len(one[0].labels)]
-        if place % count < count - 1 or len(self._tests) < count or len(folds) < 2:
-            return ()
-        models, nothing = list[Tally](), empty(self._spec.task, self._plan.grouped)
-        for own in zip(*folds, strict=True):
-            known = [one for one in own if one is not None]
-            every = len(known) == len(own)
-            models.append(tallied(self._spec.task, fit, Said.joined(known), self._data.fewest) if every else nothing)
-        return tuple(models)
 
     def _compared(self, prepared: Prepared) -> tuple[Tensor | None, ...]:
         """Return the outputs of the guess and the references for the fold's test samples."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics import Tally, empty, tally
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
-from rankdad.common.preparation import Fit, Inputs
+from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
+from rankdad.local.data import Samples
 from rankdad.local.data.prepared import Prepared, SplitName
 from rankdad.local.losses import losses
 
@@ -57,126 +55,19 @@ def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = B
     return stacked
 
 
-@dataclass(frozen=True, eq=False)
-class Said:
-    """What a model says of samples, from which tallies are made: never sent. Several folds' may be joined.
-
-    Args:
-        outputs: [n, width] in the label's unit.
-        labels: in their unit.
-        losses: [n].
-        groups: int64 [n], over which the tally is made as well; None where it is not.
-        people: int64 [n], whose each sample is; None where each is of another person.
-    """
-
-    outputs: Tensor
-    labels: Tensor
-    losses: Tensor
-    groups: Tensor | None = None
-    people: Tensor | None = None
-
-    @classmethod
-    def joined(cls, several: Sequence[Said]) -> Said:
-        """Return what is said of the samples of several sets."""
-        return cls(
-            torch.cat([one.outputs for one in several]),
-            torch.cat([one.labels for one in several]),
-            torch.cat([one.losses for one in several]),
-            _joined([one.groups for one in several]),
-            _joined([one.people for one in several]),
-        )
-
-
-def _joined(columns: Sequence[Tensor | None]) -> Tensor | None:
-    known = [one for one in columns if one is not None]
-    return torch.cat(known) if known else None
-
-
-def written(tests: Mapping[int, Sequence[Said | None]]) -> str:
-    """Return what models say of the tests of some folds as text, for a site's checkpoint."""
-    tensors = {
-        f"{fold}/{place}/{name}": value.contiguous()
-        for fold, models in tests.items()
-        for place, said in enumerate(models)
-        for name, value in (vars(said) if said is not None else {"none": torch.empty(0)}).items()
-        if value is not None
-    }
-    return base64.b64encode(save(tensors)).decode()
-
-
-def said_in(text: str) -> dict[int, tuple[Said | None, ...]]:
-    """Return what `written` has written."""
-    found: dict[int, dict[int, dict[str, Tensor]]] = {}
-    for key, value in (load(base64.b64decode(text)) if text else {}).items():
-        fold, place, name = key.split("/")
-        found.setdefault(int(fold), {}).setdefault(int(place), {})[name] = value
-    return {
-        fold: tuple(None if "none" in models[place] else Said(**models[place]) for place in sorted(models))
-        for fold, models in sorted(found.items())
-    }
-
-
-def said_of(
-    task: TaskSpec,
-    prepared: Prepared,
-    split: SplitName,
-    outputs: Tensor,
-    rows: Tensor | slice = slice(None),
-    *,
-    clustered: bool = False,
-) -> Said:
-    """Return what outputs, [n, width] as of `outputs_of`, say of a split's samples, or of some rows of them."""
-    given, true = outputs[rows], getattr(prepared, split).labels[rows]
-    people, groups = prepared.people.get(split), prepared.test_groups if clustered else None
-    return Said(
-        prepared.in_units(given),
-        prepared.in_units(true),
-        losses(task, given.double(), true),
-        None if groups is None else groups[rows],
-        None if people is None else people[rows],
-    )
-
-
 def tally_of(
-    task: TaskSpec,
-    prepared: Prepared,
-    split: SplitName,
-    outputs: Tensor,
-    fewest: int = 1,
-    *,
-    clustered: bool = False,
+    task: TaskSpec, prepared: Prepared, split: SplitName, outputs: Tensor, groups: Tensor | None = None
 ) -> Tally:
-    """Return what outputs for a split, [n, width] as of `outputs_of`, add up to.
-
-    Args:
-        task: what is predicted.
-        prepared: the fold's samples.
-        split: which of them.
-        outputs: for these.
-        fewest: people in any bin.
-        clustered: whether sums over the test's groups, if it has any, are among the sums.
-    """
-    groups, count = prepared.test_groups if clustered else None, len(outputs)
-    total, fit = empty(task, groups is not None), prepared.around(split)
-    for rows in batches(count, groups) if fewest == 1 else [torch.arange(count)]:
-        total += tallied(task, fit, said_of(task, prepared, split, outputs, rows, clustered=clustered), fewest)
+    """Return what outputs for a split, [n, width] as of `outputs_of`, add up to; over groups too, if given."""
+    samples: Samples = getattr(prepared, split)
+    labels, total = samples.labels, empty(task, groups is not None)
+    fit = prepared.around(split)
+    centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
+    for rows in batches(len(labels), groups):
+        given, true, own = outputs[rows], labels[rows], None if groups is None else groups[rows]
+        numbers, known, loss = prepared.in_units(given), prepared.in_units(true), losses(task, given.double(), true)
+        total += tally(task, numbers, known, loss, centre=centre, scale=scale, base=base, groups=own)
     return total
-
-
-def tallied(task: TaskSpec, fit: Fit, said: Said, fewest: int) -> Tally:
-    """Return what a model says of samples, added up around a fit: see `Prepared.around`."""
-    return tally(
-        task,
-        said.outputs,
-        said.labels,
-        said.losses,
-        centre=fit.target_mean,
-        scale=fit.target_scale,
-        base=fit.log_odds,
-        groups=said.groups,
-        fewest=fewest,
-        people=said.people,
-    )
 
 
 def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:

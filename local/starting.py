@@ -15,7 +15,6 @@ from rankdad.common.gradients.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
 from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
 from rankdad.common.run.state import RunState
-from rankdad.local.evaluation import said_in, written
 from rankdad.local.late_steps import Sent
 from rankdad.local.training import TrainingState
 
@@ -86,8 +85,6 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     document: dict[str, object] = {"follows": state.follows}
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
-    if state.tests:
-        document["tests"] = written(state.tests)
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
 
@@ -102,8 +99,7 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
     sent = zip(loaded.document.get("sent", ()), loaded.changes, strict=True)
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
     follows = loaded.document.get("follows") is True
-    tests = said_in(loaded.document.get("tests", ""))
-    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, tests)
+    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late)
 
 
 def starting_state(

@@ -25,7 +25,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.catching_up import CatchingUp, Steps
-from rankdad.local.contributions import Contributions, Tested, Tests
+from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
 from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
@@ -50,7 +50,6 @@ class TrainingState:
         follows: whether the site has lost its residuals. It then only follows until it is where the run is: what it
             has sent before is in the updates, and cannot be made again.
         sent: to steps that have left the site out, and may join a later one.
-        tests: what models say of the samples that the present repeat has tested.
     """
 
     site: str
@@ -59,7 +58,6 @@ class TrainingState:
     moments: Moments = field(default_factory=dict)
     follows: bool = False
     sent: tuple[Sent, ...] = ()
-    tests: Tests = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +145,6 @@ def train(
         passes.prepared,
         tested,
         references.outputs,
-        state.tests,
         retain=policy.retain,
     )
     trainer = _Trainer(spec, plan, passes, contributions, state, policy, lap, notice, followed, send)

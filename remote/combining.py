@@ -117,14 +117,7 @@ def _evaluation(spec: RunSpec, plan: Plan, sent: Sequence[Evaluation]) -> Evalua
         tally=_total(tallies),
         baseline=_total(guesses) if guesses else None,
         references=tuple(references),
-        whole=_whole(spec, plan, sent),
     )
-
-
-def _whole(spec: RunSpec, plan: Plan, sent: Sequence[Evaluation]) -> tuple[Tally, ...]:
-    """Return the sums of what members say of several folds' tests; nothing where one that has some says nothing."""
-    models = list(zip(*(one.whole for one in sent), strict=False))
-    return tuple(_total(own) if all(map(_of_all, own, models[0])) else empty(spec.task, plan.grouped) for own in models)
 
 
 def _of_all(reference: Tally, tally: Tally) -> bool:

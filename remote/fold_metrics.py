@@ -36,7 +36,6 @@ from rankdad.common.metrics import (
     mean_values,
     parts,
     risk_summary,
-    same_labels,
     site_alone,
     summarise,
     within_sites,
@@ -103,17 +102,8 @@ class FoldMetrics:
         models: Mapping[str, Tally],
         baselines: Mapping[str, Tally],
         references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
-        whole: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
     ) -> None:
-        """Add one fold's test.
-
-        Args:
-            models: tallies of the model, by site.
-            baselines: of the baseline.
-            references: of the other references, by name.
-            whole: of all that a repeat has tested, by `models` or a reference's name, with its last fold: they stand in
-                place of the sums of folds, whose bins are of too few samples to be as fine.
-        """
+        """Add one fold's test: tallies of the model, of the baseline, and by name of the other references."""
         pooled = summarise(self._task, reduce(add, models.values()))
         if pooled.samples:
             self._folds.append(pooled)
@@ -123,18 +113,9 @@ class FoldMetrics:
         for name, tallies in {"models": models, "baseline": baselines, **references}.items():
             for site, tally in tallies.items():
                 self._tallies[name][-1][site] += tally
-        for name, tallies in whole.items():
-            for site, tally in tallies.items():
-                self._replace(name, site, tally)
         self._rivals.begin(len(self._tallies["models"]) - 1, {"model": models, "baseline": baselines, **references})
         self._tests += 1
         self._document = {}
-
-    def _replace(self, name: str, site: str, whole: Tally) -> None:
-        """Take over what a site says of a whole repeat, if it is of the samples that the site has tested in it."""
-        known = self._tallies[name][-1][site]
-        if whole.samples and whole.samples == known.samples and same_labels(self._task, whole, known):
-            self._tallies[name][-1][site] = whole
 
     def compare(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> list[str]:
         """Add what sites say of the last fold's test where its models are compared: see `PairedFolds.add`."""

@@ -368,7 +368,6 @@ class Recorder:
         models: dict[str, Tally] = {}
         baselines: dict[str, Tally] = {}
         references: dict[str, dict[str, Tally]] = {name: {} for name in self._plan.references}
-        whole: dict[str, dict[str, Tally]] = {}
         for site, message in self._sent(ready):
             assert isinstance(message.body, Evaluation)
             models[site] = message.body.tally
@@ -376,8 +375,6 @@ class Recorder:
                 baselines[site] = message.body.baseline
             for name, tally in zip(self._plan.references, message.body.references, strict=False):
                 references[name][site] = tally
-            for name, tally in zip(("models", *self._plan.references), message.body.whole, strict=False):
-                whole.setdefault(name, {})[site] = tally
         epoch: dict[str, dict[str, float]] = {}
         rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
         rows |= {site: summarise(task, tally) for site, tally in models.items()}
@@ -390,7 +387,7 @@ class Recorder:
             self._metrics.row([*row, *figures, *candidate])
         self._track(pooled, epoch)
         if pooled.split == "test":
-            progress.study.add(models, baselines, references, whole)
+            progress.study.add(models, baselines, references)
             progress.warn("left-out-of-a-test", [self._sites[place] for place in sorted(ready.missing)])
             self._scores = pooled.scores
             self._next_fold(pooled.fold)

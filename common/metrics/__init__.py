@@ -2,7 +2,7 @@
 
 A site reveals counts and sums over its samples: among them how many samples with and without each outcome have a score
 in which of 1,000 bins. No row says which sample it is, but of few samples in a set these counts are their scores and
-labels to three digits, unless the site merges bins until each is of enough people.
+labels to three digits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankdad.common.metrics.risk import Risks, mean_risk_summary, risk_summary
 from rankdad.common.metrics.site_calibration import calibration_by_site, expected
 from rankdad.common.metrics.sites import Spread, mean_over_sites, site_alone, within_sites
 from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
-from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, same_labels, tally, without_curves
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, same_labels, tally
 from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 
 __all__ = [
@@ -52,5 +52,4 @@ __all__ = [
     "tally_bytes",
     "unpack_tally",
     "within_sites",
-    "without_curves",
 ]

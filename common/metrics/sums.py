@@ -13,12 +13,10 @@ from torch.nn import functional as F
 
 from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
-from rankdad.common.metrics.merging import mean_places, merged
-from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 CALIBRATION_BINS = 15
 MOMENTS = 7
-ROUNDING = 1e-9  # of sums over the same numbers
 MAX_WIDTH = 30  # classes of a confusion matrix; of more no balanced accuracy has its interval over groups
 AVERAGES, DIFFERENCES = 16, 80  # cells of the grid of numbers
 WIDEST_AVERAGE = 4.0  # standard deviations of the label from its mean: averages further out share the outermost cells
@@ -170,9 +168,8 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
 def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
     """Return whether two tallies are of the same labels, as those of two models for the same samples are."""
     mine, theirs = parts(task, one), parts(task, other)
-    if isinstance(task, Regression):  # sums of labels and of their squares, of the same rows in any order
-        most = max(mine.samples * mine.moments[2], 0.0) ** 0.5 * ROUNDING
-        return abs(mine.moments[0] - theirs.moments[0]) <= most and math.isclose(mine.moments[2], theirs.moments[2])
+    if isinstance(task, Regression):  # sums of labels and of their squares, of the same rows in the same order
+        return (mine.moments[0], mine.moments[2]) == (theirs.moments[0], theirs.moments[2])
     return bool((mine.confusion.sum(2) == theirs.confusion.sum(2)).all())
 
 
@@ -195,8 +192,6 @@ def tally(
     scale: float = 1.0,
     base: Tensor | None = None,
     groups: Tensor | None = None,
-    fewest: int = 1,
-    people: Tensor | None = None,
 ) -> Tally:
     """Sum up a batch; outputs that are not finite make sums that are not.
 
@@ -211,13 +206,11 @@ def tally(
         base: log-odds [task.outputs] around which the AUC's bins are finest, the same at all sites, such as those of
             each class's frequency; those of a guess by default.
         groups: int64 [n], which group each sample is of: none has samples in another batch; None where there are none.
-        fewest: people in any bin of scores, confidences or the grid: see `merging`.
-        people: int64 [n], whose each sample is; None where each is of another person.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
-        counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale, fewest, people)])
+        counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale)])
         moments = _moments(output, label)
         found = Tally(counts, torch.cat([losses.sum().reshape(1), moments.sum(dim=1)]))
         if groups is None:
@@ -237,12 +230,10 @@ def tally(
     sizes = shape(task)
     matrices = torch.arange(sizes.groups)
     places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-    bins = score_bins(log_odds - origin)
-    if fewest > 1:
-        bins, places = _coarse(task, bins, places, confidence.nan_to_num(0.0), cells % sizes.width, fewest, people)
     places += CALIBRATION_BINS * matrices
     # One count of all places: each kind of count starts where the one before it ends.
     _, confusion_at, calibration_at, *_ = torch.tensor(sizes.counts).cumsum(0).tolist()
+    bins = score_bins(log_odds - origin)
     positions = (
         1 + (2 * torch.arange(sizes.outputs) + positive) * BINS + bins,
         confusion_at + sizes.width**2 * matrices + cells,
@@ -262,58 +253,17 @@ def tally(
     return _clustered(found, groups, chain(values, scores))
 
 
-def without_curves(task: TaskSpec, total: Tally) -> Tally:
-    """Return a tally whose sums say no more than the loss and its counts, as those between epochs are.
-
-    Of numbers, whose metrics are made of sums alone, nothing is taken away.
-    """
-    if isinstance(task, Regression):
-        return total
-    part = parts(task, total)
-    middle = (torch.arange(CALIBRATION_BINS, dtype=torch.float64) + 0.5) / CALIBRATION_BINS
-    sums = [total.sums[:1], (part.calibration.sum(2) * middle).flatten(), torch.zeros_like(part.brier)]
-    return Tally(total.counts, torch.cat(sums))
-
-
 def difference_edges() -> Tensor:
     """Return the differences between which the grid's columns lie, in its unit, float64 [DIFFERENCES + 1]."""
     steps = torch.arange(DIFFERENCES + 1, dtype=torch.float64) * (2 * DIFFERENCE_REACH / DIFFERENCES)
     return torch.sinh(steps - DIFFERENCE_REACH) / DIFFERENCE_FINENESS
 
 
-def _coarse(
-    task: Classification | MultiLabel,
-    bins: Tensor,
-    places: Tensor,
-    confidence: Tensor,
-    guesses: Tensor,
-    fewest: int,
-    people: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return bins of scores and of confidences of so many people or more.
-
-    Of two classes and of labels both are merged alike, and so that what is guessed to be positive has bins of its own:
-    all three count samples along one order, and their differences would tell of fewer.
-    """
-    if isinstance(task, Classification) and task.classes > 2:
-        of_bins, of_places = ([merged(own, fewest, people) for own in several.T] for several in (bins, places))
-    else:
-        scores = bins[:, bins.shape[1] - guesses.shape[1] :]
-        of_places = [merged(own, fewest, people, guess > 0) for own, guess in zip(scores.T, guesses.T, strict=True)]
-        of_bins = of_places * (bins.shape[1] // guesses.shape[1])
-    bins = torch.stack([mean_places(own, of) for own, of in zip(bins.T, of_bins, strict=True)], 1).round().long()
-    means = torch.stack([mean_places(own, of) for own, of in zip(confidence.T, of_places, strict=True)], 1)
-    return bins, (means * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
-
-
-def _grid(output: Tensor, label: Tensor, scale: float, fewest: int, people: Tensor | None) -> Tensor:
+def _grid(output: Tensor, label: Tensor, scale: float) -> Tensor:
     average = ((output + label) / (2 * scale) + WIDEST_AVERAGE) * (AVERAGES / (2 * WIDEST_AVERAGE))
     difference = torch.asinh(DIFFERENCE_FINENESS * (output - label) / scale) + DIFFERENCE_REACH
     rows = average.nan_to_num(0.0).clamp(0, AVERAGES - 1).long()
     columns = (difference * (DIFFERENCES / (2 * DIFFERENCE_REACH))).nan_to_num(0.0).clamp(0, DIFFERENCES - 1).long()
-    if fewest > 1:
-        of = merged(columns * AVERAGES + rows, fewest, people)
-        rows, columns = (mean_places(one, of).round().long() for one in (rows, columns))
     return (rows * DIFFERENCES + columns).bincount(minlength=AVERAGES * DIFFERENCES)
 
 

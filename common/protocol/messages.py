@@ -68,9 +68,9 @@ def packed(
     return BeforeValidator(read), PlainSerializer(pack)
 
 
-def _tallies(data: bytes, plan: Plan, count: int) -> tuple[Tally, ...]:
-    """Return so many tallies of tests."""
-    size = tally_bytes(plan.task, plan.grouped)
+def _tallies(data: bytes, plan: Plan) -> tuple[Tally, ...]:
+    """Return the tallies of the plan's references."""
+    size, count = tally_bytes(plan.task, plan.grouped), len(plan.references)
     if len(data) != size * count:
         raise ValueError(f"got {len(data)} bytes, expected {count} tallies of {size}")
     return tuple(unpack_tally(plan.task, data[at : at + size], plan.grouped) for at in range(0, len(data), size))
@@ -93,13 +93,7 @@ BASELINE = packed(
 )
 REFERENCES = packed(
     lambda tallies: b"".join(map(pack_tally, tallies)),
-    lambda data, plan, known: (
-        _tallies(data, plan, len(plan.references)) if known.get("split") == "test" or data else ()
-    ),
-)
-WHOLE = packed(
-    lambda tallies: b"".join(map(pack_tally, tallies)),
-    lambda data, plan, known: _tallies(data, plan, 1 + len(plan.references)) if data else (),
+    lambda data, plan, known: _tallies(data, plan) if known.get("split") == "test" or data else (),
 )
 SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
 SQUARES = packed(pack_sums, lambda data, plan, _: unpack_squares(plan, data))
@@ -207,8 +201,7 @@ class Buffers(Control):
 class Evaluation(Control):
     """A site's tally of one split; at a test also those of guesses from its own labels, and of the plan's references.
 
-    A reference that the site does not have is of no samples. Where bins are merged, the last of several tests has the
-    `whole` of the model and the references, too: tallies of all samples that these folds have tested.
+    A reference that the site does not have is of no samples.
     """
 
     split: Literal["validation", "test"]
@@ -217,7 +210,6 @@ class Evaluation(Control):
     tally: Annotated[Tally, *TALLY]
     baseline: Annotated[Tally | None, *BASELINE]
     references: Annotated[tuple[Tally, ...], *REFERENCES] = ()
-    whole: Annotated[tuple[Tally, ...], *WHOLE] = ()
 
 
 class PooledMetrics(Control):

@@ -119,7 +119,7 @@ class Plan:
         """Largest size of the numbers in a message that is no step: buffers, counts, sums, or tallies."""
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
-        most = tally_bytes(self.task) + 2 * (1 + len(self.references)) * tally_bytes(self.task, self.grouped)
+        most = tally_bytes(self.task) + (1 + len(self.references)) * tally_bytes(self.task, self.grouped)
         return max(self.buffer_bytes, counts, sums, most, paired.scores_bytes(self))
 
     def document(self) -> dict[str, object]:

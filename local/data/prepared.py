@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -32,7 +31,6 @@ class Prepared:
         numbers: whether labels are numbers.
         order_key: what the order of batches is drawn from.
         test_groups: which group each sample of the test is of; None where the run knows of none.
-        people: by split, whose each sample is; nothing where each is of another person.
     """
 
     train: Samples
@@ -44,7 +42,6 @@ class Prepared:
     numbers: bool
     order_key: str
     test_groups: Tensor | None
-    people: Mapping[SplitName, Tensor] = field(default_factory=dict)
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
@@ -83,7 +80,4 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
     numbers = isinstance(spec.task, Regression)
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
     groups = data.groups[split.test] if spec.grouped and data.groups is not None else None
-    people: dict[SplitName, Tensor] = {}
-    if data.groups is not None:
-        people = {"validation": data.groups[split.validation], "test": data.groups[split.test]}
-    return Prepared(train, validation, test, fit, own, first, numbers, order_key, groups, people)
+    return Prepared(train, validation, test, fit, own, first, numbers, order_key, groups)
