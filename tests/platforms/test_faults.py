@@ -156,7 +156,7 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
 
 def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_path: Path) -> None:
     inputs = patients(tmp_path, features="noise", evaluation="holdout", network="mlp-32")
-    rng = np.random.default_rng(2)  # one for all: members with the same rows would make an interval too narrow
+    rng = np.random.default_rng(1)  # one for all: members with the same rows would make an interval too narrow
     for client in inputs:
         path = tmp_path / client / "base" / f"{client}.csv"
         table = pd.read_csv(path)
@@ -164,7 +164,7 @@ def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_p
         table["sex"] = rng.permutation(table["sex"])
         table.to_csv(path, index=False)
     said = " ".join(Iterations(tmp_path, inputs).go()["warnings"].values())
-    assert "the model tells the classes apart no better than a guess" in said, said
+    assert "the model tells the classes apart no better than a guess" in said
 
 
 def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> None:

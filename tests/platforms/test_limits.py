@@ -62,7 +62,7 @@ def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(aggregator_node, "check_size", partial(check_size, max_bytes=100_000))
     _, inputs = consortium(tmp_path, {"name": "dsgd"})
     run = Iterations(tmp_path, inputs)
-    with pytest.raises(RankdadError, match=r"dsgd of this network over 3 sites makes messages of up to 0.5 MiB"):
+    with pytest.raises(RankdadError, match=r"dsgd of this network over 3 sites makes messages of up to 0.4 MiB"):
         run.go()
     assert len(run.outputs) == 1
     assert not (tmp_path / REMOTE / "output" / "run").exists()

@@ -218,14 +218,14 @@ def test_two_tables_that_differ_by_a_patient_look_alike_to_others(tmp_path: Path
         spec = spec_of(training={"epochs": 1, "batch_size": 400})
         table1 = trained(spec, found, tmp_path / str(place), min_rows=8)["table1"]
         sites += table1["sites"].values()
-    for own in sites:
-        columns = own["columns"]
-        assert (own["rows"], columns["weight"]["missing"]) == (123, 15)
+    for shown in sites:
+        columns = shshown["columns"]
+        assert (shown["rows"], columns["weight"]["missing"]) == (123, 15)
         assert columns["age"]["mean"] == round(columns["age"]["mean"])
         assert columns["sex"]["levels"]["f"] % 5 == columns["sex"]["levels"]["m"] % 5 == 0
-        assert min(own["label"]["counts"]) % 5 == 0
-        assert sum(own["label"]["counts"]) == 123, "rows are told by hello"
-    told = {str(own["label"]) + str(own["columns"]) for own in sites}
+        assert min(shown["label"]["counts"]) % 5 == 0
+        assert sum(shown["label"]["counts"]) == 123, "rows are told by hello"
+    told = {str(shown["label"]) + str(shown["columns"]) for shown in sites}
     assert len(told) <= 12, "of 36"
 
 
