@@ -219,7 +219,7 @@ def test_two_tables_that_differ_by_a_patient_look_alike_to_others(tmp_path: Path
         table1 = trained(spec, found, tmp_path / str(place), min_rows=8)["table1"]
         sites += table1["sites"].values()
     for shown in sites:
-        columns = shshown["columns"]
+        columns = shown["columns"]
         assert (shown["rows"], columns["weight"]["missing"]) == (123, 15)
         assert columns["age"]["mean"] == round(columns["age"]["mean"])
         assert columns["sex"]["levels"]["f"] % 5 == columns["sex"]["levels"]["m"] % 5 == 0
