@@ -13,6 +13,7 @@ from benchmarks.privacy.adversary import OFF, RULES, STRICT, Outcome, analysed, 
 from benchmarks.privacy.adversary_runs import Run, attend
 from benchmarks.privacy.adversary_specs import FILES, LEVELS, OTHER, VICTIM, Hospital
 from benchmarks.privacy.adversary_sums import Finding, Sum, atoms, subtracted
+from rankdad.common.errors import RunFailedError
 from rankdad.common.policy import Policy
 from tests.conftest import run_spec
 
@@ -88,8 +89,11 @@ def test_a_batch_and_a_step_of_all_differ_by_no_fewer_than_a_part_has(tmp_path: 
         {"evaluation": {"name": "holdout"}, "training": training | {"test": 0.1, "batch_size": size}}
         for size in (200, 16)
     ]
-    found = below(asked(tmp_path, RULES, 20, 60, *changes))
-    assert [len(one.patients) for one in found if "batches" in one.source] == []
+    with pytest.raises(RunFailedError) as refused:
+        asked(tmp_path, RULES, 20, 60, *changes)
+    assert refused.value.code == "steps-of-too-few"
+    found = below(asked(tmp_path / "off", OFF, 20, 60, *changes))
+    assert min(len(one.patients) for one in found if "batches" in one.source) < 8
 
 
 @pytest.mark.slow
