@@ -117,8 +117,7 @@ class Preparing:
         count = self._spec.folds
         if stage in self.solving.whole:
             vector = self.contribution(stage, totals(count - 1), whole, None, fewest, tells=tells)
-            shares = [len(rows(fold).labels) / max(1, len(whole.labels)) for fold in range(count)]
-            return self.solving.spread(stage, vector, shares)
+            return self.solving.spread(stage, vector, count, lambda fold: len(rows(fold).labels))
         found = torch.zeros(count, self.size(stage), dtype=torch.float64)
         for fold in range(count):
             if stage not in self.solving.folds or self._spec.tests(fold):

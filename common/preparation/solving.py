@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -76,24 +76,25 @@ class Solving:
         whole = sum(field.size for field in fields if field.name != "curvature") + (curved - again) * each
         return whole, sum(stage.size for stage in self.folds.values())
 
-    def spread(self, stage: str, vector: Tensor, shares: Sequence[float]) -> Tensor:
+    def spread(self, stage: str, vector: Tensor, folds: int, trained: Callable[[int], int]) -> Tensor:
         """Return what a site sends in a round of all its rows, float64 [folds, …].
 
-        In all rows stand the same sums, and of the curvature what fits the rows that a training has.
+        For all folds stand the same sums, and of the curvature the part that a fold trains on.
 
         Args:
             stage: name of the round.
             vector: its sums.
-            shares: which part of a site's rows each training has.
+            folds: how many there are.
+            trained: how many rows a fold trains on.
         """
-        parts = torch.tensor(shares, dtype=torch.float64)
+        found = vector.repeat(folds, 1)
         if stage == linear.CURVATURE:
-            found = parts[:, None] * vector
-            found[:, 0].round_()  # of the rows
-            return found
-        parts = torch.ones_like(parts) if stage.startswith(linear.WHOLE) else torch.zeros_like(parts)
-        parts[-1] = 1.0  # of no other model are there coefficients
-        return parts[:, None] * vector
+            counts = torch.tensor([trained(fold) for fold in range(folds)], dtype=torch.float64)
+            found *= (counts / vector[0].clamp_min(1))[:, None]
+            found[:, 0] = counts if vector[0] else 0
+        elif not stage.startswith(linear.WHOLE):
+            found[:-1] = 0  # of no other model are there coefficients
+        return found
 
     def converged(self, totals: Totals) -> tuple[str, ...]:
         """Return names of rounds that need not be taken, since those before have come to a solution."""
