@@ -140,3 +140,15 @@ def test_where_few_rows_are_left_behind_sums_the_model_keeps_what_more_have_taug
     assert any(float(total["loss"]) > 1e200 for total in totals)
     outputs = linear.outputs(spec.task, 3 * in_memory(rows.inputs), descended(spec.task, totals))
     assert (outputs.argmax(1) == labels).double().mean() > 0.9
+
+
+@pytest.mark.parametrize(("inputs", "whole", "fold"), [(4, 259, 43), (20, 1835, 171)])
+def test_numbers_that_leave_are_counted_as_the_page_says(inputs: int, whole: int, fold: int) -> None:
+    """Of two classes, 5 folds and a refit: with 4 per rank half of the cells are 190 and 257 patients'."""
+    csv = {"reader": "csv", "file": "t.csv", "features": [f"c{i}" for i in range(inputs)], "label": "y"}
+    changes = {"data": csv | {"values": ["a", "b"]}, "model": {"name": "linear"}, "training": {"solver": "exact"}}
+    spec = run_spec(task=TASKS[0], evaluation={"name": "k-fold", "folds": 5}, preparation=PREPARED, **changes)
+    preparing = Preparing(spec)
+    assert preparing.numbers() == (whole, fold)
+    sizes = map(preparing.size, preparing.stages)
+    assert sum(sizes) == whole + fold, "of one line no product stands twice"
