@@ -48,7 +48,7 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
     for check in checks:
         for error in refusals(check, strict):
             asked |= {line: (error, value) for line, value in error.change.items()}  # the last one is enough for all
-            strict = strict.model_copy(update=error.change)
+            strict = strict.mended(error.change)
         for error in refusals(check, policy):
             refused |= dict.fromkeys(error.change, error)
             asked |= {line: (error, value) for line, value in error.change.items() if line not in asked}

@@ -136,6 +136,11 @@ class Policy(Part):
         """
         return cls() if path is None else validate(cls, load_json(path), file=path)
 
+    def mended(self, change: Mapping[str, object]) -> Policy:
+        """Return the policy with some lines changed, as a refusal names them."""
+        lines = Policy.model_validate(change)
+        return self.model_copy(update={line: getattr(lines, line) for line in change})
+
     def text(self) -> str:
         """Return the policy as a file holds it: every line is there to be changed."""
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
@@ -220,10 +225,8 @@ class Policy(Part):
             FewSamplesError: they may not.
         """
         people, change, allows = next(iter(told.values()))[0], dict[str, object](), list[str]()
-        width, most = (
-            f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)",
-            self.rank(people),
-        )
+        width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
+        most = self.rank(people)
         asks = f"adds up products of {width} for a linear model, of {counted(people, noun)}"
         if self.max_rank is not None and columns > self.max_rank:
             change["max_rank"] = columns
@@ -449,7 +452,7 @@ def refusals(check: Callable[[Policy], object], policy: Policy) -> list[PolicyEr
             check(policy)
         except PolicyError as error:
             found.append(error)
-            mended = policy.model_copy(update=error.change)
+            mended = policy.mended(error.change)
             if mended == policy:
                 return found
             policy = mended

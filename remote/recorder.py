@@ -97,7 +97,6 @@ class Recorder:
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
-        self._exact = True  # until the policies have said so or otherwise
         self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
         self._scores: Tensor | None = None  # that all sites have been told at the last test
         if not again:
@@ -220,7 +219,6 @@ class Recorder:
             progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
             counts = [run_steps(self._spec, fold) for fold in update.train]
             progress.steps, progress.batches = (sum(column) for column in zip(*counts, strict=True))
-            self._exact = update.exact
             if update.exact:
                 progress.steps = progress.batches = progress.epochs = 0
             self._record_hello(ready)

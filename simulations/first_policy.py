@@ -22,13 +22,9 @@ def policy_lines(file: SimulationFile) -> dict[str, int | None]:
         file: run and simulation; data that cannot be read need no lines, since nothing will run.
     """
     lines: dict[str, int | None] = {}
-    while more := _lines(file, _with(file.simulation.policy, lines)):  # of smaller parts others are needed
+    while more := _lines(file, file.simulation.policy.mended(lines)):  # of smaller parts others are needed
         lines |= more
     return lines
-
-
-def _with(policy: Policy, lines: Mapping[str, int | None]) -> Policy:
-    return Policy.model_validate({**policy.model_dump(), **lines})
 
 
 def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:
@@ -51,7 +47,7 @@ def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:
         lines["min_level"] = max(1, apart)
     columns, rows_per_rank = math.prod(file.run.data.shape) + 1, policy.rows_per_rank
     for one in known:
-        while one.told and not _lets_out(_with(policy, lines), columns, one.told):
+        while one.told and not _lets_out(policy.mended(lines), columns, one.told):
             lines["rows_per_rank"] = rows_per_rank = (rows_per_rank or 0) - 1 or None
     return lines
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.errors import PolicyError
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need, needs
-from rankdad.common.policy import Policy
+from rankdad.common.policy import MinLevel, Policy, refusals
 from rankdad.common.protocol.plan import make_plan
 from tests.conftest import run_spec
 
@@ -46,3 +47,14 @@ def test_what_a_site_refuses_is_told_beside_what_it_allows() -> None:
     }
     assert (asked["min_sites"].refused, asked["min_sites"].here) == (False, 2)
     assert asked["min_rows"].here == 500
+
+
+def test_a_line_that_holds_a_part_is_mended_by_the_number_that_a_refusal_names() -> None:
+    """The next question of the mended policy ended with an AttributeError."""
+
+    def check(policy: Policy) -> None:
+        if policy.min_level.count > 2:
+            raise PolicyError("data", "sets 2 apart", change={"min_level": 2}, code="sums-of-too-few")
+
+    assert [one.code for one in refusals(check, Policy())] == ["sums-of-too-few"]
+    assert Policy().mended({"min_level": 2, "max_rank": None}) == Policy(min_level=MinLevel(count=2))

@@ -56,7 +56,7 @@ def rankdad(*words: object, status: int = 0) -> str:
 
 def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -> None:
     documents: list[dict[str, Any]] = [run_document(name="first"), run_document(name="second one", seed=5)]
-    with Consortium(tmp_path / "all", data, SITES).started() as all_:
+    with Consortium(tmp_path / "all", data, SITES, policies={"beta": {"retain": False}}).started() as all_:
         runs = [all_.submit(document) for document in documents]
         assert runs == ["first-1", "second-one-2"]
         found = all_.until_over(*runs)
@@ -75,6 +75,9 @@ def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -
         assert all(f'{runs[1]}/aggregator: accepted hello address="127.0.0.1" site="{site}"' in said for site in SITES)
         assert re.search(r"^weights: equal at all sites, sha256", said, re.MULTILINE), "it ends with the result"
         assert [all_.stop(name) for name in ("alpha", "service")] == [0, 0]
+        receipts = [load_json(path) for path in (all_.folder / "alpha").rglob("receipt.json")]
+        assert [(one["deleted"], one["contributions"] > 0) for one in receipts] == [(True, True)] * 2
+        assert not list(all_.directory.rglob("contributions-*"))
     for run, document in zip(runs, documents, strict=True):
         expected = undisturbed(run_spec(**document), data, tmp_path / run)
         assert all_.summary(run)["weights_sha256"] == dict.fromkeys(SITES, expected)

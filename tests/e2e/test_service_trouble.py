@@ -110,7 +110,8 @@ def test_a_token_that_is_revoked_in_mid_run_stops_that_run_alone(tmp_path: Path,
 
 
 def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp_path: Path, data: Path) -> None:
-    with Consortium(tmp_path / "all", data, SITES, consortium={"runs_at_once": 1}).started() as all_:
+    policies, one_at_once = {"beta": {"retain": False}}, {"runs_at_once": 1}
+    with Consortium(tmp_path / "all", data, SITES, consortium=one_at_once, policies=policies).started() as all_:
         first, second = all_.submit(run_document(name="first", **LONG)), all_.submit(run_document(name="second"))
         all_.until(lambda _: steps_of(all_, first) > 20)
         with all_.client() as client:
@@ -121,6 +122,10 @@ def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp
         all_.until(lambda _: all_.summary(first)["status"] == "interrupted")  # once all sites have heard of it
         for site in SITES:
             assert "cancelled" in (all_.folder / site / "out/runs" / first / "log.txt").read_text()
+        told = [all_.folder / site / "out/runs" / first / "receipt.json" for site in SITES]
+        all_.until(lambda _: all(path.exists() for path in told))
+        assert {(one["status"], one["deleted"]) for one in map(load_json, told)} == {("interrupted", True)}
+        assert not list(all_.directory.rglob("contributions-*"))
         before = steps_of(all_, first)
         all_.kill("service")
         all_.start("service")  # which does not take it up again
