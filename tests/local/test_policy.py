@@ -20,6 +20,7 @@ from rankdad.common.errors import DataError, PolicyError, SpecError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods import MethodState, method_for
 from rankdad.common.models import build_model
+from rankdad.common.needs import Need
 from rankdad.common.policy import EVERYTHING, UNREDUCED, MethodName, Policy, refuse_together, rows_sent
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.message_sizes import step_bytes
@@ -495,8 +496,11 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
     with pytest.raises(DataError):  # nothing in the policy's way
         check_site(site(tmp_path, server, spec, {}))
     write_site(tmp_path / "data", 34, 0)
+    asked = list[Need]()
     with pytest.raises(PolicyError, match=r"^method.rank"):
-        check_site(site(tmp_path, server, spec, {"max_rank": 1}))
+        check_site(site(tmp_path, server, spec, {"max_rank": 1}), told=asked.extend)
+    assert [(one.line, one.needed, one.here) for one in asked if one.refused] == [("max_rank", 2, 1)]
+    assert {"min_rows", "methods", "min_sites"} < {one.line for one in asked}
     check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2, "keyed_folds": True}))
     said = capsys.readouterr().out
     assert "validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in caplog.text

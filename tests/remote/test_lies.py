@@ -351,12 +351,16 @@ def sums_lies(spec: RunSpec, stage: str, values: torch.Tensor) -> Iterator[tuple
     yield "a negative square", put(values, (0, -1.0))
     yield "beyond all sums", put(values, (1, 1e299))
     yield "another size", torch.zeros(3, dtype=torch.float64)
-    if stage.startswith("linear"):
+    if stage.startswith(("linear", "fold", "unpenalised-")) and stage != "unpenalised-curvature":
         yield "a slope beyond its loss", put(values, (1, 1e9))
         yield "no loss", put(values, (0, 0.0))
     if stage == "linear-1":
         yield "a curvature of more rows", put(values, (1 + weights_of(spec), 1e9))
         yield "a curvature beyond its diagonal", put(values, (2 + weights_of(spec), 1e9))
+    if stage == "curvature":
+        yield "more rows than there are", put(values, (0, 1e6))
+        yield "a diagonal below 0", put(values, (1, -1.0))
+        yield "an entry beyond its diagonal", put(values, (2, 1e9))
     if stage == OWN:
         people, told, rows, freedom = range(4)
         yield "more patients than rows", put(values, (people, 1e6))
@@ -437,8 +441,8 @@ def test_sums_that_no_rows_have_are_refused_by_name_and_change_nothing(
     monkeypatch.setattr(Aggregator, "take", take)
     lockstep.run(spec, data, tmp_path / "lied-to")
     assert told.keys() >= {
-        "steps": {"linear-1", "paired"},
-        "exact": {"linear-1", OWN, "paired"},
+        "steps": {"linear-1", "curvature", "fold-1", "paired"},
+        "exact": {"linear-1", "curvature", "unpenalised-1", "fold-1", OWN, "paired"},
         "groups": {"paired"},
     }.get(fitted, {"linear-1", OWN})
     one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("undisturbed", "lied-to"))
