@@ -7,6 +7,7 @@ factories may run is not said here but in `allow_factories` of the site's own fi
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, get_args
 
@@ -215,8 +216,7 @@ class Policy(Part):
 
         Args:
             columns: of the inputs, and one of ones.
-            told: people of a set, without groups samples, and how many numbers tell of them; by what the set is
-                called, that of all first.
+            told: people of a set, without groups samples, and how many numbers tell of them; by what it is called.
             noun: what these are called, in the singular.
             field: of the spec that asks for the sums.
             instead: what does not.
@@ -224,26 +224,32 @@ class Policy(Part):
         Raises:
             FewSamplesError: they may not.
         """
-        people, change, allows = next(iter(told.values()))[0], dict[str, object](), list[str]()
+        change, allows = dict[str, object](), list[str]()
         width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
-        most = self.rank(people)
-        asks = f"adds up products of {width} for a linear model, of {counted(people, noun)}"
+        limits = [  # rows_per_rank that lets a set's products out, and its numbers
+            limit
+            for name, (people, numbers) in told.items()
+            for limit in (
+                (people // columns, f"adds up products of {width}, of {counted(people, noun)} {name}", columns),
+                (
+                    2 * people * columns // numbers,
+                    f"sends {numbers:,} numbers of {counted(people, noun)} {name} about {width}",
+                    numbers / (2 * columns),
+                ),
+            )
+        ]
+        allowed, asks, each = min(limits, key=lambda limit: limit[0])
         if self.max_rank is not None and columns > self.max_rank:
             change["max_rank"] = columns
             allows.append(f"max_rank {self.max_rank}")
-        if most is not None and columns > most:
-            change |= _fewer_per_row(people, columns)
-            allows.append(f"rows_per_rank {self.rows_per_rank}")
-        for which, (count, numbers) in told.items():
-            if self.rows_per_rank is None or change or numbers * self.rows_per_rank <= 2 * count * columns:
-                continue
-            needed = -(-numbers * self.rows_per_rank // (2 * columns))
-            asks = f"sends {numbers:,} numbers of {counted(count, noun)} {which} for a linear model of {width}"
-            at_most = 2 * count * columns // self.rows_per_rank
-            allows.append(f"at most {at_most:,} (rows_per_rank {self.rows_per_rank}), from {needed:,} on all")
-            change["rows_per_rank"] = 2 * count * columns // numbers or None
+        if self.rows_per_rank is not None and allowed < self.rows_per_rank:
+            change["rows_per_rank"] = allowed or None
+            needed = math.ceil(self.rows_per_rank * each)
+            allows.append(f"that from {counted(needed, noun)} on (rows_per_rank {self.rows_per_rank})")
         if change:
-            error = refusal(field, asks, " and ".join(allows), change, f"{PRODUCTS}; {instead}")
+            error = refusal(
+                field, f"{asks}, for a linear model", " and ".join(allows), change, f"{PRODUCTS}; {instead}"
+            )
             raise FewSamplesError.of(error, code="linear-needs-samples")
 
     def rank(self, samples: int) -> int | None:

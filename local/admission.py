@@ -120,15 +120,11 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested))
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, instead=instead)
-    least = policy.min_level.count
-    if known.apart < least:
-        asks = (
-            f"adds up products of columns for a linear model, where one of them, or the label, sets {known.apart} "
-            f"{units} apart here"
-        )
-        allows = f"none of fewer than {least} (min_level)"
-        error = refusal(field, asks, allows, {"min_level": known.apart}, FEWER_SAMPLES)
-        raise FewSamplesError.of(error, code="sums-of-too-few")
+    asks = (
+        "adds up products of columns for a linear model, where one of them, or the label, sets {} "
+        f"{units} apart in a fold here, or in what it holds out"
+    )
+    _check_sums(policy, field, asks, torch.tensor(known.apart))
 
 
 class LinearSets(NamedTuple):
@@ -136,48 +132,52 @@ class LinearSets(NamedTuple):
 
     Args:
         told: people of each, and how many numbers tell of them, by what it is called; none where nothing is told.
-        apart: how few a column, or the label, sets apart: its product with each column is their sum.
+        apart: how few a column, or the label, sets apart in one of them: its product with each column is their sum.
     """
 
     told: dict[str, tuple[int, int]]
-    apart: int
+    apart: float
 
 
 def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
-    """Return of which sets, and how much, a linear model's sums tell: of all patients, and of those held out."""
-    preparing, split = Preparing(spec), data.splits[-1]
-    everyone = torch.cat([split.train, split.validation, split.test])
-    people = data.people(everyone)
-    trained = [one.train for fold, one in enumerate(data.splits) if spec.tests(fold) and len(one.train)]
-    if people < max(1, data.fewest) or not trained:
-        return LinearSets({}, people)
+    """Return of which sets, and how much, a linear model's sums tell: of all patients, and of those held out.
+
+    Slopes of a fold at several weights tell its products of columns, where there are few of these: of a number each
+    change of the slope is such a product times the change of the weights.
+    """
+    preparing, split, tested = Preparing(spec), data.splits[-1], _tested(spec)
+    people = data.people(torch.cat([split.train, split.validation, split.test]))
+    trained = sum(spec.tests(fold) and len(one.train) > 0 for fold, one in enumerate(data.splits))
+    fewest = _fewest(data, tested)
+    if people < max(1, data.fewest) or not trained or not fewest.isfinite():
+        return LinearSets({}, math.inf)
     whole, fold = preparing.numbers()
-    told = {"here": (people, whole + len(trained) * fold)}
-    lacking = [data.people(everyone[~torch.isin(everyone, rows)]) for rows in trained]
-    if held_out := [count for count in lacking if count]:
+    told = {"here": (people // _equations(spec, data), whole + trained * fold)}
+    if (held_out := int(fewest)) < people:
         often = spec.tested_folds // spec.folds_per_repeat
-        told["held out in a fold"] = min(held_out), often * fold
-    return LinearSets(told, _fewest_apart(data, everyone))
+        told["that a fold trains on or holds out"] = held_out, often * fold
+    return LinearSets(told, float(_fewest_apart(data, tested)))
 
 
-def _fewest_apart(data: SiteData, rows: Tensor) -> int:
-    """Return how few samples, or groups, a column tells from all others.
+def _fewest_apart(data: SiteData, tested: int) -> Tensor:
+    """Return how few samples, or groups, a column tells from all others: its product with each column is their sum.
 
     Of two values, as levels and classes have, both do so; of more, what differs from the most frequent.
     """
-    labels = data.samples.labels[rows]
+    samples, sets = data.samples, list[Tensor]()
+    labels = samples.labels
     if labels.ndim == 1 and not labels.is_floating_point():
         labels = F.one_hot(labels)
-    labels = labels.reshape(len(rows), -1).double()
-    fewest = data.people(rows)
-    for column in torch.cat([in_memory(data.samples.inputs)[rows].flatten(1).double(), labels], 1).T:
+    labels = labels.reshape(len(samples), -1).double()
+    for column in torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1).T:
         values, counts = column[~column.isnan()].unique(return_counts=True)
         if len(values) == 2:
-            sets = [column == value for value in values]
-        else:
-            sets = [(column != values[counts.argmax()]) & ~column.isnan()] if len(values) > 2 else []
-        fewest = min([fewest, *(data.people(rows[one]) for one in sets)])
-    return fewest
+            sets += [column == value for value in values]
+        elif len(values) > 2:
+            sets.append((column != values[counts.argmax()]) & ~column.isnan())
+    if not sets:
+        return torch.tensor(torch.inf)
+    return data.fewest_behind(torch.stack(sets, 1), tested).min()
 
 
 def _equations(spec: RunSpec, data: SiteData) -> int:

@@ -196,7 +196,7 @@ def forget(directory: Path, site: str | None) -> Retention:
             f"{directory}: the run is not over ({visible(status, 40)}): let it end, or cancel it", code="run-not-over"
         )
     if known is None:
-        known = Ending(run="", status=status, may_stay=True)  # type: ignore[arg-type]
+        known = Ending(run="", status=status, may_stay=False)  # type: ignore[arg-type]  # nothing says who lets it stay
     _check_unlocked(files)
     if site is None:
         return end(directory, known.model_copy(update={"may_stay": False}), names)
@@ -308,8 +308,9 @@ def _without(path: Path, place: int) -> int:
             number += 1
         kept.flush()
         os.fsync(kept.fileno())
-    old = path.with_name(f"{path.name}.old")
-    path.replace(old)  # the name's bytes are cut to nothing, too: a rename alone would leave them to the disk
-    new.replace(path)
-    _wipe(old)
+    with path.open(
+        "r+b"
+    ) as old:  # the name's bytes are cut to nothing, too: a rename alone would leave them to the disk
+        new.replace(path)
+        os.ftruncate(old.fileno(), 0)
     return gone

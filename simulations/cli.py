@@ -235,6 +235,7 @@ def split(
         )
     for name, config in write_sites(read, output, aggregator).items():
         places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{FILE}"}
+        places |= {"privacy": f"{name}/privacy"}
         document = config.model_dump(mode="json", exclude_defaults=True) | places
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

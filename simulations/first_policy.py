@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,22 +38,14 @@ def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:
     except UserError:
         return {}
     lines: dict[str, int | None] = {}
-    people = [people for one in known for people, _ in one.told.values()]
-    if people and min(people) < policy.min_rows:
-        lines["min_rows"] = max(1, min(people))
-    apart = min((one.apart for one in known if one.told), default=policy.min_level.count)
-    if apart < policy.min_level.count:
-        lines["min_level"] = max(1, apart)
-    columns, rows_per_rank = math.prod(file.run.data.shape) + 1, policy.rows_per_rank
+    few = [count for one in known for count in (*(people for people, _ in one.told.values()), one.apart)]
+    if min(few, default=math.inf) < policy.min_rows:
+        lines["min_rows"] = max(1, int(min(few)))
+    columns = math.prod(file.run.data.shape) + 1
     for one in known:
-        while one.told and not _lets_out(policy.mended(lines), columns, one.told):
-            lines["rows_per_rank"] = rows_per_rank = (rows_per_rank or 0) - 1 or None
+        try:
+            if one.told:
+                policy.mended(lines).check_products(columns, one.told)
+        except PolicyError as error:
+            lines |= {line: value for line, value in error.change.items() if line == "rows_per_rank"}  # type: ignore[misc]
     return lines
-
-
-def _lets_out(policy: Policy, columns: int, told: Mapping[str, tuple[int, int]]) -> bool:
-    try:
-        policy.check_products(columns, told)
-    except PolicyError:
-        return False
-    return True

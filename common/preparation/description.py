@@ -103,42 +103,33 @@ def sums(task: TaskSpec, rows: Rows, data: TableData, fewest: int = 1) -> dict[s
         "table-sums": totals,
         "table-squares": (squares - deviations.square() / counts.clamp(min=1)).clamp(min=0),
     }
-    return found if fewest == 1 else rounded(task, found, is_level(data))
+    return found if fewest == 1 else rounded(found, data)
 
 
-def rounded(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> dict[str, Tensor]:
+def rounded(sums: dict[str, Tensor], data: TableData) -> dict[str, Tensor]:
     """Return a site's sums as others may know them: two tables that differ by one patient mostly look alike.
 
-    Counts are multiples of `COUNTED`; of classes the largest has the rest. Means and deviations are multiples of 1, 2
-    or 5 times a power of ten, at most a tenth of the deviation. Rows are as hello tells them.
+    Missing values and levels are told in multiples of `COUNTED`, of values that are missing no more than there are; the
+    largest level has the rest. Means and deviations are multiples of 1, 2 or 5 times a power of ten, at most a tenth of
+    the deviation. Rows and labels are exact, as hello and what standardises or balances labels tell them.
 
     Args:
-        task: what is predicted.
         sums: of the site, exact.
-        levels: which columns say whether a row has a level.
+        data: the table's schema.
     """
     rows, held, given = sums["table-rows"], sums["table-held"], sums["table-counts"]
-    counts = (rows - held - _multiple(rows - held - given)).clamp(min=0) * (given > 0)
+    counts = (rows - held - COUNTED * ((rows - held - given) / COUNTED).floor()) * (given > 0)
     totals, squares = _rounded_moments(given, sums["table-sums"], sums["table-squares"], counts)
-    label, label_squares = sums["table-label"], sums["table-label-squares"]
-    if isinstance(task, Regression):
-        label, label_squares = _rounded_moments(rows, label, label_squares, rows)
-    elif isinstance(task, Classification):
-        largest = label.argmax()
-        label = _multiple(label)
-        label[largest] = 0
-        label[largest] = rows - label.sum()
-    else:
-        label = _multiple(label).minimum(rows)
-    of_levels = _multiple(sums["table-sums"]).minimum(counts)
-    return sums | {
-        "table-groups": _multiple(sums["table-groups"]).clamp(min=1).minimum(rows),
-        "table-label": label,
-        "table-label-squares": label_squares,
-        "table-counts": counts,
-        "table-sums": torch.where(levels, of_levels, totals),
-        "table-squares": squares,
-    }
+    for at, levels in blocks(data):
+        if levels:
+            own, all_ = sums["table-sums"][at : at + levels], counts[at]
+            told = _multiple(own)
+            if told.sum() - told[own.argmax()] > all_:
+                told = COUNTED * (own / COUNTED).floor()
+            told[own.argmax()] += all_ - told.sum()
+            totals[at : at + levels] = told
+    groups = _multiple(sums["table-groups"]).clamp(min=1).minimum(rows)
+    return sums | {"table-groups": groups, "table-counts": counts, "table-sums": totals, "table-squares": squares}
 
 
 def _multiple(counts: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
-MAX_WEIGHT = 1e30  # of an exact solution, in any precision
+MAX_WEIGHT = 1e15  # of an exact solution: no site's lies make another's outputs infinite
 MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))
 

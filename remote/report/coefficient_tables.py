@@ -94,7 +94,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
             f"weights are held small, in {units}."
         )
     else:
-        rows = count(pooled["rows"], "training row")
+        rows = count(pooled["rows"], "row")
         yield (
             f"{whose} over {rows} of all sites, in {units}, with no weight held small; the model that predicts "
             f"holds them small. {r2} {number(pooled['r2'])}. Where the run fills gaps, errors take what fills them for "

@@ -220,12 +220,13 @@ def test_two_tables_that_differ_by_a_patient_look_alike_to_others(tmp_path: Path
         sites += table1["sites"].values()
     for shown in sites:
         columns = shown["columns"]
-        assert (shown["rows"], columns["weight"]["missing"]) == (123, 15)
+        assert (shown["rows"], columns["weight"]["missing"]) == (123, 10), (
+            "14, of which nobody says more than there are"
+        )
         assert columns["age"]["mean"] == round(columns["age"]["mean"])
-        assert columns["sex"]["levels"]["f"] % 5 == columns["sex"]["levels"]["m"] % 5 == 0
-        assert min(shown["label"]["counts"]) % 5 == 0
-        assert sum(shown["label"]["counts"]) == 123, "rows are told by hello"
-    told = {str(shown["label"]) + str(shown["columns"]) for shown in sites}
+        levels = columns["sex"]["levels"].values()
+        assert (min(levels) % 5, sum(levels)) == (0, 123)
+    told = {str(shown["columns"]) for shown in sites}
     assert len(told) <= 12, "of 36"
 
 

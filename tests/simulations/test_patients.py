@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rankdad.common.errors import FewSamplesError
-from rankdad.common.policy import MinLevel, Policy
+from rankdad.common.policy import Policy
+from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
@@ -98,12 +99,12 @@ def test_a_site_that_trains_on_nothing_in_a_fold_deals_out_no_groups(tmp_path: P
 
 
 def test_a_refusal_of_products_counts_patients_and_says_so(tmp_path: Path) -> None:
-    """Forty patients have three times as many rows."""
+    """Each fold holds out about 13 of 40 patients, who have three times as many rows."""
     changes = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["linear"]}}
     spec, data = visits(tmp_path, preparation={"standardise": "federated"}, **changes)
     plan = make_plan(spec, Replica(spec).model)
     with pytest.raises(
-        FewSamplesError, match=r"of \d\d patients here for a linear model of 3 columns \(2 inputs and one for the "
+        FewSamplesError, match=r"numbers of \d\d patients here about 3 columns \(2 inputs and one for the "
     ):
         admitted(Policy(min_rows=5, rows_per_rank=7), spec, plan, data[SITES[0]])
 
@@ -121,18 +122,21 @@ def test_predictions_stand_beside_their_patient(tmp_path: Path) -> None:
     assert [row["patient"] for row in found] == [patients[int(row["row"]) - 2] for row in found]
 
 
-def test_a_linear_model_is_refused_where_the_label_sets_few_patients_apart(tmp_path: Path) -> None:
-    """The product of what three patients have with any column is a sum over these three; a level is moved."""
+@pytest.mark.parametrize("column", ["label", "level"])
+def test_a_linear_model_is_refused_where_a_column_sets_few_patients_apart(tmp_path: Path, column: str) -> None:
+    """The product of a level that three patients have with any other column is a sum over these three."""
     changes = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["linear"]}}
     spec, data = visits(tmp_path, preparation={"standardise": "federated"}, **changes)
     own, plan = data[SITES[0]], make_plan(spec, Replica(spec).model)
     policy = Policy(min_rows=4, rows_per_rank=None)
     admitted(policy, spec, plan, own)
     assert own.groups is not None
-    own.samples.labels[:] = own.groups < 3
-    with pytest.raises(FewSamplesError) as refused:
-        admitted(policy.model_copy(update={"min_level": MinLevel(count=5)}), spec, plan, own)
-    assert (refused.value.code, refused.value.field) == ("sums-of-too-few", "evaluation.references")
+    if column == "label":
+        own.samples.labels[:] = own.groups < 8
+    else:
+        in_memory(own.samples.inputs)[:, 1] = (own.groups < 8).float()
+    with pytest.raises(FewSamplesError, match=r"^evaluation.references.* sets [123] patients apart in a fold here"):
+        admitted(policy, spec, plan, own)
     admitted(Policy(min_rows=1, rows_per_rank=None), spec, plan, own)
 
 

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
-from rankdad.common.preparation import in_memory
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.messages import Hello
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
-from rankdad.local.admission import admitted, check_steps, linear_sets
+from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
@@ -219,28 +218,26 @@ def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_pa
     assert len(used[0] - used[1]) >= 8
 
 
-@pytest.mark.parametrize(("rare", "admitted_"), [(2, False), (3, True)])
-def test_products_of_a_linear_model_are_of_the_whole_site_and_its_rare_levels_of_min_level(
-    rare: int, admitted_: bool
+@pytest.mark.parametrize(("each", "admitted_"), [(2, False), (8, True)])
+def test_products_of_a_linear_model_leave_only_where_a_part_by_itself_has_enough_of_a_class(
+    each: int, admitted_: bool
 ) -> None:
+    """Repeats of two folds are unions of parts: together they tell the sums of each."""
     task = {"name": "classification", "classes": 2}
-    evaluation = {"name": "k-fold", "folds": 2}
+    evaluation = {"name": "k-fold", "folds": 2, "repeats": 20}
     spec = run_spec(task=task, model={"name": "linear"}, training={"solver": "exact"}, evaluation=evaluation)
-    labels = np.arange(200) % 2
+    labels = np.zeros(200, np.int64)
+    labels[: 10 * each] = 1
     inputs = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
-    inputs[:, 5] = np.arange(200) < rare
     reading = Reading("data", inputs, labels, None, tuple(f"p{row}" for row in range(200)))
     data = split_samples(spec, reading, 0, dealing=Dealing(spec, SECRET, 8))
-    plan, policy = make_plan(spec, build_model(spec)), Policy(min_sites=1)
-    with pytest.raises(FewSamplesError) as raised:
-        admitted(policy.model_copy(update={"rows_per_rank": 40}), spec, plan, data)
-    assert (raised.value.code, raised.value.field) == ("linear-needs-samples", "training.solver")
-    known = linear_sets(spec, data)
-    assert known.apart == rare
-    assert known.told["here"][0] == 200
-    assert known.told["held out in a fold"][0] == 100
-    moved = in_memory(admitted(policy, spec, plan, data).samples.inputs)
-    assert bool(moved[:, 5].any()) == admitted_
+    policy = Policy(rows_per_rank=None, min_sites=1)
+    if admitted_:
+        assert admitted(policy, spec, make_plan(spec, build_model(spec)), data).fewest == 8
+    else:
+        with pytest.raises(FewSamplesError) as raised:
+            admitted(policy, spec, make_plan(spec, build_model(spec)), data)
+        assert (raised.value.code, raised.value.field) == ("sums-of-too-few", "training.solver")
 
 
 def test_steps_of_all_samples_are_as_those_of_a_part_since_trainings_begin_alike() -> None:
