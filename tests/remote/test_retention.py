@@ -104,23 +104,25 @@ def test_a_process_killed_at_the_end_leaves_the_rest_to_the_next(
     assert again.retention.receipt("beta").deleted
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize(("goes_on", "forgets"), [(True, False), (True, True), (False, False)])
 def test_a_run_that_is_cancelled_keeps_nothing_where_nobody_goes_on_with_it(
-    tmp_path: Path, site_data: Data, goes_on: bool
+    tmp_path: Path, site_data: Data, goes_on: bool, forgets: bool
 ) -> None:
     run = Run(SPEC, site_data(SPEC), tmp_path, refuse=("beta",))
     run.aggregator._goes_on = goes_on
 
     def cancelled(message: int) -> None:
         if message == 30:
-            run.aggregator.fail("aggregator", "cancelled by anna", status="interrupted")
+            run.aggregator.fail("aggregator", "cancelled by anna", status="failed" if forgets else "interrupted")
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         run.go(cancelled)
     run.aggregator.close()
     assert bool(held(tmp_path)) is goes_on
-    if goes_on:
+    if goes_on and forgets:  # nothing says that the policies let the others' stay
+        assert forget(tmp_path / "run", "alpha").deleted
+    elif goes_on:
         taken_up(tmp_path).abandon()
         assert end_again(tmp_path / "run", "interrupted", run.aggregator.run_id) is not None
     assert not held(tmp_path)

@@ -101,12 +101,18 @@ def test_so_do_those_of_twenty_hospitals(name: str) -> None:
     assert isinstance(rankdad("check", *words, "--set", "simulation.policy={}").exception, FewSamplesError)
 
 
-def test_what_is_split_has_the_whole_policy_to_be_changed(tmp_path: Path) -> None:
-    done = rankdad("split", SPECS / "diabetes.json", "--output", tmp_path / "demo")
+@pytest.mark.parametrize("relative", [False, True])
+def test_what_is_split_has_the_whole_policy_to_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
+    """By a relative folder the site had another secret than the one that was made for it."""
+    monkeypatch.chdir(tmp_path)
+    done = rankdad("split", SPECS / "diabetes.json", "--output", "demo" if relative else tmp_path / "demo")
     assert done.exit_code == 0, done.output
-    policy = tmp_path / "demo" / "hospital-b" / "policy.json"
-    assert policy.read_text() == Policy(min_rows=4, rows_per_rank=2).text()
-    assert SiteConfig.read(tmp_path / "demo" / "hospital-b.json").policy == str(policy)
+    own = tmp_path / "demo" / "hospital-b"
+    assert (own / "policy.json").read_text() == Policy(min_rows=4, rows_per_rank=2).text()
+    config = SiteConfig.read(tmp_path / "demo" / "hospital-b.json")
+    assert (config.policy, config.privacy) == (str(own / "policy.json"), str(own / "privacy"))
 
 
 @pytest.mark.parametrize(("command", "said"), [("check", "32 × 11"), ("verify", "exact: equal to the pooled gradient")])
