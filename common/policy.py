@@ -88,10 +88,11 @@ class Policy(Part):
     unreduced_factors: bool = False
     """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
     into a layer, which for the first layer is the raw data."""
-    keyed_folds: bool = True
+    keyed_folds: bool = False
     """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in
-    one fold. false: patients are dealt once, by a secret of the site, into at most ten parts of at least `min_rows`,
-    and every fold, validation and test set is made of parts: no difference of answers is about fewer patients."""
+    one fold, and of two answers the difference may be one patient. false: patients are dealt once, by a secret of the
+    site, into at most ten parts of at least `min_rows`, and every fold, validation and test set is made of parts: no
+    difference of answers is about fewer patients."""
     min_level: Annotated[MinLevel, BeforeValidator(_counted)] = MinLevel()
     """Fewest patients, if any, who have a level, a class, a gap or a value that all others have not. What fewer have is
     moved to what is usual before anything is computed. A number is for the whole site; {"count": 3, "by": "part"} for
@@ -397,6 +398,7 @@ class Policy(Part):
 
 
 EVERYTHING = Policy(
+    keyed_folds=True,
     min_rows=1,
     rows_per_rank=None,
     methods=get_args(MethodName),

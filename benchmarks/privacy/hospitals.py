@@ -27,7 +27,7 @@ from rankdad.local.privacy.dealing import dealing_of
 from rankdad.simulations.lockstep import Said, Trainers, carry
 from rankdad.simulations.tree import Tree
 
-RULES = Policy(keyed_folds=False)  # of the attacked hospitals: the defaults, in parts
+RULES = Policy()  # of the attacked hospitals
 NO_RULES = EVERYTHING
 SITES = ("alpha", "beta")
 
