@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -61,6 +61,17 @@ class MinLevel(Part):
 
 def _counted(given: object) -> object:
     return {"count": given} if isinstance(given, int) else given
+
+
+class Told(NamedTuple):
+    """What sums of a linear model tell of a set of a site's patients."""
+
+    people: int
+    """How many they are; without groups, samples."""
+    numbers: int
+    """That leave."""
+    rank: int
+    """Of what is known of the products of columns: each slope at other weights is another direction of them."""
 
 
 class Policy(Part):
@@ -205,7 +216,7 @@ class Policy(Part):
     def check_products(
         self,
         columns: int,
-        told: Mapping[str, tuple[int, int]],
+        told: Mapping[str, Told],
         noun: str = "sample",
         *,
         field: str = "evaluation.references",
@@ -217,7 +228,7 @@ class Policy(Part):
 
         Args:
             columns: of the inputs, and one of ones.
-            told: people of a set, without groups samples, and how many numbers tell of them; by what it is called.
+            told: what the sums tell of a set, by what it is called.
             noun: what these are called, in the singular.
             field: of the spec that asks for the sums.
             instead: what does not.
@@ -227,18 +238,18 @@ class Policy(Part):
         """
         change, allows = dict[str, object](), list[str]()
         width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
-        limits = [  # rows_per_rank that lets a set's products out, and its numbers
-            limit
-            for name, (people, numbers) in told.items()
-            for limit in (
-                (people // columns, f"adds up products of {width}, of {counted(people, noun)} {name}", columns),
+        limits = list[tuple[int, str, float]]()  # rows_per_rank that lets a set's products out, and its numbers
+        for name, (people, numbers, rank) in told.items():
+            of = f"of {counted(people, noun)} {name}"
+            sums = f"products of {width}, {of}" if rank == columns else f"slopes at {rank} weights, {of}, in {width}"
+            limits += [
+                (people // rank, f"adds up {sums}", rank),
                 (
                     2 * people * columns // numbers,
-                    f"sends {numbers:,} numbers of {counted(people, noun)} {name} about {width}",
+                    f"sends {numbers:,} numbers {of} about {width}",
                     numbers / (2 * columns),
                 ),
-            )
-        ]
+            ]
         allowed, asks, each = min(limits, key=lambda limit: limit[0])
         if self.max_rank is not None and columns > self.max_rank:
             change["max_rank"] = columns

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
-from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
+from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.levels import without_rare
@@ -71,7 +71,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
-            _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
+            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, "min_level")
     return data
 
 
@@ -121,48 +121,55 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, instead=instead)
     asks = (
-        "adds up products of columns for a linear model, where one of them, or the label, sets {} "
-        f"{units} apart in a fold here, or in what it holds out"
+        f"adds up products of columns for a linear model, where one of them, or the label, sets {{}} {units} apart here"
     )
-    _check_sums(policy, field, asks, torch.tensor(known.apart))
+    _check_sums(policy, field, asks, torch.tensor(known.apart), "min_level")
 
 
 class LinearSets(NamedTuple):
     """The sets of a site's patients that a linear model's sums tell of.
 
     Args:
-        told: people of each, and how many numbers tell of them, by what it is called; none where nothing is told.
-        apart: how few a column, or the label, sets apart in one of them: its product with each column is their sum.
+        told: what they tell of each, by what it is called; none where nothing is told.
+        apart: how few a column, or the label, sets apart where products are known: with each column it is their sum.
     """
 
-    told: dict[str, tuple[int, int]]
+    told: dict[str, Told]
     apart: float
 
 
 def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
     """Return of which sets, and how much, a linear model's sums tell: of all patients, and of those held out.
 
-    Slopes of a fold at several weights tell its products of columns, where there are few of these: of a number each
-    change of the slope is such a product times the change of the weights.
+    Slopes of a fold at several weights tell its products of columns in as many directions: of a number each change of
+    the slope is these products times the change of the weights.
     """
     preparing, split, tested = Preparing(spec), data.splits[-1], _tested(spec)
-    people = data.people(torch.cat([split.train, split.validation, split.test]))
+    everyone = torch.cat([split.train, split.validation, split.test])
+    people = data.people(everyone)
     trained = sum(spec.tests(fold) and len(one.train) > 0 for fold, one in enumerate(data.splits))
     fewest = _fewest(data, tested)
     if people < max(1, data.fewest) or not trained or not fewest.isfinite():
         return LinearSets({}, math.inf)
+    columns = math.prod(spec.data.shape) + 1
     whole, fold = preparing.numbers()
-    told = {"here": (people // _equations(spec, data), whole + trained * fold)}
+    told = {"here": Told(people // _equations(spec, data), whole + trained * fold, columns)}
+    apart = _apart(data)
+    fewest_apart = float(min((data.people(everyone[rows[everyone]]) for rows in apart), default=math.inf))
     if (held_out := int(fewest)) < people:
         often = spec.tested_folds // spec.folds_per_repeat
-        told["that a fold trains on or holds out"] = held_out, often * fold
-    return LinearSets(told, float(_fewest_apart(data, tested)))
+        rank = min(columns, often * len(preparing.solving.folds))
+        told["that a fold trains on or holds out"] = Told(held_out, often * fold, rank)
+        if rank == columns and apart:
+            fewest_apart = float(data.fewest_behind(torch.stack(apart, 1), tested).min())
+    return LinearSets(told, fewest_apart)
 
 
-def _fewest_apart(data: SiteData, tested: int) -> Tensor:
-    """Return how few samples, or groups, a column tells from all others: its product with each column is their sum.
+def _apart(data: SiteData) -> list[Tensor]:
+    """Return the sets of samples, bool [samples], that a column or the label tells from all others.
 
-    Of two values, as levels and classes have, both do so; of more, what differs from the most frequent.
+    The product of such a column with each other is the sum over them. Of two values, as levels and classes have, both
+    are such sets; of more, what differs from the most frequent.
     """
     samples, sets = data.samples, list[Tensor]()
     labels = samples.labels
@@ -175,9 +182,7 @@ def _fewest_apart(data: SiteData, tested: int) -> Tensor:
             sets += [column == value for value in values]
         elif len(values) > 2:
             sets.append((column != values[counts.argmax()]) & ~column.isnan())
-    if not sets:
-        return torch.tensor(torch.inf)
-    return data.fewest_behind(torch.stack(sets, 1), tested).min()
+    return sets
 
 
 def _equations(spec: RunSpec, data: SiteData) -> int:
@@ -310,9 +315,12 @@ def _tested(spec: RunSpec) -> int:
     return spec.tested_folds * (1 + len(spec.candidates))
 
 
-def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
-    """Check that sums are of enough samples."""
-    if fewest < policy.min_rows:
-        count, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
-        error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES)
+def _check_sums(
+    policy: Policy, field: str, asks: str, fewest: Tensor, line: Literal["min_rows", "min_level"] = "min_rows"
+) -> None:
+    """Check that sums are of enough samples, or of a level of which there are enough."""
+    least = policy.min_rows if line == "min_rows" else policy.min_level.count
+    if fewest < least:
+        count, allows = int(fewest), f"none of fewer than {least} ({line})"
+        error = refusal(field, asks.format(count), allows, {line: max(count, 1)}, FEWER_SAMPLES)
         raise FewSamplesError.of(error, code="sums-of-too-few")

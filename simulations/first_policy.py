@@ -38,9 +38,12 @@ def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:
     except UserError:
         return {}
     lines: dict[str, int | None] = {}
-    few = [count for one in known for count in (*(people for people, _ in one.told.values()), one.apart)]
-    if min(few, default=math.inf) < policy.min_rows:
-        lines["min_rows"] = max(1, int(min(few)))
+    few = min((told.people for one in known for told in one.told.values()), default=policy.min_rows)
+    if few < policy.min_rows:
+        lines["min_rows"] = max(1, few)
+    apart = min((one.apart for one in known), default=math.inf)
+    if apart < policy.min_level.count:
+        lines["min_level"] = max(1, int(apart))
     columns = math.prod(file.run.data.shape) + 1
     for one in known:
         try:

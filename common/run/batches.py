@@ -77,14 +77,14 @@ def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
     """Return the sizes of every site's batches in an epoch, given the samples that each has, in the plan's order.
 
     Where a site makes more batches than its samples fill, all are as large as the spec has them, and samples are in
-    several: of a few rows a step would tell too much. None is of more than two thirds of them, or it would be the same
+    several: of a few rows a step would tell too much. None is of more than half of them, or it would be the same
     each time.
     """
     largest = [spec.at(site).training.step_size for site in spec.federation.sites]
     numbers = [math.ceil(count / most) for count, most in zip(samples, largest, strict=True)]
     longest = max(numbers)
     return [
-        [min(most, max(1, count * 2 // 3))] * longest
+        [min(most, max(1, count // 2))] * longest
         if spec.batches == "even" and 0 < number < longest
         else parts(count, longest if spec.batches == "even" else number)
         for count, most, number in zip(samples, largest, numbers, strict=True)

@@ -40,14 +40,16 @@ def data_problem(error: UserError, field: FormField, values: Mapping[str, Any]) 
     told, whole = error.public_message, str(error)
     key = KEY.search(whole)
     if key is None:
-        return field.problem(told, whole, code=error.code)
+        return field.problem(told, whole, code=error.public_code)
     remedy = details = REMEDIES.get(key[1], "ask the owner, who can say more in a Whole specification")
     if key[1] in NAMES_OF_LEVELS and (cell := CELL.search(whole)):
         place = FIELDS["label" if cell["name"] in values["label"].names else "categorical"].label
         levels = " | ".join(cell["levels"].removesuffix(", …").split(", "))
         remedy = f"write it as in other tables, or the owner names all values, under {place}"
         details = f"{remedy}: {cell['name']} = {levels} | {cell['value']}"
-    return field.problem(f"{told}: {remedy}", f"{_cut(whole)}: {details}", code=error.code)
+    if error.code_is_public:  # else what helps would tell what is wrong
+        told = f"{told}: {remedy}"
+    return field.problem(told, f"{_cut(whole)}: {details}", code=error.public_code)
 
 
 def _cut(sentence: str) -> str:

@@ -353,7 +353,7 @@ def test_batches_have_as_many_patients_as_the_policy_was_told(groups: int, batch
     if sum(sizes) == 64:
         assert torch.cat(drawn).sort().values.tolist() == list(range(64)), "once each"
     else:
-        assert set(sizes) == {min(largest, 42)}
+        assert set(sizes) == {min(largest, 32)}
         assert len({tuple(rows.sort().values.tolist()) for rows in drawn}) == batches, "no set twice"
     assert all(len(rows.unique()) == len(rows) for rows in drawn)
     assert data.groups is not None

@@ -29,7 +29,7 @@ def test_there_are_three() -> None:
 
 def write(folder: Path, name: str, seed: int) -> list[str]:
     """Write data that a specification describes, and return the files that a member chooses."""
-    generator, rows = np.random.default_rng(seed), 60
+    generator, rows = np.random.default_rng(seed), 60 if name == "volumes" else 160
     if name == "volumes":
         table = pd.DataFrame({"file": [f"{row}.nii" for row in range(rows)], "group": ["control", "patient"] * 30})
         for row in range(rows):

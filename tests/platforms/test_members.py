@@ -179,7 +179,7 @@ def test_a_rare_third_level_is_advised_in_the_forms_words(tmp_path: Path, rare: 
     for client in clients:
         assert f"{client}: " in str(error)
         assert f"sex = f | m | {rare}" in (tmp_path / client / "output" / "error.txt").read_text()
-    assert str(error).count("level-unknown") == len(clients)
+    assert str(error).count("data-refused") == len(clients)
     assert rare == "o" or rare not in str(error), "others do not hear what a patient's table says"
     if len(clients) > 1 or rare != "o":
         return
@@ -195,7 +195,7 @@ def test_a_word_among_numbers_is_advised_in_the_forms_words(tmp_path: Path) -> N
     own.loc[4, "dose"] = "12,5 mg"
     write(tmp_path, "b2", own)
     error = refused(tmp_path, inputs)
-    assert (error.code, error.field) == ("not-a-number", "files")
+    assert (error.code, error.field) == ("data-refused", "files")
     assert "b2: " in str(error)
     assert "12,5" not in str(error)
     assert "row 6, column dose" in (tmp_path / "b2" / "output" / "error.txt").read_text()
@@ -258,8 +258,11 @@ def test_the_forms_defaults_make_a_model_as_good_as_scikit_learns(tmp_path: Path
     for fold in range(1, 6):
         kept, held = list[pd.DataFrame](), list[pd.DataFrame]()
         for client, own in tables.items():
-            names = pd.read_csv(tmp_path / client / "output" / "predictions" / f"fold-{fold}.csv")["row"].tolist()
-            rows = [name - 2 for name in names]  # of a file, whose header is row 1
+            file = tmp_path / client / "output" / "predictions" / f"fold-{fold}.csv"
+            if not file.exists():  # a member of fewer parts than folds trains whole in the others
+                kept.append(own)
+                continue
+            rows = [name - 2 for name in pd.read_csv(file)["row"].tolist()]  # of a file, whose header is row 1
             kept.append(own.drop(index=rows))
             held.append(own.loc[rows])
         train, test = pd.concat(kept), pd.concat(held)

@@ -14,7 +14,6 @@ import torch
 
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.policy import Policy
-from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
@@ -122,22 +121,18 @@ def test_predictions_stand_beside_their_patient(tmp_path: Path) -> None:
     assert [row["patient"] for row in found] == [patients[int(row["row"]) - 2] for row in found]
 
 
-@pytest.mark.parametrize("column", ["label", "level"])
-def test_a_linear_model_is_refused_where_a_column_sets_few_patients_apart(tmp_path: Path, column: str) -> None:
-    """The product of a level that three patients have with any other column is a sum over these three."""
+def test_a_linear_model_is_refused_where_the_label_sets_few_patients_apart(tmp_path: Path) -> None:
+    """The product of a class that two patients have with any column is a sum over these two; a level would be moved."""
     changes = {"evaluation": {"name": "k-fold", "folds": 3, "references": ["linear"]}}
     spec, data = visits(tmp_path, preparation={"standardise": "federated"}, **changes)
     own, plan = data[SITES[0]], make_plan(spec, Replica(spec).model)
     policy = Policy(min_rows=4, rows_per_rank=None)
     admitted(policy, spec, plan, own)
     assert own.groups is not None
-    if column == "label":
-        own.samples.labels[:] = own.groups < 8
-    else:
-        in_memory(own.samples.inputs)[:, 1] = (own.groups < 8).float()
-    with pytest.raises(FewSamplesError, match=r"^evaluation.references.* sets [123] patients apart in a fold here"):
+    own.samples.labels[:] = own.groups < 2
+    with pytest.raises(FewSamplesError, match=r"^evaluation.references.* sets 2 patients apart here"):
         admitted(policy, spec, plan, own)
-    admitted(Policy(min_rows=1, rows_per_rank=None), spec, plan, own)
+    admitted(policy.mended({"min_level": 2}), spec, plan, own)
 
 
 def test_repeats_of_folds_take_patients_for_each_sum_of_products(tmp_path: Path) -> None:
