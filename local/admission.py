@@ -287,8 +287,10 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     if not any(least):
         return
     people = min(min(data.fewest_people(fold, sizes[fold]), size) for fold, size in enumerate(least) if size)
+    smallest = min(size for size in least if size)
+    left_out = smallest not in sizes[least.index(smallest)]
     try:
-        policy.check_step(spec, plan, min(size for size in least if size), people)
+        policy.check_step(spec, plan, smallest, people, left_out=left_out)
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
