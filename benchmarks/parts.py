@@ -109,21 +109,21 @@ def run_of(data: str, policy: str, seed: int, folder: Path | None, epochs: int |
         "model": {"name": "mlp", "hidden": [32]},
         "method": {"name": "rank-dad", "rank": 2},
         "preparation": {"standardise": "federated"},
-        "training": {"epochs": 12, "batch_size": 32, "validation": 0, "optimizer": {"name": "adam", "lr": 0.01}},
+        "training": {"epochs": 8, "batch_size": 32, "validation": 0, "optimizer": {"name": "adam", "lr": 0.01}},
         "federation": {"sites": ["hospital-a", "hospital-b", "hospital-c"]},
     }
     table = {"reader": "csv", "file": FILE, "missing": "impute"}
     simulation: dict[str, Any] = {"policy": POLICIES[policy].model_dump(mode="json"), "secret": f"secret {seed}"}
     if data == "digits":
         own |= {"data": {"shape": [64], "scale": 0.0625}, "preparation": {}}
-        own["training"] |= {"epochs": 8}
+        own["training"] |= {"epochs": 5}
         simulation |= {"source": {"name": "digits"}}
     elif data == "diabetes":
         inputs = ["age", "sex", "bmi", "bp", *(f"s{number}" for number in range(1, 7))]
         levels = {"sex": ["1", "2"]}
         own |= {"task": {"name": "regression"}}
         own["data"] = table | {"features": inputs, "categorical": levels, "label": "progression"}
-        own["training"] |= {"epochs": 20}
+        own["training"] |= {"epochs": 12}
         simulation |= {"source": {"name": "diabetes"}}
     else:
         levels = {name: list(each) for name, each in LEVELS.items()}
@@ -204,8 +204,8 @@ def runs_of(
     with tempfile.TemporaryDirectory() as folder:
         if "heart" in names:
             write_heart(source, Path(folder))
-        for name in names:
-            for seed in seeds:
+        for seed in seeds:
+            for name in names:
                 for policy in POLICIES:
                     found = done.get((name, policy, seed))
                     if found is None:
