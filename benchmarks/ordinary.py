@@ -14,9 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.privacy.hospitals import RULES, Hospitals, Refused, Seen, document
-from benchmarks.privacy.tables import BINARY, LEVELS, NUMBERS
+from benchmarks.privacy.hospitals import RULES, Hospitals, Refused, Seen, document, secret_of
+from benchmarks.privacy.tables import BINARY, LEVELS, NUMBERS, patients, write
+from rankdad.common.documents import validate
+from rankdad.common.errors import RankdadError
+from rankdad.common.models import build_network
 from rankdad.common.protocol.messages import Evaluation, Message, Step
+from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted, linear_sets
 from rankdad.local.data import SiteData, read_site
@@ -26,6 +30,8 @@ from rankdad.local.privacy.log import DisclosureLog
 SITES = ("alpha", "beta", "gamma")
 NEWCOMERS = 3  # patients of each hospital who come between the two studies; one withdraws
 REFERENCES = {"steps": ["local", "site"], "steps, linear": ["local", "site", "linear"], "exact": ["local", "site"]}
+EPOCHS = 5  # of the first study's trainings
+EVENTS = (2, 5)  # of so many patients one has the outcome
 
 
 @dataclass(frozen=True)
@@ -63,18 +69,17 @@ class Taken:
 
 def study(way: str, number: int) -> dict[str, Any]:
     """Return a study as its owner writes it; the second has an input fewer, another seed and more epochs."""
-    exact = way == "exact"
-    inputs = [*NUMBERS[: len(NUMBERS) - number + 1], *BINARY, *LEVELS]
+    inputs = [*NUMBERS[: len(NUMBERS) - number + 1], *([*BINARY, *LEVELS] if way == "steps" else [])]
     changes: dict[str, Any] = {
-        "data": {"features": inputs},
+        "data": {"features": inputs, "categorical": {name: list(own) for name, own in LEVELS.items() if name in inputs}},
         "evaluation": {"name": "k-fold", "folds": 5, "refit": True, "references": REFERENCES[way]},
         "federation": {"sites": list(SITES)},
         "seed": number,
     }
     own = document(**changes)
-    if exact:
+    if way == "exact":
         return own | {"training": {"solver": "exact", "validation": 0}}
-    own["training"] |= {"epochs": 4 + number, "optimizer": {"name": "adam", "lr": 0.01}}
+    own["training"] |= {"epochs": EPOCHS + number - 1, "optimizer": {"name": "adam", "lr": 0.01}}
     return own | {"model": {"name": "mlp", "hidden": [8]}, "method": {"name": "rank-dad", "rank": 2}}
 
 
@@ -166,20 +171,33 @@ def _tensors(value: object) -> Iterator[Tensor]:
         yield from _tensors(one)
 
 
-def least_count(way: str, low: int, high: int) -> int:
-    """Return from how many patients on, within two bounds, hospitals may take part in the first study.
+def least_count(way: str, one_in: int, high: int = 3000) -> int:
+    """Return from how many patients on a hospital's policy allows the first study, by its data alone.
 
     Args:
         way: see `Taken`.
-        low: patients with whom they may not.
-        high: with whom they may.
+        one_in: so many patients has one the outcome.
+        high: patients with whom it does.
     """
+    low = RULES.min_rows
     while high - low > 1:
         middle = (low + high) // 2
-        with tempfile.TemporaryDirectory() as folder:
-            refused = both_studies(middle, way, Path(folder))[0].refused
-        low, high = (middle, high) if refused else (low, middle)
+        low, high = (low, middle) if _admits(way, middle, one_in) else (middle, high)
     return high
+
+
+def _admits(way: str, count: int, one_in: int) -> bool:
+    spec = validate(RunSpec, study(way, 1))
+    plan = make_plan(spec, build_network(spec))
+    with tempfile.TemporaryDirectory() as folder:
+        for place, site in enumerate(SITES):
+            write(patients(site, count, 0, one_in), Path(folder) / site / "data")
+            dealing = dealing_of(Path(folder) / site / "privacy", site, RULES, spec, None, secret_of(site, 0))
+            try:
+                admitted(RULES, spec, plan, read_site(spec, Path(folder) / site / "data", place, dealing=dealing))
+            except RankdadError:
+                return False
+    return True
 
 
 def bench_ordinary(counts: Sequence[int], console: Console, ways: Sequence[str] = tuple(REFERENCES)) -> list[Taken]:
@@ -209,6 +227,11 @@ def bench_ordinary(counts: Sequence[int], console: Console, ways: Sequence[str] 
                 table.add_row(*start, str(one.used), str(one.parts), str(one.smallest), *sums, *sizes)
             table.add_section()
     console.print(table)
+    for way in ways:
+        if way != "steps":
+            least = ", ".join(f"{least_count(way, one_in)} where one in {one_in} has it" for one_in in EVENTS)
+            inputs = len(study(way, 1)["data"]["features"])
+            console.print(f"{way}, {inputs} inputs: from so many patients on, by how many have the outcome: {least}")
     for (count, way, number), sentence in sentences.items():
         console.print(f"{count} patients, {way}, study {number}: {sentence}")
     return found

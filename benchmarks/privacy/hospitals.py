@@ -138,8 +138,7 @@ def run_sites(
         plan = make_plan(spec, Replica(spec, weights=weights).model)
         for place, site in enumerate(sites):
             policy.check(spec.at(site), plan)
-            secret = Secret(hashlib.sha256(f"{site} {seed}".encode()).digest())
-            dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret)
+            dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret_of(site, seed))
             data[site] = read_site(spec, folder / site / "data", place, dealing=dealing)
         trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(sites, policy))
         assert all(own.parts is None or own.parts.kept() for own in data.values())
@@ -148,6 +147,11 @@ def run_sites(
         heard = failure_message(error.site or site, 0, error).body
         assert isinstance(heard, Failure)
         return Refused(heard.code, heard.field, str(error))
+
+
+def secret_of(site: str, seed: int) -> Secret:
+    """Return a site's secret."""
+    return Secret(hashlib.sha256(f"{site} {seed}".encode()).digest())
 
 
 def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weights: Path | None = None) -> Seen:
