@@ -19,6 +19,7 @@ from benchmarks.privacy.tables import BINARY, LEVELS, NUMBERS, patients, write
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_network
+from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Evaluation, Message, Step
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
@@ -71,7 +72,10 @@ def study(way: str, number: int) -> dict[str, Any]:
     """Return a study as its owner writes it; the second has an input fewer, another seed and more epochs."""
     inputs = [*NUMBERS[: len(NUMBERS) - number + 1], *([*BINARY, *LEVELS] if way == "steps" else [])]
     changes: dict[str, Any] = {
-        "data": {"features": inputs, "categorical": {name: list(own) for name, own in LEVELS.items() if name in inputs}},
+        "data": {
+            "features": inputs,
+            "categorical": {name: list(own) for name, own in LEVELS.items() if name in inputs},
+        },
         "evaluation": {"name": "k-fold", "folds": 5, "refit": True, "references": REFERENCES[way]},
         "federation": {"sites": list(SITES)},
         "seed": number,
@@ -121,6 +125,9 @@ def _of_site(hospitals: Hospitals, seen: Seen, way: str, number: int, site: str,
     for message in seen.up[site]:
         sizes[_kind(message)] += _numbers(message.body)
     (people, numbers), *fold = told
+    if way == "steps":  # the refit's sums, too: those of folds add up to them only without validation
+        whole, each = Preparing(seen.spec).numbers()
+        numbers = whole + seen.plan.folds * each
     return Taken(
         way,
         number,

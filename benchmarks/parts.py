@@ -147,7 +147,7 @@ def write_heart(source: Path, folder: Path) -> None:
             raise DataError(source, f"holds no {path.name} (UCI heart disease)", code="file-missing")
         table = pd.read_csv(path, header=None, na_values="?", names=[*ORDER, LABEL])
         table[LABEL] = (table[LABEL] > 0).astype(int)
-        whole = table.astype({name: "Int64" for name in LEVELS})
+        whole = table.astype(dict.fromkeys(LEVELS, "Int64"))
         (folder / site).mkdir(parents=True, exist_ok=True)
         whole.to_csv(folder / site / FILE, index=False)
 
