@@ -120,10 +120,9 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested))
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, instead=instead)
-    asks = (
-        "adds up products of columns for a linear model, where one of them, or the label, sets {} "
-        f"{units} apart in a fold here, or in what it holds out"
-    )
+    where = "in a fold here, or in what it holds out" if data.parts is None else "in a part"
+    sets = f"one of them, or the label, sets {{}} {units} apart {where}"
+    asks = f"adds up products of columns for a linear model, where {sets}"
     _check_sums(policy, field, asks, torch.tensor(known.apart))
 
 
@@ -155,7 +154,7 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
     told = {"here": (people // _equations(spec, data), whole + trained * fold)}
     if (held_out := int(fewest)) < people:
         often = spec.tested_folds // spec.folds_per_repeat
-        told["that a fold trains on or holds out"] = held_out, often * fold
+        told["in a part" if data.parts is not None else "that a fold trains on or holds out"] = held_out, often * fold
     return LinearSets(told, float(_fewest_apart(data, tested)))
 
 
