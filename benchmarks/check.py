@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,8 +42,8 @@ class Found:
         parts: that each earlier run has used.
     """
 
-    check: tuple[float, ...]
-    start: tuple[float, ...]
+    check: tuple[float, float]
+    start: tuple[float, float]
     parts: tuple[int, ...]
 
 
@@ -128,7 +129,7 @@ def bench_check(rows: int, columns: int, runs: int, times: int, console: Console
         parts = write_site(large, rows, columns, runs)
         write_site(small, min(rows, FEW_ROWS), columns, 0)
         taken = [(seconds_of(large), seconds_of(small)) for _ in range(times)]
-    found = Found(*(tuple(map(median, zip(*own, strict=True))) for own in zip(*taken, strict=True)), tuple(parts))
+    found = Found(_medians([one for one, _ in taken]), _medians([one for _, one in taken]), tuple(parts))
     console.print(
         f"{rows:,} rows of {columns} columns, {runs} earlier runs of {min(parts, default=0)} to "
         f"{max(parts, default=0)} parts: {_words(found.check)}; {min(rows, FEW_ROWS)} rows and no earlier run, which "
@@ -137,6 +138,10 @@ def bench_check(rows: int, columns: int, runs: int, times: int, console: Console
     return found
 
 
-def _words(seconds: tuple[float, ...]) -> str:
+def _medians(taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return median(clock for clock, _ in taken), median(processor for _, processor in taken)
+
+
+def _words(seconds: tuple[float, float]) -> str:
     clock, processor = seconds
     return f"{clock:.2f} s, {processor:.2f} s of the processor"

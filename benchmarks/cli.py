@@ -372,7 +372,7 @@ def parts(
         "runs/parts"
     ),
 ) -> None:
-    """Cross-validate with free folds, with parts, and with merged levels; print what that costs: twelve minutes."""
+    """Cross-validate with free folds, with parts, and with merged levels; print what that costs: half an hour."""
     from rich.console import Console
 
     from benchmarks.parts import METRICS, bench_parts
@@ -387,7 +387,7 @@ def parts(
 def ordinary(
     patients: Annotated[str, typer.Option(help="Patients of each of the three hospitals.")] = "40,100,200,440",
 ) -> None:
-    """Run an ordinary study, and a changed one a week later, under the default policy: four minutes."""
+    """Run an ordinary study, and a changed one a week later, under the default policy: six minutes."""
     import torch
     from rich.console import Console
 

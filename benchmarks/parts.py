@@ -17,6 +17,7 @@ from rich.table import Table
 from benchmarks.paired.data import HEART
 from rankdad.common.errors import DataError
 from rankdad.common.policy import MinLevel, Policy
+from rankdad.common.preparation import in_memory
 from rankdad.common.preparation.description import blocks
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -161,9 +162,8 @@ def merged(file: SimulationFile, policy: str) -> list[Merged]:
 
 def _merged_at(site: str, policy: str, spec: RunSpec, data: SiteData) -> Merged:
     assert isinstance(spec.data, TableData)
-    before = data.samples.inputs
-    after = usual(POLICIES[policy], spec, data).samples.inputs
-    assert not isinstance(before, Sequence)
+    before = in_memory(data.samples.inputs)
+    after = in_memory(usual(POLICIES[policy], spec, data).samples.inputs)
     levels, gaps, touched = [0, 0], [0, 0], ((before != after) & ~(before.isnan() & after.isnan())).any(1)
     for first, width in blocks(spec.data):
         columns = slice(first, first + max(width, 1))
