@@ -361,6 +361,58 @@ def inversion(
     bench_inversion(chosen, Console(width=120))
 
 
+@app.command()
+def parts(
+    data: Annotated[str, typer.Option(help="Which of digits, heart, diabetes.")] = "heart,diabetes,digits",
+    seeds: Annotated[str, typer.Option(help="Of the runs, their folds and their hospitals' secrets.")] = "0,1,2,3,4",
+    heart: Annotated[Path, typer.Option(help="Folder of the four files processed.*.data.")] = Path(
+        "../shared/data/heart"
+    ),
+    output: Annotated[Path, typer.Option(help="Folder of the runs that are done: the rest are added.")] = Path(
+        "runs/parts"
+    ),
+) -> None:
+    """Cross-validate with free folds, with parts, and with merged levels; print what that costs: half an hour."""
+    from rich.console import Console
+
+    from benchmarks.parts import METRICS, bench_parts
+
+    names = data.split(",")
+    if wrong := [name for name in names if name not in METRICS]:
+        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(METRICS)}", param_hint="--data")
+    bench_parts(names, _whole_numbers("--seeds", seeds), heart, output, Console(width=120))
+
+
+@app.command()
+def ordinary(
+    patients: Annotated[str, typer.Option(help="Patients of each of the three hospitals.")] = "40,100,200,440",
+) -> None:
+    """Run an ordinary study, and a changed one a week later, under the default policy: six minutes."""
+    import torch
+    from rich.console import Console
+
+    from benchmarks.ordinary import bench_ordinary
+
+    torch.set_num_threads(1)
+    bench_ordinary(_whole_numbers("--patients", patients), Console(width=150))
+
+
+@app.command()
+def check(
+    rows: Annotated[int, typer.Option(help="Of the site's table.", min=100)] = 10_000,
+    columns: Annotated[int, typer.Option(help="That it has.", min=10)] = 20,
+    runs: Annotated[int, typer.Option(help="Earlier ones in the site's log.", min=0)] = 50,
+    times: Annotated[int, typer.Option(help="How often it is measured.", min=1)] = 3,
+) -> None:
+    """Time `rankdad check SITE.json` beside a log of many earlier runs: three minutes."""
+    from rich.console import Console
+
+    from benchmarks.check import MOST_SECONDS, bench_check
+
+    if min(bench_check(rows, columns, runs, times, Console()).check) > MOST_SECONDS:
+        raise UserError(f"it takes more than {MOST_SECONDS:g} s, also of the processor", code="promise-missed")
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

@@ -48,6 +48,7 @@ VISITS = "sums of fewer people than min_rows, where several rows are one person'
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 MAX_NAMES = 20  # of files or columns in a sentence
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
+SMALLER_STEPS = ", which smaller batches, full ones or fewer folds would respect"
 
 
 class MinLevel(Part):
@@ -179,7 +180,9 @@ class Policy(Part):
             allows = f"at most {self.max_upload:,} (max_upload)"
             raise refusal("method", f"sends up to {size:,} bytes a step", allows, {"max_upload": size}, "more bytes")
 
-    def check_step(self, spec: RunSpec, plan: Plan, samples: int, people: int | None = None) -> None:
+    def check_step(
+        self, spec: RunSpec, plan: Plan, samples: int, people: int | None = None, *, left_out: bool = False
+    ) -> None:
         """Check that a step of so many samples may send what the run sends.
 
         Args:
@@ -187,6 +190,7 @@ class Policy(Part):
             plan: of the run.
             samples: of the step.
             people: of how many groups they may be at least; None where each sample is its own.
+            left_out: whether these are what the step lacks to one of all, which another training makes.
 
         Raises:
             PolicyError: it may not.
@@ -194,8 +198,9 @@ class Policy(Part):
         count = samples if people is None else people
         if count < self.min_rows:
             grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
-            asks = f"makes steps of {counted(samples, 'sample')} here{grouped}"
-            allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
+            makes = "makes steps that leave out just" if left_out else "makes steps of"
+            asks = f"{makes} {counted(samples, 'sample')} here{grouped}"
+            allows = f"none of fewer than {self.min_rows} (min_rows){SMALLER_STEPS if left_out else LARGER_STEPS}"
             raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:

@@ -159,7 +159,8 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
     if (held_out := int(fewest)) < people:
         often = spec.tested_folds // spec.folds_per_repeat
         rank = min(columns, often * len(preparing.solving.folds))
-        told["that a fold trains on or holds out"] = Told(held_out, often * fold, rank)
+        where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
+        told[where] = Told(held_out, often * fold, rank)
         if rank == columns and apart:
             fewest_apart = float(data.fewest_behind(torch.stack(apart, 1), tested).min())
     return LinearSets(told, fewest_apart)
@@ -292,8 +293,10 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     if not any(least):
         return
     people = min(min(data.fewest_people(fold, sizes[fold]), size) for fold, size in enumerate(least) if size)
+    smallest = min(size for size in least if size)
+    left_out = smallest not in sizes[least.index(smallest)]
     try:
-        policy.check_step(spec, plan, min(size for size in least if size), people)
+        policy.check_step(spec, plan, smallest, people, left_out=left_out)
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None

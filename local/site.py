@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankdad.common import __version__
 from rankdad.common.devices import device_here
@@ -247,8 +247,8 @@ def taking_part(
     spec = offered_spec(config, offered)
     called(spec.name)
     run = run_id(offered)
-    policy, replica, plan = permitted(config, spec, run)
-    return TakingPart(spec, policy, replica, plan, _data(config, spec, plan, policy, run, home))
+    policy, model, plan = permitted(config, spec, run)
+    return TakingPart(spec, policy, Replica(spec, model=model), plan, _data(config, spec, plan, policy, run, home))
 
 
 def permitted(
@@ -257,7 +257,7 @@ def permitted(
     run: str | None = None,
     owner: str = "",
     planned: Callable[[Policy, Plan], object] = lambda policy, plan: None,
-) -> tuple[Policy, Replica, Plan]:
+) -> tuple[Policy, nn.Module, Plan]:
     """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read before.
 
     Args:
@@ -283,7 +283,7 @@ def permitted(
     planned(policy, plan)
     refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
     load_weights(model, spec, None if config.weights is None else Path(config.weights))
-    return policy, Replica(spec, model=model), plan
+    return policy, model, plan
 
 
 def check_site(

@@ -62,10 +62,12 @@ class Refused:
     Args:
         code: of the refusal.
         field: of the spec, if it may be known.
+        sentence: what the site itself is told, which nobody else hears.
     """
 
     code: str
     field: str
+    sentence: str = ""
 
 
 @dataclass
@@ -77,6 +79,7 @@ class Hospitals:
         count: patients of each.
         policy: of each.
         seed: of their tables and secrets.
+        sites: their names.
 
     Attributes:
         truth: their patients, of whom attackers know the names alone.
@@ -87,11 +90,12 @@ class Hospitals:
     count: int
     policy: Policy
     seed: int = 0
+    sites: tuple[str, ...] = SITES
     truth: dict[str, dict[str, Row]] = field(init=False)
     runs: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.truth = {site: patients(site, self.count, self.seed) for site in SITES}
+        self.truth = {site: patients(site, self.count, self.seed) for site in self.sites}
 
     @property
     def names(self) -> dict[str, list[str]]:
@@ -128,21 +132,26 @@ def run_sites(
         seed: of the sites' secrets.
         weights: folder of the weights that the spec names.
     """
-    site, data = SITES[0], dict[str, SiteData]()
+    sites, data = spec.federation.sites, dict[str, SiteData]()
+    site = sites[0]
     try:
         plan = make_plan(spec, Replica(spec, weights=weights).model)
-        for place, site in enumerate(SITES):
+        for place, site in enumerate(sites):
             policy.check(spec.at(site), plan)
-            secret = Secret(hashlib.sha256(f"{site} {seed}".encode()).digest())
-            dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret)
+            dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret_of(site, seed))
             data[site] = read_site(spec, folder / site / "data", place, dealing=dealing)
-        trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(SITES, policy))
+        trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(sites, policy))
         assert all(own.parts is None or own.parts.kept() for own in data.values())
         return trained(spec, plan, trainers, folder / "runs" / run, weights)
     except RankdadError as error:
         heard = failure_message(error.site or site, 0, error).body
         assert isinstance(heard, Failure)
-        return Refused(heard.code, heard.field)
+        return Refused(heard.code, heard.field, str(error))
+
+
+def secret_of(site: str, seed: int) -> Secret:
+    """Return a site's secret."""
+    return Secret(hashlib.sha256(f"{site} {seed}".encode()).digest())
 
 
 def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weights: Path | None = None) -> Seen:
@@ -158,11 +167,12 @@ def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weig
     Raises:
         RunFailedError: a site could not go on.
     """
-    up: dict[str, list[Message]] = {site: [] for site in SITES}
+    first = spec.federation.sites[0]
+    up: dict[str, list[Message]] = {site: [] for site in spec.federation.sites}
     down, before = list[Message](), list[Mapping[str, Tensor]]()
 
     def exchange(answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
-        answer = answers.get(SITES[0])
+        answer = answers.get(first)
         if answer is not None:
             down.append(unpack(answer, plan, up=False))
         before.append(tree.top.state.replica.weights())
@@ -175,7 +185,7 @@ def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weig
         carry(tree, exchange)
     if trainers.failures:
         raise trainers.failures[0]
-    result = trainers.results[SITES[0]]
+    result = trainers.results[first]
     return Seen(spec, plan, up, down, before, load_json(directory / "summary.json"), result.final)
 
 

@@ -20,17 +20,18 @@ Value = float | str | None
 Row = Mapping[str, Value]
 
 
-def patients(site: str, count: int, seed: int) -> dict[str, Row]:
+def patients(site: str, count: int, seed: int, one_in: int = 5) -> dict[str, Row]:
     """Return a hospital's patients by name: numbers with digits, levels of one to five patients, gaps.
 
     Args:
         site: its name, with which its patients' begin.
         count: patients.
         seed: of all that is drawn.
+        one_in: so many patients has one the event.
     """
     drawn = np.random.default_rng([seed, count, *site.encode()])
     stages = ["d"] + ["c"] * 2 + ["b"] * 5 + ["a"] * (count - 8)
-    events = np.arange(count) < max(POSITIVE, count // 5)
+    events = np.arange(count) < max(POSITIVE, count // one_in)
     numbers = {
         "age": drawn.normal(58, 14, count).clip(18, 97).round(1),
         "height": drawn.normal(171, 9, count).round(1),

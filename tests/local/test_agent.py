@@ -61,6 +61,7 @@ def test_a_run_with_a_thousand_sites_and_columns_is_told_in_short_lines() -> Non
 
 
 def test_all_that_a_run_reads_and_selects_rows_by_is_told_on_one_screen() -> None:
+    """S9."""
     data = {
         "reader": "csv",
         "file": "visits.csv",

@@ -182,6 +182,7 @@ ONE_OUT = {"evaluation": {"name": "leave-one-site-out"}}
 def test_a_run_that_may_fall_below_the_fewest_sites_is_refused(
     sites: int, federation: dict[str, Any], others: dict[str, Any], field: str
 ) -> None:
+    """S11 and S12."""
     spec = run_spec(federation={"sites": SITES[:sites]} | federation, method=RANK_DAD, **others)
     with pytest.raises(PolicyError) as caught:
         check({}, spec)
@@ -276,6 +277,7 @@ def test_what_others_hear_of_columns_names_only_what_the_run_does() -> None:
 
 @pytest.mark.parametrize("group", [None, "visit"])
 def test_what_a_person_is_belongs_to_the_site(group: str | None) -> None:
+    """S10."""
     check({"group": "patient"}, asking())
     others = {"group": group, "key": None, "covariates": None}
     assert refused_as({"group": "patient"}, asking(**others)) == ("group-differs", "data.group")
