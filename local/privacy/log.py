@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rankdad.common.errors import DataError, PolicyError, UserError, visible
 from rankdad.common.files import make_folder, sync_path
+from rankdad.common.privacy.heads import Heads, chained
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.privacy.versions import Version, changed, with_version
 from rankdad.common.spec.table_schema import spelling
@@ -280,6 +281,16 @@ class DisclosureLog:
                 Disclosed(run, purpose, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
                 for number, run, purpose, began, fewest in found
             )
+
+    def heads(self) -> Heads:
+        """Return how far the log has come, as others are told.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            noted = log.execute("SELECT run, purpose, hex(data) FROM runs ORDER BY number")
+            return chained(secret, noted)
 
     def unknown(self, patients: Iterable[str]) -> dict[str, bool]:
         """Return the names of patients that no run has used; of each, whether a known one is another spelling of it.

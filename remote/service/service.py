@@ -33,6 +33,7 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.consortium import Consortium
+from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.retention import end_again, retention
 from rankdad.remote.service.logs import LOGS, RunLogs
 from rankdad.remote.service.queue import Entry, Queue, QueueError
@@ -92,7 +93,7 @@ class Service:
         self.agents: dict[str, Seen] = {}
         self.running: dict[str, RunningRun] = {}
         self.logs = RunLogs(directory / LOGS)
-        self._options = options
+        self._options, self._known_logs = options, KnownLogs(directory)
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
         self._checking = asyncio.Lock()
@@ -371,7 +372,9 @@ class Service:
         self.changed()
 
     def _hold_open(self, entry: Entry) -> RunningRun:
-        run = RunningRun(entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options)
+        run = RunningRun(
+            entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options, self._known_logs
+        )
         self.running[entry.run] = run
         task = asyncio.get_running_loop().create_task(self._see_through(run))
         self._tasks.add(task)
