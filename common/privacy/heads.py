@@ -1,6 +1,6 @@
-"""How far a site's log has come, in a few keyed digests: who has seen a newer one knows an older one, and another, by it.
+"""How far a site's log has come, in a few keyed digests: whoever has seen a newer one knows an older one by it.
 
-Every run that a log notes makes a head from the one before. Whoever has no secret of the site can guess nothing from it.
+Every run that a log notes makes a head from the one before. Without the site's secret nothing can be guessed from it.
 """
 
 from __future__ import annotations

@@ -234,11 +234,11 @@ class DisclosureLog:
             problem = f"the patients of the run {run} are not those with whom it began here, or their data are not"
             raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
 
-    def count(self, run: str, owner: str, per_day: int | None, most: int | None) -> None:
+    def count(self, run: str | None, owner: str, per_day: int | None, most: int | None) -> None:
         """Count a run that an owner asks for, whatever becomes of it; one that goes on counts once.
 
         Args:
-            run: its identity.
+            run: its identity; None only looks whether there may be one more.
             owner: who asks, or where that is unknown the aggregator.
             per_day: most runs of an owner within 24 hours; None is no limit.
             most: of an owner in all; None is no limit.
@@ -256,7 +256,8 @@ class DisclosureLog:
                 if limit is not None and count >= limit:
                     said = f"this site's policy allows {limit} of one owner, refused ones included"
                     raise PolicyError(field, said, code="too-many-runs")
-            log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
+            if run is not None:
+                log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
 
     def exists(self) -> bool:
         """Tell whether there is a log, or one is lost; none is made by asking."""

@@ -220,7 +220,7 @@ def test_a_change_asks_the_database_no_more_often_for_more_sites(tmp_path: Path)
         for number in range(5):
             await submitted(service, f"{number:016x}")
         asked = list[str]()
-        service.queue._database.set_trace_callback(asked.append)
+        service.queue.database.set_trace_callback(asked.append)
         service.offers(SITES[0])
         of_one = len(asked)
         for site in SITES[1:]:

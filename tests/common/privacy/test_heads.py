@@ -1,4 +1,4 @@
-"""What a site tells of its log: by it a newer copy is known from an older one, and from one that has gone its own way."""
+"""What a site tells of its log: by it an older copy is known, and one that has gone its own way."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def test_heads_travel_whole(known: Heads | None) -> None:
     ],
 )
 def test_bytes_that_are_no_heads_are_refused(wrong: bytes) -> None:
-    with pytest.raises(ValueError, match="heads|bytes"):
+    with pytest.raises(ValueError, match=r"heads|bytes"):
         unpack(wrong)
