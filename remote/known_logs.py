@@ -18,7 +18,7 @@ WRONG = {
     "log-missing": "is not there, and {site} had one here before",
     "log-replaced": "is another one than {site} had here before",
     "log-too-old": "lacks runs that the log of {site} had here before: it is an older copy",
-    "log-forked": "has other runs than the log of {site} had here before: it is a copy that has gone its own way",
+    "log-forked": "has other runs than the log of {site} had here before: it is an older copy that goes its own way",
 }
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
@@ -61,9 +61,9 @@ class KnownLogs:
             if code:
                 raise ProtocolError(
                     409,
-                    f"d.log: {WRONG[code].format(site=site)}; put the newest copy in its place (`rankdad privacy "
-                    "import`). Only if it is lost, the aggregator's people let the site begin anew: "
-                    f"`rankdad forget DIR {site} --log`",
+                    f"d.log: {WRONG[code].format(site=site)}; put the newest copy in its place, and the output's "
+                    "disclosed.json of that time, or use `rankdad privacy import`. Only if it is lost, the aggregator's"
+                    f" people let the site begin anew: `rankdad forget DIR {site} --log`",
                     code=code,
                     field="d.log",
                 )

@@ -97,6 +97,35 @@ def test_an_agents_log_is_one_for_all_runs_and_its_loss_is_noticed(tmp_path: Pat
     assert "log-too-old" in rankdad("disclosures", own / "SITE.json", status=2)
 
 
+def test_a_service_notices_an_older_log_where_nothing_at_the_site_does(tmp_path: Path, data: Path) -> None:
+    with Consortium(tmp_path / "all", data, SITES, policies={"beta": {"keyed_folds": False}}).started() as all_:
+        own, copies = all_.folder / "beta", list[bytes]()
+        log = own / "privacy" / "disclosures.sqlite"
+
+        def put_back(copy: bytes) -> None:
+            all_.stop("beta")
+            log.write_bytes(copy)
+            for path in (own / "out").rglob("disclosed.json"):
+                path.unlink()
+            all_.start("beta")
+
+        for number in range(2):
+            run = all_.submit(run_document(name="before", seed=number))
+            assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+            copies.append(log.read_bytes())
+        put_back(copies[0])
+        run = all_.submit(run_document(name="later"))
+        all_.until(lambda _: "goes its own way" in rankdad("logs", run, "--to", all_.url))
+        put_back(copies[1])
+        assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+        put_back(copies[1])
+        log.unlink()
+        run = all_.submit(run_document(name="anew"))
+        all_.until(lambda _: "is another one" in rankdad("logs", run, "--to", all_.url))
+        assert "may begin a new log" in rankdad("forget", all_.directory, "beta", "--log")
+        assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+
+
 class Recorder:
     """A proxy that keeps every byte that goes up."""
 
@@ -310,7 +339,10 @@ def test_a_service_says_what_it_needs_without_loading_torch() -> None:
 def test_an_owner_asks_all_sites_before_the_run_and_nothing_of_it_is_submitted_or_read(
     tmp_path: Path, data: Path
 ) -> None:
-    policies = {"beta": {"methods": ["dsgd"], "min_rows": 999}, "alpha": {"runs": 1, "keyed_folds": False}}
+    policies: dict[str, dict[str, Any]] = {
+        "beta": {"methods": ["dsgd"], "min_rows": 999},
+        "alpha": {"runs": 1, "keyed_folds": False},
+    }
     spec = tmp_path / "run.json"
     spec.write_text(json.dumps(run_document(name="draft", method={"name": "rank-dad", "rank": 2})))
     all_ = Consortium(tmp_path / "all", tmp_path, SITES, policies=policies, tokens=True)  # a folder without any data

@@ -20,7 +20,7 @@ TABLE = {
     "features": ["age", "sex", "weight"],
     "categorical": {"sex": ["f", "m"]},
     "label": "ill",
-    "values": ["no", "yes"],
+    "values": ["no", "yes", "maybe"],
     "group": "patient",
 }
 
@@ -43,11 +43,11 @@ def stance(folder: Path, changes: dict[str, Any], lines: dict[str, Any], **own: 
             {"columns": ["age", "ill", "a secret"], "files": ["another.csv"], "group": "a secret person"},
             [
                 ("files", "file-not-allowed", "visits.csv"),
-                ("columns", "column-not-allowed", "sex, weight, patient"),
+                ("columns", "column-not-allowed", "patient, sex, weight"),
                 ("group", "group-differs", '"patient"'),
             ],
         ),
-        ({"model": {"factory": "their.package:model"}}, {}, [("", "factory-not-allowed", "")]),
+        ({"model": {"name": "factory", "factory": "their.package:model"}}, {}, [("", "factory-not-allowed", "")]),
         ({"federation": {"sites": ["beta", "gamma"]}}, {}, [("", "site-unknown", "")]),
     ],
 )
