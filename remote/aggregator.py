@@ -242,7 +242,7 @@ class Aggregator:
         if isinstance(message.body, Failure) and not self.ended:
             return self._hear_failure(site, message.body)
         if isinstance(message.body, Hello):
-            body = self._meet(site, body, message.body)
+            body = self._meet(site, body, message, message.body)
         stored = self._update(message.round)
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
             if self.plan.staleness and isinstance(message.body, Step) and not self.ended:
@@ -261,15 +261,16 @@ class Aggregator:
         self.note_problem(site, "")
         return effects
 
-    def _meet(self, site: str, body: bytes, hello: Hello) -> bytes:
+    def _meet(self, site: str, body: bytes, message: Message, hello: Hello) -> bytes:
         """Take what a site says of its log; return its hello, or the one that is here where only the log has gone on.
 
         Raises:
-            ProtocolError: the log is not the newest.
+            ProtocolError: the hello is not of this run, or the log is not the newest.
         """
         held, before = self.barrier.held(site)
         if held == body:  # sent again: another run may have told of a newer log meanwhile
             return body
+        self._checks.check(site, message)  # what is refused leaves nothing behind
         self._logs.take(site, hello.log)
         same = isinstance(before, Hello) and hello.model_copy(update={"log": before.log}) == before
         return held if same else body

@@ -70,6 +70,8 @@ def test_a_run_that_noted_and_crashed_before_its_hello_and_one_whose_log_has_gon
     service: Callable[[str], Aggregator],
 ) -> None:
     first, second = service("one"), service("two")
+    with pytest.raises(ProtocolError):
+        first.take("alpha", hello_of(first, log=log("never"), spec_sha256="0" * 64))  # leaves nothing behind
     first.take("alpha", hello_of(first, log=log("a")))
     second.take("alpha", hello_of(second, log=log("a", "lost", "b")))
     first.take("alpha", hello_of(first, log=log("a")))  # the same again, whose answer was lost
