@@ -308,7 +308,7 @@ def test_a_run_whose_parts_another_has_divided_meanwhile_is_told_so_and_begins_a
     (tmp_path / "policy.json").write_text(Policy(rows_per_rank=None, min_rows=4).text())
     places = {"data": str(data), "output": str(tmp_path / "out"), "privacy": str(tmp_path / "privacy")}
     config = site_config(1, **places, policy=str(tmp_path / "policy.json"))
-    offered = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
+    offered: dict[str, object] = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
     with monkeypatch.context() as patched:
         patched.setattr("rankdad.local.site.admitted", begin_another)
         with pytest.raises(UserError) as raised:
