@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,6 +66,14 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
         for line in Policy.model_fields
         if line in asked
     ]
+
+
+def shown(value: object, most: int) -> str:
+    """Return a line's value as a person reads it; of many names so many."""
+    if not isinstance(value, list | tuple):
+        return json.dumps(value)
+    more = f" and {len(value) - most:,} more" * (len(value) > most)
+    return ", ".join(map(str, value[:most])) + more or "none"
 
 
 def _strict(policy: Policy) -> Policy:

@@ -12,7 +12,7 @@ from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched,
 from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
-from rankdad.local.owner import cancel, fetch, logs, runs, submit
+from rankdad.local.owner import ask, cancel, fetch, logs, runs, submit
 from rankdad.local.privacy.cli import disclosures, privacy, purge
 
 AllowFactory = Annotated[
@@ -32,7 +32,7 @@ def mount(app: typer.Typer) -> None:
     app.command()(site)
     app.command()(approve)
     app.command()(refuse)
-    for command in (submit, runs, logs, cancel, fetch):
+    for command in (ask, submit, runs, logs, cancel, fetch):
         app.command()(command)
     app.command()(disclosures)
     app.command()(purge)

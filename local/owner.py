@@ -1,4 +1,4 @@
-"""Commands of those who own runs of a service: `rankdad submit`, `runs`, `logs`, `cancel` and `fetch`."""
+"""Commands of those who own runs of a service: `rankdad ask`, `submit`, `runs`, `logs`, `cancel` and `fetch`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import typer
 from rankdad.common.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from rankdad.common.protocol.service import Described
+    from rankdad.common.protocol.service import Asked, Described
     from rankdad.local.drivers.service import ServiceClient
 
 SERVICE = "RANKDAD_SERVICE"  # in the environment: what --to would say
 PATIENCE = 30.0  # seconds for which a person waits for a service that does not answer
 LOOK = 2.0  # seconds between two looks at a log
+ANSWERED = 0.5  # seconds between two looks whether all sites have answered
+NOT_ALL = 3  # exit status of `rankdad ask`: some would refuse, or have not answered
 SUMS = "SHA256SUMS"
 
 To = Annotated[
@@ -49,6 +51,57 @@ def submit(
     with _service(to, token_file, ca) as client:
         run = client.submit(secrets.token_hex(8), spec.model_dump(mode="json"))
     typer.echo(f"{run.run}: {_state(run)}")
+
+
+def ask(
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="The run's spec, alone or under the key 'run'.")],
+    to: To,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites' answers.", min=0.0, max=3600.0)] = 60.0,
+    token_file: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Ask a run's sites whether they would take part, by their policies alone; status 3 unless all would."""
+    import secrets
+    import time
+
+    from rankdad.common.spec import RunSpec
+
+    spec, end = RunSpec.read(file, set_ or []), time.monotonic() + wait
+    with _service(to, token_file, ca) as client:
+        asked = client.ask(secrets.token_hex(8), spec.model_dump(mode="json"))
+        while len(asked.stances) < len(asked.sites) and (left := end - time.monotonic()) > 0:
+            time.sleep(min(ANSWERED, left))
+            asked = client.asked(asked.id)
+    _show_answers(asked)
+    if any(site not in asked.stances or asked.stances[site].refusals for site in asked.sites):
+        raise typer.Exit(NOT_ALL)
+
+
+def _show_answers(asked: Asked) -> None:
+    """Print what sites have answered: of those that would refuse a row for each line of the policy."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("site", "answer", "policy", "the run needs", "for"):
+        table.add_column(name, overflow="fold")
+    for site in asked.sites:
+        stance = asked.stances.get(site)
+        if stance is None:
+            rows = [("has not answered: is its agent there?", "", "", "")]
+        elif not stance.refusals:
+            rows = [(f"would take part{', if somebody there approves' * stance.by_hand}", "", "", "")]
+        else:
+            rows = [(f"would refuse ({one.code})", one.line, one.needed, one.field) for one in stance.refusals]
+        for row in rows:
+            table.add_row(*(Text(visible(cell)) for cell in (site, *row)))
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)
 
 
 def runs(to: To, token_file: Token = None, ca: Ca = None) -> None:

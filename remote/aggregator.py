@@ -19,7 +19,7 @@ from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.wire import is_lossless
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Evaluation, Failure, Farewell, Kind, Message, Roster, Step
+from rankdad.common.protocol.messages import Evaluation, Failure, Farewell, Hello, Kind, Message, Roster, Step
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
@@ -29,6 +29,7 @@ from rankdad.common.spec.tree import TOP
 from rankdad.remote.aggregation import aggregate
 from rankdad.remote.checks import Checks
 from rankdad.remote.children import bodies, introduced
+from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
 from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
@@ -99,6 +100,7 @@ class Aggregator:
         name: of its region; that of the aggregator above all without it.
         run_id: of a run that begins; drawn without it.
         goes_on: whether a run that has failed may go on, in another process; else what sites have sent is deleted then.
+        logs: what is known of the sites' logs; what this run alone knows without it.
 
     Raises:
         UserError: the directory holds another run, or one without a ledger.
@@ -117,13 +119,14 @@ class Aggregator:
         name: str = TOP,
         run_id: str | None = None,
         goes_on: bool = True,
+        logs: KnownLogs | None = None,
     ) -> None:
         self.spec, self.node = spec, spec.federation.nodes[name]
         self.children = self.node.children  # who sends to it: sites, and regions that stand for theirs
         self.plan = make_plan(spec, replica.model)
         self.state, self.device = RunState(spec, self.plan, replica), replica.device
         self._checks = Checks(spec, self.plan, self.state, self.node)
-        self._clock = clock
+        self._clock, self._logs = clock, logs or KnownLogs(directory)
         trackers = trackers_of(spec, directory) if name == TOP else {}  # what is missing is said first
         if ledger is None or not (directory / LEDGER).exists():
             new_directory(directory)
@@ -238,6 +241,8 @@ class Aggregator:
         message = unpack(body, self.plan, up=True, region=site in self.node.regions, device=self.device)
         if isinstance(message.body, Failure) and not self.ended:
             return self._hear_failure(site, message.body)
+        if isinstance(message.body, Hello):
+            body = self._meet(site, body, message, message.body)
         stored = self._update(message.round)
         if stored is not None:  # a site that has gone back to its checkpoint, or was late
             if self.plan.staleness and isinstance(message.body, Step) and not self.ended:
@@ -255,6 +260,20 @@ class Aggregator:
         self._departed.discard(site)
         self.note_problem(site, "")
         return effects
+
+    def _meet(self, site: str, body: bytes, message: Message, hello: Hello) -> bytes:
+        """Take what a site says of its log; return its hello, or the one that is here where only the log has gone on.
+
+        Raises:
+            ProtocolError: the hello is not of this run, or the log is not the newest.
+        """
+        held, before = self.barrier.held(site)
+        if held == body:  # sent again: another run may have told of a newer log meanwhile
+            return body
+        self._checks.check(site, message)  # what is refused leaves nothing behind
+        self._logs.take(site, hello.log)
+        same = isinstance(before, Hello) and hello.model_copy(update={"log": before.log}) == before
+        return held if same else body
 
     def _take_late(self, site: str, body: bytes, message: Message) -> None:
         """Let a contribution to an earlier step join the next, if it is not too late for that."""

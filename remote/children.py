@@ -34,7 +34,7 @@ def _as_region(child: str, hello: Body) -> RegionHello:
         "dropped": {child: hello.dropped} if hello.dropped else {},
         "warnings": {kind: [child] for kind in hello.warnings},
     }
-    return RegionHello.model_validate({**dict(hello), **alone})
+    return RegionHello.model_validate({name: value for name, value in hello if name != "log"} | alone)
 
 
 def ended(children: Sequence[str], messages: Sequence[Message]) -> tuple[dict[str, str], list[Tensor]]:

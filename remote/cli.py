@@ -251,8 +251,19 @@ def provision(
 def forget(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a service's.")],
     site: Annotated[str | None, typer.Argument(metavar="SITE", help="Who leaves; all without it.")] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="Forget how far its log had come instead: its newest copy is lost for good.")
+    ] = False,
 ) -> None:
     """Delete what a site has sent to runs that are over, and say what of it stays in them."""
+    if log:
+        from rankdad.remote.known_logs import KnownLogs
+
+        if site is None:
+            raise UserError("--log: is of one site: name it", code="option-unused", field="--log")
+        KnownLogs(directory).forget(site)
+        typer.echo(f"{site} may begin a new log here: what left before and what leaves then add up, so tell its people")
+        return
     from rankdad.remote.retention import forget_all
 
     found = forget_all(directory, site)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.protocol.messages import Body, Kind, Message
 from rankdad.common.spec import Federation
 from rankdad.remote.latecomers import Latecomers, LateContribution
 
@@ -239,6 +239,11 @@ class Barrier:
     def holds(self, site: str) -> bool:
         """Tell whether a site's contribution to this round is there."""
         return site in self._bodies
+
+    def held(self, site: str) -> tuple[bytes, Body | None]:
+        """Return what a site has sent to this round: as it came, and what it holds; nothing before."""
+        message = self._messages.get(site)
+        return self._bodies.get(site, b""), None if message is None else message.body
 
     def complete(self, update: bytes, now: float, *, last: bool) -> list[Effect]:
         """Store the round's update and go on to the next round; `last` ends the run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from rankdad.common.errors import counted, visible
 from rankdad.common.gradients.methods.rank_dad import is_small
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.wire import projections_wire
-from rankdad.common.needs import Need
+from rankdad.common.needs import Need, shown
 from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
@@ -112,17 +111,10 @@ def show_needs(lines: Sequence[Need], console: Console) -> None:
     """Print every line of a site's policy that a run needs, what each lets out, and which this site refuses."""
     table = Table("policy", "the run needs", "here", "for", "lets out", "")
     for one in lines:
-        values = (_listed(one.needed), _listed(one.here))
+        values = (shown(one.needed, MAX_NAMES), shown(one.here, MAX_NAMES))
         told = (one.line, *values, one.field, one.lets_out, f"refused ({one.code})" if one.refused else "ok")
         table.add_row(*(Text(visible(text, MAX_CELL)) for text in told))
     console.print(table)
-
-
-def _listed(value: object) -> str:
-    """Return a line's value as a policy has it; of many names the first."""
-    if isinstance(value, list | tuple) and len(value) > MAX_NAMES:
-        return f"{', '.join(map(str, value[:MAX_NAMES]))} and {len(value) - MAX_NAMES:,} more"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else json.dumps(value)
 
 
 def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, console: Console) -> None:

@@ -14,6 +14,8 @@ from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, public_
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
+from rankdad.common.privacy import heads
+from rankdad.common.privacy.heads import Heads
 from rankdad.common.protocol.arrays import (
     pack_buffers,
     pack_counts,
@@ -98,6 +100,7 @@ REFERENCES = packed(
 SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
 SQUARES = packed(pack_sums, lambda data, plan, _: unpack_squares(plan, data))
 SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
+HEADS = packed(heads.pack, lambda data, *_: heads.unpack(data))
 PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
 
 
@@ -145,7 +148,8 @@ class Hello(Control):
     """A site introduces itself: what must be equal everywhere, and how many samples it has.
 
     `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
-    whether the site's policy lets the aggregator keep what the site sends beyond the run's end.
+    whether the site's policy lets the aggregator keep what the site sends beyond the run's end. `log` tells how far the
+    site's log of what has left it has come, where it has one that lasts.
     """
 
     version: Name
@@ -156,6 +160,7 @@ class Hello(Control):
     dropped: Count
     warnings: Annotated[list[DataWarning], Field(max_length=10)]
     retain: bool = False
+    log: Annotated[Heads | None, *HEADS] = None
 
 
 class RegionHello(Control):

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rankdad.common.documents import Part
+from rankdad.common.errors import CODE
 from rankdad.common.spec import SiteName
 
 MAX_RUN_BYTES = 8 << 20  # of a run's spec
 MAX_REASON = 2000  # characters
+MAX_NEEDED, MAX_REFUSALS = 500, 25  # characters; lines of a policy
 MAX_LISTED = 10_000  # runs that a service names at once
 RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}-[0-9]{1,9}$")]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -56,10 +58,11 @@ class Offered(Part):
 
 
 class Offers(Part):
-    """All runs that concern a site."""
+    """All runs that concern a site, and the questions that it has not answered."""
 
     digest: Annotated[str, Field(max_length=64)]
     runs: Annotated[tuple[Offered, ...], Field(max_length=MAX_LISTED)]
+    questions: Annotated[tuple[RunId, ...], Field(max_length=MAX_LISTED)] = ()
 
 
 class Offer(Part):
@@ -86,6 +89,41 @@ class Submission(Part):
     id: RunId
     version: Annotated[str, Field(max_length=63)]
     spec: dict[str, Any]
+
+
+class Question(Submission):
+    """A run that is no more than a draft: would the site take part in it? Nothing of it is trained."""
+
+    owner: Annotated[str, Field(max_length=63)]
+
+
+class Refusal(Part):
+    """Why a site would not take part: a line of its policy, or where there is none, the code alone."""
+
+    line: Annotated[str, Field(max_length=63)] = ""
+    field: Annotated[str, Field(max_length=200)] = ""
+    """Of the spec."""
+    code: Annotated[str, Field(max_length=63, pattern=CODE)]
+    needed: Annotated[str, Field(max_length=MAX_NEEDED)] = ""
+    """The strictest value of the line that lets the run in; of files and columns those that it lacks."""
+
+
+class Stance(Part):
+    """What a site answers from its policy and what is installed there, never from its data."""
+
+    refusals: Annotated[tuple[Refusal, ...], Field(max_length=MAX_REFUSALS)] = ()
+    by_hand: bool = False
+    """Whether somebody there has to approve every run."""
+
+
+class Asked(Part):
+    """What has become of a question. Times are seconds since 1970."""
+
+    id: RunId
+    name: Annotated[str, Field(max_length=63)]
+    sites: tuple[SiteName, ...]
+    expires: float
+    stances: dict[SiteName, Stance]
 
 
 class SiteAnswer(Part):

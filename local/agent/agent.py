@@ -18,6 +18,7 @@ from rankdad.common.files import make_folder, owned
 from rankdad.common.logs import LogOptions
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
+from rankdad.local.agent.asking import Answering, Respond
 from rankdad.local.agent.processes import (
     MAX_DELAY,
     MIN_DELAY,
@@ -91,6 +92,7 @@ class Agent:
         self._runs: dict[str, _Run] = {}
         self._stopping = self._forced = False
         self._lifeline = Lifeline()
+        self._answering = Answering(self._work, lambda question: Respond(config, question, logs))
         self._reading, self._writing = os.pipe()  # wakes it when a signal comes
 
     def run(self) -> None:
@@ -110,6 +112,7 @@ class Agent:
             try:
                 while not self._stopping:
                     self._wait(LOOK)
+                    self._answering.advance()
                     for run in list(self._runs.values()):
                         self._keep_out()
                         self._advance(run)
@@ -123,11 +126,14 @@ class Agent:
     def _wait(self, seconds: float) -> None:
         """Wait until a process has said something or ended, or a signal has come."""
         outcomes = {run.worker.outcome: run for run in self._runs.values() if run.worker is not None}
-        for ready in wait([self._reading, self._listener.outcome, *outcomes], seconds):
+        answers = [] if self._answering.worker is None else [self._answering.worker.outcome]
+        for ready in wait([self._reading, self._listener.outcome, *answers, *outcomes], seconds):
             if ready is self._listener.outcome:
                 self._hear()
             elif ready == self._reading:
                 os.read(self._reading, 1 << 12)
+            elif ready in answers:
+                self._answering.end()
             else:
                 self._end(outcomes[ready])  # type: ignore[index]
 
@@ -141,6 +147,7 @@ class Agent:
             self._take(offers)
 
     def _take(self, offers: Offers) -> None:
+        self._answering.take(offers.questions)
         offered = {one.run: one for one in offers.runs}
         for name, run in list(self._runs.items()):
             run.offered = offered.get(name)
@@ -305,6 +312,8 @@ class Agent:
 
     def _stop(self) -> None:
         """Let every process finish its step, and end."""
+        if self._answering.worker is not None:
+            self._answering.worker.kill()
         workers = [run.worker for run in self._runs.values() if run.worker is not None]
         for worker in workers:
             worker.stop()

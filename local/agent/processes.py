@@ -177,7 +177,7 @@ class Consider:
             try:
                 offer = self._asked()
             except RankdadError as error:
-                _say(writing, Outcome(kind="again", reason=str(error)))
+                say(writing, Outcome(kind="again", reason=str(error)))
                 return
             words, refusal, told = list[str](), "", ""
             try:
@@ -189,7 +189,7 @@ class Consider:
             except Exception as error:
                 refusal, told = one_line(error), public_reason(error)
         considered = Considered(offer=offer, words=tuple(words), refusal=refusal, told=told)
-        _say(writing, Outcome(kind="done", considered=considered))
+        say(writing, Outcome(kind="done", considered=considered))
 
     def _asked(self) -> Offer:
         with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
@@ -246,9 +246,10 @@ class Train:
                 )
                 code = error.code if isinstance(error, RankdadError) else "crashed"
                 log.write(f"{error_line(outcome.reason, code)}\n")
-        _say(writing, outcome)
+        say(writing, outcome)
 
 
-def _say(writing: Connection, outcome: Outcome) -> None:
+def say(writing: Connection, outcome: Outcome) -> None:
+    """Tell the agent how a process of it has ended."""
     writing.send_bytes(outcome.model_dump_json().encode())
     writing.close()

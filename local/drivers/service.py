@@ -15,12 +15,15 @@ from rankdad.common.errors import UserError, visible
 from rankdad.common.protocol.retention import Receipt
 from rankdad.common.protocol.service import (
     MAX_RUN_BYTES,
+    Asked,
     Described,
     Listing,
     Offer,
     Offers,
     Poll,
+    Question,
     Reply,
+    Stance,
     Submission,
 )
 from rankdad.local.config import Member
@@ -65,9 +68,24 @@ class ServiceClient(Client):
 
     def reply(self, run: str, reply: Reply) -> None:
         """Say what this site does about a run."""
-        request = self._make("POST", f"{self._agent}/runs/{run}", reply.model_dump_json().encode())
-        request.extensions["size"] = MAX_ACKNOWLEDGED
-        self._send(request)
+        self._tell(f"{self._agent}/runs/{run}", reply)
+
+    def question(self, id_: str) -> Question:
+        """Return a draft that this site is asked about."""
+        return self._ask(Question, "GET", f"{self._agent}/asks/{id_}")
+
+    def answer(self, id_: str, stance: Stance) -> None:
+        """Say whether this site would take part in it."""
+        self._tell(f"{self._agent}/asks/{id_}", stance)
+
+    def ask(self, id_: str, spec: dict[str, Any]) -> Asked:
+        """Ask a run's sites whether they would take part; sent twice with one number, it is one question."""
+        body = Submission.model_construct(id=id_, version=__version__, spec=spec)
+        return self._ask(Asked, "POST", f"{self._url}/asks", body)
+
+    def asked(self, id_: str) -> Asked:
+        """Return what they have answered by now."""
+        return self._ask(Asked, "GET", f"{self._url}/asks/{id_}")
 
     def submit(self, id_: str, spec: dict[str, Any]) -> Described:
         """Submit a run; sent twice with one number, it is one."""
@@ -105,6 +123,11 @@ class ServiceClient(Client):
             ) from None
         finally:
             answer.close()
+
+    def _tell(self, url: str, body: BaseModel) -> None:
+        request = self._make("POST", url, body.model_dump_json().encode())
+        request.extensions["size"] = MAX_ACKNOWLEDGED
+        self._send(request)
 
     def _of(self, run: str) -> httpx.URL:
         return httpx.URL(f"{self._url}/runs/").copy_with(path=f"{httpx.URL(self._url).path.rstrip('/')}/runs/{run}")

@@ -14,6 +14,7 @@ import numpy as np
 
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.policy import Policy
+from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret, partitions, refine
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
@@ -36,6 +37,7 @@ class Dealt:
         waits: samples that the run may not use.
         run: digest of its specification.
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
+        log: of the site, where the run is noted in one.
         large: names of patients who have more than `LARGE` of their part's samples.
         different: of how many repeats how many are different partitions; None where folds are not repeated.
     """
@@ -46,12 +48,17 @@ class Dealt:
     waits: int = 0
     run: str = ""
     keep: Callable[[], bool] | None = None
+    log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
     different: tuple[int, int] | None = None
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
         return self.keep is None or self.keep()
+
+    def heads(self) -> Heads | None:
+        """Return how far the site's log has come by now; None without one."""
+        return None if self.log is None else self.log.heads()
 
     def notes(self) -> tuple[str, ...]:
         """Return what the person at the site should know."""
@@ -133,7 +140,8 @@ class Dealing:
         if isinstance(evaluation, KFold) and evaluation.repeats > 1:
             repeats = evaluation.repeats
             different = repeats, partitions(sorted(sizes), evaluation.folds, repeats, self.secret, evaluation.seed)
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large, different)
+        log = None if self.run is None else self.log
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large, different)
         return reading.take(rows), dealt
 
 

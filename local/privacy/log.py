@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rankdad.common.errors import DataError, PolicyError, UserError, visible
 from rankdad.common.files import make_folder, sync_path
+from rankdad.common.privacy.heads import Heads, chained
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.privacy.versions import Version, changed, with_version
 from rankdad.common.spec.table_schema import spelling
@@ -233,11 +234,11 @@ class DisclosureLog:
             problem = f"the patients of the run {run} are not those with whom it began here, or their data are not"
             raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
 
-    def count(self, run: str, owner: str, per_day: int | None, most: int | None) -> None:
+    def count(self, run: str | None, owner: str, per_day: int | None, most: int | None) -> None:
         """Count a run that an owner asks for, whatever becomes of it; one that goes on counts once.
 
         Args:
-            run: its identity.
+            run: its identity; None only looks whether there may be one more.
             owner: who asks, or where that is unknown the aggregator.
             per_day: most runs of an owner within 24 hours; None is no limit.
             most: of an owner in all; None is no limit.
@@ -255,7 +256,8 @@ class DisclosureLog:
                 if limit is not None and count >= limit:
                     said = f"this site's policy allows {limit} of one owner, refused ones included"
                     raise PolicyError(field, said, code="too-many-runs")
-            log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
+            if run is not None:
+                log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
 
     def exists(self) -> bool:
         """Tell whether there is a log, or one is lost; none is made by asking."""
@@ -280,6 +282,16 @@ class DisclosureLog:
                 Disclosed(run, purpose, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
                 for number, run, purpose, began, fewest in found
             )
+
+    def heads(self) -> Heads:
+        """Return how far the log has come, as others are told.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            noted = log.execute("SELECT run, purpose, hex(data) FROM runs ORDER BY number")
+            return chained(secret, noted)
 
     def unknown(self, patients: Iterable[str]) -> dict[str, bool]:
         """Return the names of patients that no run has used; of each, whether a known one is another spelling of it.

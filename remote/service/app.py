@@ -4,6 +4,10 @@ POST /agents/{site}                   an agent's Poll: 200 and its Offers, once 
 GET  /agents/{site}/runs/{run}        200 and the Offer, with the spec
 POST /agents/{site}/runs/{run}        an agent's Reply: 204
 GET  /agents/{site}/runs/{run}/receipt 200 and the Receipt for what it has sent to a run that is over
+GET  /agents/{site}/asks/{ask}        200 and the Question, with the spec
+POST /agents/{site}/asks/{ask}        an agent's Stance: 204
+POST /asks                            an owner's Submission, of which sites are only asked: 200 and what they answer
+GET  /asks/{ask}                      what they have answered by now, to whoever asked
 POST /runs                            an owner's Submission: 200 and what became of it
 GET  /runs, /runs/{run}               what is known of the runs, to owners and viewers
 POST /runs/{run}/cancel               its owner cancels it
@@ -32,7 +36,7 @@ from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.logs import log_names
-from rankdad.common.protocol.service import MAX_RUN_BYTES, Listing, Poll, Reply, Submission
+from rankdad.common.protocol.service import MAX_RUN_BYTES, Listing, Poll, Reply, Stance, Submission
 from rankdad.remote.app import Endpoint, Routes, Work, application, read_body, refuse
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.board import MAX_SHOWN
@@ -71,6 +75,10 @@ class ServiceRoutes:
             ("GET", "/agents/{site}/runs/{run}", self._offer),
             ("POST", "/agents/{site}/runs/{run}", self._reply),
             ("GET", "/agents/{site}/runs/{run}/receipt", self._receipt),
+            ("GET", "/agents/{site}/asks/{ask}", self._question),
+            ("POST", "/agents/{site}/asks/{ask}", self._answer),
+            ("POST", "/asks", self._ask),
+            ("GET", "/asks/{ask}", self._asked),
             ("POST", "/runs", self._submit),
             ("GET", "/runs", self._list),
             ("GET", "/runs/{run}", self._describe),
@@ -187,6 +195,24 @@ class ServiceRoutes:
         owner = self._person(request, owner=True)
         body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
         return _json(self._service.described(await self._service.submit(partial(_read, Submission, body), owner)))
+
+    async def _question(self, request: Request) -> Response:
+        site = self._site(request)
+        return _json(self._service.questions.question(request.path_params["ask"], site))
+
+    async def _answer(self, request: Request) -> Response:
+        site, stance = self._site(request), await self._body(request, Stance)
+        self._service.questions.answer(request.path_params["ask"], site, stance)
+        return Response(status_code=204)
+
+    async def _ask(self, request: Request) -> Response:
+        owner = self._person(request, owner=True)
+        body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
+        return _json(await self._service.ask(partial(_read, Submission, body), owner))
+
+    async def _asked(self, request: Request) -> Response:
+        owner = self._person(request, owner=True)
+        return _json(self._service.questions.asked(request.path_params["ask"], owner))
 
     async def _list(self, request: Request) -> Response:
         self._person(request)

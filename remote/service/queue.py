@@ -30,6 +30,13 @@ create table if not exists answers (
     run text not null, site text not null, answer text not null, reason text not null, time real not null,
     primary key (run, site)
 ) strict;
+create table if not exists questions (
+    id text primary key, name text not null, owner text not null, spec text not null, sites text not null,
+    asked real not null
+) strict;
+create table if not exists stances (
+    question text not null, site text not null, stance text not null, primary key (question, site)
+) strict;
 """
 
 
@@ -105,36 +112,40 @@ class Queue:
         path: of the database; made if it is missing, for its owner alone.
         now: seconds since 1970.
 
+    Attributes:
+        database: of the queue, and of what owners ask.
+        now: seconds since 1970.
+
     Raises:
         UserError: it cannot be opened, or is another program's.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._path, self._now = path, now
+        self._path, self.now = path, now
         try:
             path.touch(0o600)
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._database.execute("pragma journal_mode = wal")
-            self._database.execute("pragma synchronous = full")
-            (version,) = self._database.execute("pragma user_version").fetchone()
+            self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self.database.execute("pragma journal_mode = wal")
+            self.database.execute("pragma synchronous = full")
+            (version,) = self.database.execute("pragma user_version").fetchone()
             if version not in (0, FORMAT):
                 raise UserError(
                     f"{path}: has the format {version}, this rankdad reads {FORMAT}: install a newer one",
                     code="queue-of-later-version",
                 )
-            self._database.executescript(SCHEMA)
-            self._database.execute(f"pragma user_version = {FORMAT}")
+            self.database.executescript(SCHEMA)
+            self.database.execute(f"pragma user_version = {FORMAT}")
         except (sqlite3.Error, OSError) as error:
             raise UserError(f"{path}: cannot be opened: {error}", code="cannot-read") from None
 
     @property
     def changes(self) -> int:
         """Return a number that grows with every change."""
-        return self._database.total_changes
+        return self.database.total_changes
 
     def close(self) -> None:
         """Close the database."""
-        self._database.close()
+        self.database.close()
 
     def submit(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any], most: int) -> Entry:
         """Add a run; one that is there already stays as it is.
@@ -152,8 +163,8 @@ class Queue:
             QueueError: it cannot be written.
         """
         text = json.dumps(spec)
-        with self._writing():
-            known = self._database.execute("select run, owner, spec from runs where id = ?", (id_,)).fetchone()
+        with self.writing():
+            known = self.database.execute("select run, owner, spec from runs where id = ?", (id_,)).fetchone()
             if known is not None:
                 if known[1:] != (owner, text):
                     raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
@@ -162,10 +173,10 @@ class Queue:
                 raise ProtocolError(
                     409, f"the queue is full: {most} open, as max_queue allows; cancel one, or wait", code="queue-full"
                 )
-            (number,) = self._database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
+            (number,) = self.database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
             run = run_name(name, number)
-            values = (number, run, id_, name, owner, text, json.dumps(list(sites)), State.WAITING, "", self._now())
-            self._database.execute(
+            values = (number, run, id_, name, owner, text, json.dumps(list(sites)), State.WAITING, "", self.now())
+            self.database.execute(
                 "insert into runs (number, run, id, name, owner, spec, sites, state, reason, submitted)"
                 " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 values,
@@ -179,9 +190,9 @@ class Queue:
             QueueError: it cannot be written.
         """
         column = {State.RUNNING: ", started = ?", State.WAITING: "", State.QUEUED: ""}.get(state, ", ended = ?")
-        times = (self._now(),) if column else ()
-        with self._writing():
-            done = self._database.execute(
+        times = (self.now(),) if column else ()
+        with self.writing():
+            done = self.database.execute(
                 f"update runs set state = ?, reason = ?{column} where run = ? and state in ({_marks(where)})",
                 (state, reason, *times, run, *where),
             )
@@ -193,11 +204,11 @@ class Queue:
         Raises:
             QueueError: it cannot be written.
         """
-        with self._writing():
-            self._database.execute(
+        with self.writing():
+            self.database.execute(
                 "insert into answers values (?, ?, ?, ?, ?) on conflict (run, site) do update"
                 " set answer = excluded.answer, reason = excluded.reason, time = excluded.time",
-                (run, site, answer, reason, self._now()),
+                (run, site, answer, reason, self.now()),
             )
 
     def entry(self, run: str) -> Entry:
@@ -213,14 +224,14 @@ class Queue:
 
     def spec(self, run: str) -> dict[str, Any]:
         """Return a run's spec, as it came."""
-        (text,) = self._database.execute("select spec from runs where run = ?", (run,)).fetchone()
+        (text,) = self.database.execute("select spec from runs where run = ?", (run,)).fetchone()
         spec: dict[str, Any] = json.loads(text)
         return spec
 
     def method(self, run: str) -> str:
         """Return the name of a run's method; of a large spec nothing else is decoded."""
         asked = "select json_extract(spec, '$.method.name') from runs where run = ?"
-        (name,) = self._database.execute(asked, (run,)).fetchone()
+        (name,) = self.database.execute(asked, (run,)).fetchone()
         return str(name or "")
 
     def newest(self, most: int) -> list[Entry]:
@@ -239,7 +250,7 @@ class Queue:
 
     def counts(self) -> dict[str, int]:
         """Return how many runs are in each state."""
-        found = dict(self._database.execute("select state, count(*) from runs group by state").fetchall())
+        found = dict(self.database.execute("select state, count(*) from runs group by state").fetchall())
         return {state.value: found.get(state.value, 0) for state in State}
 
     def check(self) -> None:
@@ -248,15 +259,33 @@ class Queue:
         Raises:
             QueueError: it cannot.
         """
-        with self._writing():
-            self._database.execute(f"pragma user_version = {FORMAT}")
+        with self.writing():
+            self.database.execute(f"pragma user_version = {FORMAT}")
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Change something, all of it or nothing.
+
+        Raises:
+            QueueError: it cannot be written.
+        """
+        try:
+            self.database.execute("begin immediate")
+            yield
+            self.database.execute("commit")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):  # it has been rolled back already
+                self.database.execute("rollback")
+            if isinstance(error, sqlite3.Error):
+                raise QueueError(f"{self._path}: cannot be written: {error}", code="cannot-write") from None
+            raise
 
     def _entries(self, condition: str, values: Sequence[object]) -> list[Entry]:
         columns = "number, run, id, name, owner, sites, state, reason, submitted, started, ended"
-        rows = self._database.execute(f"select {columns} from runs {condition}", values).fetchall()
+        rows = self.database.execute(f"select {columns} from runs {condition}", values).fetchall()
         said: dict[str, dict[str, SiteAnswer]] = {}
         asked = f"select run, site, answer, reason, time from answers where run in (select run from runs {condition})"
-        for run, site, answer, why, when in self._database.execute(asked, values):
+        for run, site, answer, why, when in self.database.execute(asked, values):
             said.setdefault(run, {})[site] = SiteAnswer(answer=answer, reason=why, time=when)
         entries: list[Entry] = []
         for number, run, id_, name, owner, sites, state, *rest in rows:
@@ -265,20 +294,6 @@ class Queue:
             place = (tuple(json.loads(sites)), State(state))
             entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, said.get(run, {})))
         return entries
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Change something, all of it or nothing."""
-        try:
-            self._database.execute("begin immediate")
-            yield
-            self._database.execute("commit")
-        except BaseException as error:
-            with contextlib.suppress(sqlite3.Error):  # it has been rolled back already
-                self._database.execute("rollback")
-            if isinstance(error, sqlite3.Error):
-                raise QueueError(f"{self._path}: cannot be written: {error}", code="cannot-write") from None
-            raise
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -32,6 +32,7 @@ from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
+from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.process import waiting_of
 from rankdad.remote.progress import AGGREGATOR
@@ -73,6 +74,7 @@ class RunningRun:
         spec: as it was submitted.
         directory: of the run.
         options: of the service.
+        known_logs: of the service's sites.
 
     Attributes:
         host: what calls its aggregator; None while it is being taken up.
@@ -80,9 +82,11 @@ class RunningRun:
         page: about it, once somebody has asked for that; closed with each of its hosts.
     """
 
-    def __init__(self, entry: Entry, spec: dict[str, Any], directory: Path, options: Options) -> None:
+    def __init__(
+        self, entry: Entry, spec: dict[str, Any], directory: Path, options: Options, known_logs: KnownLogs
+    ) -> None:
         self.entry, self.directory = entry, directory
-        self._document, self._options = spec, options
+        self._document, self._options, self._known_logs = spec, options, known_logs
         self.host: Host | None = None
         self.problem = ""
         self.page: Page | None = None
@@ -234,7 +238,14 @@ class RunningRun:
         resumes, ledger = (self.directory / LEDGER).exists(), self._options.ledger
         try:
             aggregator = Aggregator(
-                spec, replica, self.directory, time.perf_counter, ledger=ledger, run_id=self.entry.id, goes_on=False
+                spec,
+                replica,
+                self.directory,
+                time.perf_counter,
+                ledger=ledger,
+                run_id=self.entry.id,
+                goes_on=False,
+                logs=self._known_logs,
             )
         except OSError as error:
             raise UserError(f"{self.directory}: cannot be written: {error.strerror}", code="cannot-write") from None

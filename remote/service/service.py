@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common import __version__
-from rankdad.common.documents import validate
-from rankdad.common.errors import ProtocolError, SpecError, UserError, visible
+from rankdad.common.errors import ProtocolError, UserError, visible
 from rankdad.common.protocol.retention import Ended, Receipt
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
     Answer,
+    Asked,
     Described,
     Offer,
     Offered,
@@ -33,11 +33,13 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.consortium import Consortium
+from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.retention import end_again, retention
 from rankdad.remote.service.logs import LOGS, RunLogs
+from rankdad.remote.service.questions import Questions
 from rankdad.remote.service.queue import Entry, Queue, QueueError
 from rankdad.remote.service.running import Options, RunningRun
-from rankdad.remote.tracking import check_trackers
+from rankdad.remote.service.submissions import checked_run
 
 RUNS = "runs"  # of a service's directory
 SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
@@ -91,8 +93,9 @@ class Service:
         self.identity = access.identity(consortium.members)
         self.agents: dict[str, Seen] = {}
         self.running: dict[str, RunningRun] = {}
+        self.questions = Questions(queue)
         self.logs = RunLogs(directory / LOGS)
-        self._options = options
+        self._options, self._known_logs = options, KnownLogs(directory)
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
         self._checking = asyncio.Lock()
@@ -136,44 +139,6 @@ class Service:
         await asyncio.gather(*self._tasks)
         self._beginning.shutdown()
 
-    def _check(self, submission: Submission) -> tuple[RunSpec, dict[str, Any]]:
-        """Return a run that is submitted, and its spec as the queue keeps it; a thread may do that.
-
-        Raises:
-            ProtocolError: it is not one for this service, says what is wrong.
-        """
-        if submission.version != __version__:
-            raise ProtocolError(
-                409,
-                f"version: got {submission.version}, here {__version__}: install the same",
-                code="version-differs",
-                field="version",
-            )
-        try:
-            spec = validate(RunSpec, submission.spec)
-        except SpecError as error:
-            raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
-        if strangers := sorted(set(spec.federation.sites) - set(self.consortium.sites)):
-            raise ProtocolError(
-                422,
-                f"federation.sites: {', '.join(strangers)} not in this consortium, expected some of "
-                f"{', '.join(self.consortium.sites[:20])}",
-                code="site-unknown",
-                field="federation.sites",
-            )
-        if spec.federation.regions:
-            raise ProtocolError(
-                422,
-                "federation.regions: a service has none; use `rankdad aggregator` for each region",
-                code="regions-not-here",
-                field="federation.regions",
-            )
-        try:
-            check_trackers(spec)
-        except UserError as error:
-            raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
-        return spec, spec.model_dump(mode="json")
-
     async def submit(self, read: Callable[[], Submission], owner: str) -> Entry:
         """Put a run into the queue.
 
@@ -186,17 +151,32 @@ class Service:
             ProtocolError: it is not one for this service, says what is wrong.
             QueueError: the queue cannot be written.
         """
-
-        def checked() -> tuple[str, RunSpec, dict[str, Any]]:
-            submission = read()
-            return submission.id, *self._check(submission)
-
-        async with self._checking:
-            id_, spec, document = await asyncio.to_thread(checked)
+        id_, spec, document = await self._checked(read)
         entry = self.queue.submit(id_, spec.name, owner, spec.federation.sites, document, self.consortium.max_queue)
         self.audit.note("submitted", site=owner, run=entry.run)
         self.changed()
         return entry
+
+    async def ask(self, read: Callable[[], Submission], owner: str) -> Asked:
+        """Ask the sites of a run whether they would take part in it: as `submit`, but nothing begins.
+
+        Raises:
+            ProtocolError: it is not one for this service, or the owner asks too often.
+            QueueError: the question cannot be written.
+        """
+        id_, spec, document = await self._checked(read)
+        asked = self.questions.ask(id_, spec.name, owner, spec.federation.sites, document)
+        self.audit.note("asked the sites", site=owner, question=id_)
+        self._wake()
+        return asked
+
+    async def _checked(self, read: Callable[[], Submission]) -> tuple[str, RunSpec, dict[str, Any]]:
+        def checked() -> tuple[str, RunSpec, dict[str, Any]]:
+            submission = read()
+            return submission.id, *checked_run(submission, self.consortium.sites)
+
+        async with self._checking:
+            return await asyncio.to_thread(checked)
 
     def cancel(self, run: str, who: str) -> Entry:
         """Cancel a run that has not ended.
@@ -245,7 +225,7 @@ class Service:
         return entry
 
     def offers(self, site: str) -> Offers:
-        """Return what concerns a site: runs that it is asked about, takes part in, or still has to finish."""
+        """Return what concerns a site: runs to answer for, take part in or finish, and questions."""
         runs = []
         for entry in self.queue.open_runs():
             said = entry.answers.get(site)
@@ -253,8 +233,9 @@ class Service:
             if site in entry.sites and answer not in ("refused", "finished"):
                 state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
                 runs.append(Offered(run=entry.run, id=entry.id, state=state, answer=answer))  # type: ignore[arg-type]
-        text = "\n".join(f"{run.run} {run.id} {run.state} {run.answer}" for run in runs)
-        return Offers(digest=hashlib.sha256(text.encode()).hexdigest(), runs=tuple(runs))
+        questions = self.questions.of(site)
+        text = "\n".join([f"{run.run} {run.id} {run.state} {run.answer}" for run in runs] + questions)
+        return Offers(digest=hashlib.sha256(text.encode()).hexdigest(), runs=tuple(runs), questions=tuple(questions))
 
     async def change(self, waiting: asyncio.Future[bytes | None], seconds: float) -> None:
         """Wait until something has changed, or for so long.
@@ -371,7 +352,9 @@ class Service:
         self.changed()
 
     def _hold_open(self, entry: Entry) -> RunningRun:
-        run = RunningRun(entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options)
+        run = RunningRun(
+            entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options, self._known_logs
+        )
         self.running[entry.run] = run
         task = asyncio.get_running_loop().create_task(self._see_through(run))
         self._tasks.add(task)

@@ -97,6 +97,35 @@ def test_an_agents_log_is_one_for_all_runs_and_its_loss_is_noticed(tmp_path: Pat
     assert "log-too-old" in rankdad("disclosures", own / "SITE.json", status=2)
 
 
+def test_a_service_notices_an_older_log_where_nothing_at_the_site_does(tmp_path: Path, data: Path) -> None:
+    with Consortium(tmp_path / "all", data, SITES, policies={"beta": {"keyed_folds": False}}).started() as all_:
+        own, copies = all_.folder / "beta", list[bytes]()
+        log = own / "privacy" / "disclosures.sqlite"
+
+        def put_back(copy: bytes) -> None:
+            all_.stop("beta")
+            log.write_bytes(copy)
+            for path in (own / "out").rglob("disclosed.json"):
+                path.unlink()
+            all_.start("beta")
+
+        for number in range(2):
+            run = all_.submit(run_document(name="before", seed=number))
+            assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+            copies.append(log.read_bytes())
+        put_back(copies[0])
+        run = all_.submit(run_document(name="later"))
+        all_.until(lambda _: "goes its own way" in rankdad("logs", run, "--to", all_.url))
+        put_back(copies[1])
+        assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+        put_back(copies[1])
+        log.unlink()
+        run = all_.submit(run_document(name="anew"))
+        all_.until(lambda _: "is another one" in rankdad("logs", run, "--to", all_.url))
+        assert "may begin a new log" in rankdad("forget", all_.directory, "beta", "--log")
+        assert all_.until_over(run)[run].state is State.ENDED, all_.said()
+
+
 class Recorder:
     """A proxy that keeps every byte that goes up."""
 
@@ -305,3 +334,37 @@ def test_an_agent_shows_each_run_that_it_trains_to_its_own_machine(tmp_path: Pat
 def test_a_service_says_what_it_needs_without_loading_torch() -> None:
     code = "import sys; from rankdad.__main__ import app; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_owner_asks_all_sites_before_the_run_and_nothing_of_it_is_submitted_or_read(
+    tmp_path: Path, data: Path
+) -> None:
+    policies: dict[str, dict[str, Any]] = {
+        "beta": {"methods": ["dsgd"], "min_rows": 999},
+        "alpha": {"runs": 1, "keyed_folds": False},
+    }
+    spec = tmp_path / "run.json"
+    spec.write_text(json.dumps(run_document(name="draft", method={"name": "rank-dad", "rank": 2})))
+    all_ = Consortium(tmp_path / "all", tmp_path, SITES, policies=policies, tokens=True)  # a folder without any data
+    to = ["--to", all_.url, "--token-file", str(all_.token)]
+    try:
+        for name in ("service", "alpha", "beta"):
+            all_.start(name)
+        all_.until(lambda client: client.runs().runs == ())
+        answers = [rankdad("ask", spec, *to, "--wait", 20, status=3) for _ in range(2)]
+        assert answers[0] == answers[1]
+        rows = [line.split() for line in answers[0].splitlines()]
+        assert ["alpha", "would", "take", "part"] in rows, all_.said()
+        refused = {row[4]: row for row in rows if row[:3] == ["beta", "would", "refuse"]}
+        assert refused.keys() == {"methods", "min_rows"}
+        assert [row[1:4] for row in rows if row[:1] == ["gamma"]] == [["has", "not", "answered:"]]
+        all_.start("gamma")
+        assert "has not answered" not in rankdad("ask", spec, *to, status=3)
+        with all_.client() as client:
+            assert client.runs().runs == ()
+        assert not list((all_.folder / "alpha").rglob("disclosures.sqlite")), "an answer makes no log"
+        assert not all_.audited("alpha")
+    finally:
+        for process in all_.processes.values():
+            process.kill()
+            process.wait(30)

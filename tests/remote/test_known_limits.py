@@ -33,6 +33,7 @@ from rankdad.remote.config import Access
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.host import Host
 from rankdad.remote.journal import Journal
+from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.ledger import Durability
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import HEAD_BYTES, DamageError, Entry, Record
@@ -219,7 +220,7 @@ def test_a_change_asks_the_database_no_more_often_for_more_sites(tmp_path: Path)
         for number in range(5):
             await submitted(service, f"{number:016x}")
         asked = list[str]()
-        service.queue._database.set_trace_callback(asked.append)
+        service.queue.database.set_trace_callback(asked.append)
         service.offers(SITES[0])
         of_one = len(asked)
         for site in SITES[1:]:
@@ -342,7 +343,7 @@ def test_a_run_takes_no_more_threads_of_a_service_than_there_are_processors(
     async def ask(service: Service) -> None:
         run = await submitted(service, training={"threads": 1024})
         monkeypatch.setattr(torch, "set_num_threads", taken.append)
-        RunningRun(service.queue.entry(run), service.queue.spec(run), tmp_path, Options())._make()
+        RunningRun(service.queue.entry(run), service.queue.spec(run), tmp_path, Options(), KnownLogs(tmp_path))._make()
 
     with_service(ask, tmp_path)
     assert max(taken, default=1) <= (os.cpu_count() or 1)

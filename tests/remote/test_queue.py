@@ -55,14 +55,14 @@ def test_a_run_is_submitted_once_and_begins_once_also_in_another_process(tmp_pat
 def test_a_disk_that_is_full_loses_nothing_and_another_format_is_named(tmp_path: Path) -> None:
     queue = Queue(tmp_path / FILE)
     run = submit(queue)
-    (pages,) = queue._database.execute("pragma page_count").fetchone()
-    queue._database.execute(f"pragma max_page_count = {pages}")
+    (pages,) = queue.database.execute("pragma page_count").fetchone()
+    queue.database.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(QueueError, match=r"queue.sqlite: cannot be written: database or disk is full"):
         submit(queue, 2, spec={"long": "x" * 100_000})
     assert [entry.run for entry in queue.newest(9)] == [run]
-    queue._database.execute("pragma max_page_count = 1000000")
+    queue.database.execute("pragma max_page_count = 1000000")
     assert submit(queue, 2, spec={"long": "x" * 100_000}) == "run-2"
-    queue._database.execute("pragma user_version = 9")
+    queue.database.execute("pragma user_version = 9")
     queue.close()
     with pytest.raises(UserError, match="has the format 9, this rankdad reads 1"):
         Queue(tmp_path / FILE)
@@ -128,7 +128,7 @@ def test_open_runs_are_asked_for_at_once_however_many_there_are(tmp_path: Path) 
     runs = [submit(queue, number, most=100) for number in range(1, 31)]
     for run in runs[::2]:
         queue.answer(run, "alpha", "accepted", "")
-    queue._database.set_trace_callback(asked.append)
+    queue.database.set_trace_callback(asked.append)
     found = queue.open_runs()
     assert [entry.run for entry in found] == runs
     assert [entry.said("accepted") for entry in found] == [["alpha"], []] * 15

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankdad.common import __version__
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
@@ -23,12 +24,13 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
-from rankdad.local.data import read_samples, read_site, split_samples
+from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog
-from tests.conftest import examples, run_spec, write_site
+from rankdad.local.site import taking_part
+from tests.conftest import examples, run_spec, site_config, write_site
 
 SECRET = Secret(b"s" * 32)
 EVALUATIONS: list[dict[str, Any]] = [
@@ -289,6 +291,34 @@ def test_names_from_another_place_are_refused_though_the_schema_is_the_same(tmp_
         with pytest.raises(UserError) as raised:
             Dealing(spec, SECRET, 8, log, f"run-{number}").deal(reading)
         assert raised.value.code == "patients-named-otherwise"
+
+
+def test_a_run_whose_parts_another_has_divided_meanwhile_is_told_so_and_begins_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin_another(*given: Any) -> SiteData:
+        log = DisclosureLog(tmp_path / "privacy", "alpha")
+        _, dealt = Dealing(spec, log.secret, 4, log, "another").deal(read_samples(spec, data).take(np.arange(36)))
+        assert dealt.kept()
+        return admitted(*given)
+
+    keys = [f"p{row}" for row in range(60)]
+    spec = run_spec(data={"reader": "npz", "file": "data.npz", "shape": [6]})
+    data = write_site(tmp_path / "data", 60, 1, key=keys)
+    (tmp_path / "policy.json").write_text(Policy(rows_per_rank=None, min_rows=4).text())
+    places = {"data": str(data), "output": str(tmp_path / "out"), "privacy": str(tmp_path / "privacy")}
+    config = site_config(1, **places, policy=str(tmp_path / "policy.json"))
+    offered: dict[str, object] = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
+    with monkeypatch.context() as patched:
+        patched.setattr("rankdad.local.site.admitted", begin_another)
+        with pytest.raises(UserError) as raised:
+            taking_part(config, offered)
+    assert (raised.value.code, raised.value.field) == ("another-run-began", "data")
+    parts = taking_part(config, offered).data.parts
+    assert parts is not None
+    heads = parts.heads()
+    assert heads is not None
+    assert heads.length == 2, "the log tells of both"
 
 
 @pytest.mark.parametrize(("lacking", "told"), [(5, False), (9, True)])

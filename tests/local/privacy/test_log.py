@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import stat
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from rankdad.common.errors import DataError, PolicyError, UserError
+from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.log import FILE, DisclosureLog
@@ -81,6 +83,22 @@ def test_a_run_by_the_name_of_one_that_began_is_that_one(
     if code == "patients-named-otherwise":
         with pytest.raises(UserError):
             parts(tmp_path, "second", names, **changes)
+
+
+def test_heads_go_on_with_every_run_and_a_copy_that_goes_its_own_way_has_others(tmp_path: Path) -> None:
+    log, told = DisclosureLog(tmp_path / "one", "alpha", SECRET), list[Heads]()
+    for run in ("first", "second", "second"):  # which goes on
+        parts(tmp_path / "one", run, FORTY)
+        told.append(log.heads())
+        if run == "first":
+            shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    assert [one.length for one in told] == [1, 2, 2]
+    assert told[1] == told[2]
+    assert told[1].heads[0] == told[0].heads[0]
+    parts(tmp_path / "copy", "third", FORTY)
+    copy = DisclosureLog(tmp_path / "copy", "alpha").heads()
+    assert (copy.id, copy.heads[0], copy.heads[1] == told[1].heads[1]) == (told[0].id, told[0].heads[0], False)
+    assert DisclosureLog(tmp_path / "new", "alpha").heads().id != told[0].id
 
 
 def test_looking_keeps_nothing_and_the_log_names_nobody(tmp_path: Path) -> None:

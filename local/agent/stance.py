@@ -1,0 +1,58 @@
+"""What a site answers when asked whether it would take part in a run: no data are read, and nothing is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankdad.common.errors import PolicyError, RankdadError
+from rankdad.common.needs import Need, needs, shown
+from rankdad.common.policy import MAX_NAMES, Policy
+from rankdad.common.protocol.plan import Plan
+from rankdad.common.protocol.service import MAX_NEEDED, MAX_REFUSALS, Question, Refusal, Stance
+from rankdad.common.spec.asked import not_listed
+from rankdad.local.config import SiteConfig
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.site import offered_spec, permitted
+
+LISTED = ("files", "columns")
+
+
+def stance_on(config: SiteConfig, question: Question) -> Stance:
+    """Return whether a site would take part in a run: by its policy, its own file, and what is installed.
+
+    Lines that depend on how many samples there are, are not judged. Sentences stay at the site: they may name what its
+    policy lists and the run does not.
+
+    Args:
+        config: the site's own file.
+        question: the run, and who asks.
+    """
+    found, needed = list[Refusal](), list[Need]()
+    try:
+        spec = offered_spec(config, {"version": question.version, "run": question.spec})
+        policy, own = Policy.read(config.policy), spec.at(config.name)
+        limits = policy.runs_per_day, policy.runs
+        log = DisclosureLog(Path(config.privacy), config.name, results=[Path(config.output)])
+        if limits != (None, None) and log.exists():
+            try:
+                log.count(None, question.owner or config.aggregator, *limits)
+            except PolicyError as error:
+                found.append(Refusal(line=error.field, code=error.code))
+
+        def planned(policy: Policy, plan: Plan) -> None:
+            needed[:] = needs(policy, lambda one: one.check(own, plan))
+
+        permitted(config, spec, planned=planned)
+    except RankdadError as error:
+        lines = [_refusal(one) for one in needed if one.refused]
+        found += lines or [Refusal(field=error.public_field[:200], code=error.public_code)]
+    except Exception:
+        found.append(Refusal(code="unexpected-error"))
+    return Stance(refusals=tuple(found[:MAX_REFUSALS]), by_hand=config.approval == "manual")
+
+
+def _refusal(one: Need) -> Refusal:
+    value = one.needed
+    if one.line in LISTED and isinstance(one.here, list) and isinstance(value, list | tuple):
+        value = list(not_listed(one.here, {one.field: value}))
+    return Refusal(line=one.line, field=one.field[:200], code=one.code, needed=shown(value, MAX_NAMES)[:MAX_NEEDED])
