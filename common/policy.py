@@ -260,6 +260,11 @@ class Policy(Part):
             )
             raise FewSamplesError.of(error, code="linear-needs-samples")
 
+    @property
+    def sharing(self) -> int:
+        """How many patients share a step at least: nobody has more than one part of so many of what it sends."""
+        return min(self.min_rows, self.min_level.count)
+
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
 
