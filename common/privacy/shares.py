@@ -2,15 +2,19 @@
 
 A gradient is a sum over patients of what flows back from the loss through each one's outputs. Where a model is certain
 of all patients but one, that one is the whole gradient: divided by the bias's, it is the patient's row. So of all that
-flows back no patient has more than a share.
+flows back no patient has more than a share, and of what flows back from one output, a class's or a label's, no more than most of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 ROUNDING = 1e-9  # beyond equal shares: where as many as share a step have as much, nobody has too much
+OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of
+ROUNDS = 20  # who has less of an output has less of all, and the other way round
 
 
 def limit(sums: Tensor, sharing: int) -> Tensor:
@@ -40,15 +44,37 @@ def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
         sharing: how many patients share a step at least.
 
     Returns:
-        Of the type of the deltas, [rows, 1], from 0 to 1.
+        Of the type of the deltas, [rows, outputs], from 0 to 1.
     """
     if sharing < 2 or not len(deltas) or not deltas.isfinite().all():
         return None
     names, of = people.unique(return_inverse=True)
-    sizes = torch.linalg.vector_norm(deltas.double(), dim=1)
-    sums = sizes.new_zeros(len(names)).index_add_(0, of, sizes)
-    most = limit(sums, sharing)
-    larger = sums > most * (1 + ROUNDING)
-    if not larger.any():
+    left = deltas.double()
+    for _ in range(ROUNDS):
+        before = left
+        left = _within(left, left.abs(), of, len(names), most_of_outputs)
+        size = torch.linalg.vector_norm(left, dim=1, keepdim=True)
+        left = _within(left, size, of, len(names), lambda sums: limit(sums[:, 0], sharing))
+        if left is before:
+            break
+    if torch.equal(left, deltas.double()):
         return None
-    return torch.where(larger, most / sums, 1.0)[of, None].to(deltas.dtype)
+    return torch.where(deltas == 0, 0.0, left / deltas.double()).to(deltas.dtype)
+
+
+def most_of_outputs(sums: Tensor) -> Tensor:
+    """Return how much one patient may have of each output, [outputs]: it is several patients'.
+
+    Args:
+        sums: of each patient, [patients, outputs].
+    """
+    largest = sums.amax(0)
+    return (sums.sum(0) - largest) * OF_OUTPUT / (1 - OF_OUTPUT)
+
+
+def _within(left: Tensor, sizes: Tensor, of: Tensor, people: int, most: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return rows that are scaled down where a patient's together are larger than they may be; else the same tensor."""
+    sums = sizes.new_zeros(people, sizes.shape[1]).index_add_(0, of, sizes)
+    bound = most(sums)
+    larger = sums > bound * (1 + ROUNDING)
+    return left * torch.where(larger, bound / sums, 1.0)[of] if larger.any() else left

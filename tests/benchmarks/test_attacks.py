@@ -47,10 +47,8 @@ def test_of_a_hospital_of_several_batches_no_patient_is_solved_for_under_the_rul
     assert (found.cells, found.refused) == (0, "")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a hospital of one batch sends the gradient of all its patients, step after step",
-)
-def test_of_a_hospital_of_a_single_batch_no_patient_is_solved_for_under_the_rules() -> None:
-    assert invert(Case("logistic", None, 8, 60, 8, RULES), restarts=3).cells == 0
+def test_a_hospital_of_a_single_batch_refuses_to_send_all_its_patients_step_after_step() -> None:
+    found = invert(Case("logistic", None, 8, 60, 8, RULES), restarts=3)
+    assert (found.cells, found.refused) == (0, "steps-of-all-repeated")
+    few = invert(Case("logistic", None, 8, 3, 8, RULES), restarts=3)
+    assert (few.cells, few.refused) == (0, ""), "36 numbers of 80 cells"

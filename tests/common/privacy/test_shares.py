@@ -33,3 +33,13 @@ def test_one_patient_on_the_wrong_side_counts_as_much_as_the_next_two() -> None:
     assert float(limit(sums, 3)) == 5e-4, "of the two largest, with the rest a third for each"
     assert float(limit(sums[:2], 3)) == 0, "two are too few"
     assert scales(sums[:, None], torch.arange(4), 1) is None
+
+
+def test_a_class_that_one_patient_alone_is_on_the_wrong_side_of_is_no_row_of_theirs() -> None:
+    """Of three classes: three patients share what flows back, and the third class's row would be of the last alone."""
+    deltas = torch.tensor([[-1.0, 1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 1.0, -1.0], [0.1, 0.0, -0.1]])
+    found = scales(deltas, torch.arange(4), 3)
+    assert found is not None
+    left = (deltas * found).abs()
+    assert float(left[2, 2] / left[:, 2].sum()) <= 0.8 + 1e-3
+    assert float(left.norm(dim=1).max() / left.norm(dim=1).sum()) <= 1 / 3 + 1e-6
