@@ -2,7 +2,7 @@
 
 A gradient is a sum over patients of what flows back from the loss through each one's outputs. Where a model is certain
 of all patients but one, that one is the whole gradient: divided by the bias's, it is the patient's row. So of all that
-flows back no patient has more than a share, and of what flows back from one output, a class's or a label's, no more than most of it.
+flows back no patient has more than a share, and of what flows back from one output, such as a class, not nearly all.
 """
 
 from __future__ import annotations
