@@ -177,6 +177,7 @@ ONE_OUT = {"evaluation": {"name": "leave-one-site-out"}}
         (3, {"overrides": ENDED}, {}, "federation.overrides"),
         (3, {"quorum": 2, "overrides": {"alpha": {"epochs": 1}}}, {}, "federation.overrides"),
         (3, {"regions": {"north": ["alpha"]}}, {}, "federation.regions"),
+        (3, {}, {"training": {"batches": "full"}}, "training.batches"),
         (2, {}, ONE_OUT, "evaluation.name"),
         (3, {"quorum": 2}, ONE_OUT, "evaluation.name"),
     ],
