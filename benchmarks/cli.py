@@ -334,7 +334,7 @@ def shares(
     heart: Annotated[Path, typer.Option(help="Folder of UCI heart disease's four processed files.")],
     seeds: Annotated[str, typer.Option(help="Of the runs.")] = "0,1,2,3,4",
 ) -> None:
-    """Train digits, heart and diabetes with a share of a step for each patient at most, and without: two minutes."""
+    """Train digits, heart and diabetes with a share of a step for each patient at most, and without: ten minutes."""
     from rich.console import Console
 
     from benchmarks.privacy.shares import bench_shares
