@@ -85,6 +85,7 @@ def _strict(policy: Policy) -> Policy:
         "methods": (),
         "unreduced_factors": False,
         "max_upload": 0,
+        "pretrained": (),
         "min_sites": HIGH,
         "files": (),
         "columns": (),

@@ -28,6 +28,7 @@ from rankdad.common.spec import (
     TopRows,
 )
 from rankdad.common.spec.asked import not_listed, sites_together
+from rankdad.common.spec.model import Sha256
 from rankdad.common.spec.patterns import escaped, literal
 from rankdad.common.spec.table_schema import Column
 
@@ -45,6 +46,9 @@ MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easi
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
 FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
 VISITS = "sums of fewer people than min_rows, where several rows are one person's"
+CHOSEN_WEIGHTS = (
+    "what weights of another's making can be made to tell: a unit that answers to one patient alone sends their row"
+)
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 MAX_NAMES = 20  # of files or columns in a sentence
 LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
@@ -123,6 +127,8 @@ class Policy(Part):
     """How far from the site's own the weights may be that the aggregator gives it after a comparison, relative to their
     size; null takes any. With a number a site that has a checkpoint goes on from no other; with 0 one that has lost its
     checkpoints does not either."""
+    pretrained: tuple[Sha256, ...] | None = ()
+    """sha256 digests of the files of weights that a run may begin with, `model.pretrained`; null is any."""
     min_sites: PositiveInt = 2
     """Fewest sites that take part in every step and round, of a region as of the run: a run that could go on with
     fewer, by its quorum, its overrides or a site that it leaves out, is refused."""
@@ -170,6 +176,7 @@ class Policy(Part):
         columns = {field: tuple(map(escaped, names)) for field, names in spec.columns.items()}
         self._check_listed("columns", columns, "column-not-allowed")
         self._check_group(spec)
+        self._check_pretrained(spec)
         if spec.solver == "exact":  # no step is taken
             return
         self._check_method(spec.method)
@@ -268,6 +275,11 @@ class Policy(Part):
                 field, f"{asks}, for a linear model", " and ".join(allows), change, f"{PRODUCTS}; {instead}"
             )
             raise FewSamplesError.of(error, code="linear-needs-samples")
+
+    @property
+    def sharing(self) -> int:
+        """How many patients share a step at least: nobody has more than one part of so many of what it sends."""
+        return min(self.min_rows, self.min_level.count)
 
     def rank(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
@@ -369,6 +381,15 @@ class Policy(Part):
             change: dict[str, object] = {"group": group}
             raise refusal("data.group", asks, f"{self.group} alone (group)", change, VISITS, code="group-differs")
 
+    def _check_pretrained(self, spec: RunSpec) -> None:
+        begun = spec.model.pretrained
+        if begun is None or self.pretrained is None or begun.sha256 in self.pretrained:
+            return
+        asks = f"begins with weights from a file, {begun.file}, of the sha256 {begun.sha256}"
+        allows = f"{'others' if self.pretrained else 'none'} (pretrained)"
+        change: dict[str, object] = {"pretrained": [*self.pretrained, begun.sha256]}
+        raise refusal("model.pretrained.sha256", asks, allows, change, CHOSEN_WEIGHTS, code="weights-not-listed")
+
     def _check_method(self, method: MethodSpec) -> None:
         unreduced = method.name in UNREDUCED
         if method.name in self.methods and (self.unreduced_factors or not unreduced):
@@ -420,6 +441,7 @@ EVERYTHING = Policy(
     methods=get_args(MethodName),
     unreduced_factors=True,
     accept_replica=None,
+    pretrained=None,
     min_sites=1,
     min_level=MinLevel(count=1),
     retain=True,

@@ -16,6 +16,7 @@ from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sen
 from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.levels import without_rare
+from rankdad.common.privacy.repeated import epochs_allowed, numbers_of_step, steps_of_all
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
@@ -29,6 +30,7 @@ from rankdad.local.data.folds import Split
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
+REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
@@ -54,6 +56,8 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         largest = spec.training.step_size
         sizes = [batch_sizes(len(split.train), largest) if len(split.train) else [] for split in data.splits]
         check_steps(policy, spec, plan, data, sizes)
+        if spec.batches == "full":  # of even ones a site alone knows no sizes
+            check_repeated(policy, spec, plan, data, sizes)
         smallest = min((size for fold in sizes for size in fold), default=0)
         data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
     units = f"{_noun(spec, data)}s"
@@ -300,6 +304,46 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
+
+
+def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
+    """Check that not too many numbers leave in batches of all of a training's samples; others are drawn afresh.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        plan: of the run.
+        data: of the site.
+        sizes: of every training's batches in an epoch.
+
+    Raises:
+        FewSamplesError: there are too many.
+    """
+    trained = [split.train for split in data.splits]
+    each = [steps_of_all(own, len(rows)) for own, rows in zip(sizes, trained, strict=True)]
+    if policy.rows_per_rank is None or not any(each):
+        return
+    everybody = torch.cat([rows for rows, steps in zip(trained, each, strict=True) if steps]).unique()
+    people, columns, noun = data.people(everybody), math.prod(spec.data.shape) + 1, _noun(spec, data)
+    most = policy.rank(min(len(rows) for rows, steps in zip(trained, each, strict=True) if steps))
+    numbers = numbers_of_step(plan, most, projections=spec.training.sends_projections) * sum(each)
+    epochs, cells = spec.training.epochs, people * columns
+    allowed = epochs_allowed(cells, numbers, policy.rows_per_rank)
+    if allowed >= epochs:
+        return
+    needed = math.ceil(numbers * epochs * policy.rows_per_rank / (2 * columns))
+    often = f"{counted(allowed, 'epoch')} of that, or all " if allowed else "that "
+    error = refusal(
+        "training.epochs",
+        f"sends {numbers * epochs:,} numbers of {counted(people, noun)} here about {columns} columns, in steps each of "
+        "all of a training",
+        f"{often}from {counted(needed, noun)} on "
+        f"(rows_per_rank {policy.rows_per_rank}); smaller batches, of which there are two or more, are of others each "
+        "time",
+        {"rows_per_rank": 2 * cells // (numbers * epochs) or None},
+        REPEATED,
+    )
+    raise FewSamplesError.of(error, code="steps-of-all-repeated")
 
 
 def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:

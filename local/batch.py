@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from rankdad.local.data import Batch
 
 
@@ -14,12 +16,13 @@ class StepBatch:
 
     Args:
         samples: of each of the step's batches; of local steps there may be several batches.
-        sizes: of the parts of each batch that are this process's: all of them, unless several ranks share the site.
-        parts: of these sizes, in order; read once.
+        people: of the parts of each batch that are this process's (all of them, unless several ranks share the site)
+            which patient each sample is of, by a number.
+        parts: these, in order; read once.
     """
 
     samples: Sequence[int]
-    sizes: Sequence[Sequence[int]]
+    people: Sequence[Sequence[Tensor]]
     parts: Iterator[Batch]
 
     def __len__(self) -> int:
@@ -27,5 +30,5 @@ class StepBatch:
 
     def batches(self) -> list[StepBatch]:
         """Return the step's batches, to be trained on in their order."""
-        pairs = zip(self.samples, self.sizes, strict=True)
-        return [StepBatch((samples,), (sizes,), self.parts) for samples, sizes in pairs]
+        pairs = zip(self.samples, self.people, strict=True)
+        return [StepBatch((samples,), (people,), self.parts) for samples, people in pairs]

@@ -19,7 +19,7 @@ from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.local.admission import check_steps
+from rankdad.local.admission import check_repeated, check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import guesses, outputs_of, tally_of, tested_rows
@@ -110,7 +110,8 @@ class Contributions:
         if self._run.exact:
             return
         sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
-        check_steps(policy, self._spec, self._plan, self._data, sizes)  # even batches are known only now
+        for check in (check_steps, check_repeated):  # even batches are known only now
+            check(policy, self._spec, self._plan, self._data, sizes)
 
     def check_totals(self, stage: str) -> None:
         """Check what a stage of preparation has added up to.

@@ -38,3 +38,12 @@ def mean_loss(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor |
     if isinstance(task, Classification) and weights is None:  # in one operation, as it always was: to the last bit
         return F.cross_entropy(outputs, labels)
     return torch.mean(losses(task, outputs, labels, weights))
+
+
+def deltas(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the gradient of every sample's loss by its own outputs, [n, task.outputs]; see `losses`."""
+    single = outputs.dtype in (torch.float16, torch.bfloat16)
+    with torch.enable_grad(), torch.autocast(outputs.device.type, enabled=False):
+        alone = (outputs.detach().float() if single else outputs.detach()).requires_grad_()
+        (found,) = torch.autograd.grad(losses(task, alone, labels, weights).sum(), alone)
+    return found

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
 from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.seeds import derive
@@ -23,7 +24,7 @@ from rankdad.local.batch import StepBatch
 from rankdad.local.data import Batch, SiteData
 from rankdad.local.data.prepared import Prepared, prepare
 from rankdad.local.local_steps import Moments, differences
-from rankdad.local.losses import mean_loss
+from rankdad.local.losses import deltas, mean_loss
 from rankdad.local.parts import Parts, Take
 from rankdad.local.ranks.alone import Alone
 
@@ -40,14 +41,25 @@ class Passes:
         run: where the run is, with the site's replica.
         index: of the site in the plan.
         ranks: that share the site's batches; without any it is alone.
+        sharing: how many patients share a batch's gradient at least; see `common.privacy.shares`.
+
+    Attributes:
+        evened: batches in which somebody would have had more.
     """
 
     def __init__(
-        self, spec: RunSpec, plan: Plan, data: SiteData, run: RunState, index: int, ranks: Alone | None = None
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        data: SiteData,
+        run: RunState,
+        index: int,
+        ranks: Alone | None = None,
+        sharing: int = 1,
     ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
-        self._overflowed = False
+        self._overflowed, self._sharing, self.evened = False, sharing, 0
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
         self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of every batch, step by step
@@ -96,9 +108,14 @@ class Passes:
             self._parts = run.step + 1, self._parts[1]
         return StepBatch(
             run.batches(self._index)[run.step] if reads else [],
-            [[len(part) for part in batch] for batch in rows],
+            [[self._people(part) for part in batch] for batch in rows],
             self._parts[1],
         )
+
+    def _people(self, rows: Tensor) -> Tensor:
+        """Return which patient each of some places among the fold's training samples is of, by a number."""
+        groups = self._data.groups
+        return rows if groups is None else groups[self._data.splits[self._fold].train][rows]
 
     def step(self, batch: StepBatch, moments: Moments, take: Take, *, early: bool = False) -> Moments:
         """Make what a step sends, bucket after bucket: gradients, or the difference that local steps make.
@@ -170,17 +187,23 @@ class Passes:
             losses: is given each part's share of the loss, before its backward pass.
             complete: see `FactorCapture.backward`; of float16, whose gradients may have to be made again, told nothing.
         """
-        sizes = [size for parts in batch.sizes for size in parts]
-        parts = itertools.islice(batch.parts, len(sizes))
-        if self._spec.training.autocast != "float16":
-            self._passes(parts, len(sizes), len(batch), capture, losses, complete)
+        people = [part for parts in batch.people for part in parts]
+        parts: Iterable[Batch] = itertools.islice(batch.parts, len(people))
+        again = self._spec.training.autocast == "float16"
+        scales: Sequence[Tensor | None] | None = None  # known in the only pass of a batch
+        if self._sharing < 2:
+            scales = [None] * len(people)
+        elif len(people) != 1 or again:
+            parts = list(parts)
+            scales = self._looked_ahead(parts, people)
+        if not again:
+            self._passes(parts, people, len(batch), capture, losses, scales, complete)
             return
-        kept, model, scale = list(parts), self._run.replica.model, self._spec.training.loss_scale
-        buffers, go_back = {name: buffer.clone() for name, buffer in model.named_buffers()}, _random_state(model)
+        kept, go_back, scale = list(parts), self._state(), self._spec.training.loss_scale
         while True:
             capture.begin(scale)
             losses.clear()
-            self._passes(kept, len(sizes), len(batch), capture, losses)
+            self._passes(kept, people, len(batch), capture, losses, scales)
             if scale == 1 or capture.is_finite:
                 return
             scale //= 2
@@ -189,28 +212,62 @@ class Passes:
             _log.log(level, "step %d: gradients overflow float16, and are made again: lower training.loss_scale", step)
             self._overflowed = True
             go_back()  # so that the same units drop out
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
 
     def _passes(
         self,
         parts: Iterable[Batch],
-        count: int,
+        people: Sequence[Tensor],
         samples: int,
         capture: FactorCapture,
         losses: list[Tensor],
+        scales: Sequence[Tensor | None] | None,
         complete: Callable[[str], None] | None = None,
     ) -> None:
-        """Run the passes of so many parts of a batch of so many samples once."""
-        for place, part in enumerate(parts, 1):
+        """Run the passes of the parts of a batch of so many samples once; without scales there is a single part."""
+        for place, part in enumerate(parts):
             try:
-                loss = self._loss(part) * (len(part.labels) / samples)
-                losses.append(loss.detach())
-                capture.backward(loss, complete if place == count else None)
+                outputs, loss = self._forward(part)
+                share = len(part.labels) / samples
+                losses.append((loss * share).detach())
+                own = self._scales([outputs], [part], people)[0] if scales is None else scales[place]
+                if own is not None:  # flows back in place of the loss's own gradient, through all layers alike
+                    flows = self._deltas(outputs, part) * own
+                    loss = (outputs.to(flows.dtype) * flows).sum() / len(part.labels)
+                capture.backward(loss * share, complete if place == len(people) - 1 else None)
             except RankdadError:  # in what a complete bucket goes through
                 raise
             except Exception as error:
                 raise ModelError(error) from error
+
+    def _looked_ahead(self, parts: Sequence[Batch], people: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Return the scales of all parts, by a forward pass that the next ones repeat."""
+        go_back = self._state()
+        try:
+            with torch.no_grad():
+                outputs = [self._forward(part)[0] for part in parts]
+        except Exception as error:
+            raise ModelError(error) from error
+        go_back()
+        return self._scales(outputs, parts, people)
+
+    def _scales(
+        self, outputs: Sequence[Tensor], parts: Sequence[Batch], people: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """Return for each part of a batch by what is multiplied what flows back; None where that is the loss's own.
+
+        All ranks come here once in each batch: shares are of the whole.
+        """
+        like = next(self._run.replica.model.parameters())
+        own = [self._deltas(one, part).double() for one, part in zip(outputs, parts, strict=True)]
+        deltas = torch.cat([like.new_zeros(0, self._spec.task.outputs, dtype=torch.float64), *own])
+        names = torch.cat([torch.zeros(0, dtype=torch.int64), *people])
+        everybody, begin = self._ranks.gathered(torch.cat([deltas, names.to(deltas)[:, None]], 1))
+        found = scales_of(everybody[:, :-1], everybody[:, -1].long(), self._sharing)
+        if found is None:
+            return [None] * len(parts)
+        self.evened += 1
+        mine: Sequence[Tensor] = found[begin : begin + len(deltas)].split([len(part.labels) for part in parts])
+        return mine
 
     def _finite_loss(self, losses: Sequence[Tensor]) -> float:
         """Return a step's loss.
@@ -225,11 +282,29 @@ class Passes:
             raise NonFiniteError(f"the training loss in step {self._run.replica.step + 1}")
         return value
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the network's outputs for a part of a batch, and its mean loss."""
         kind, weights = batch.labels.device.type, self.prepared().fit.class_weights
         autocast = self._spec.training.autocast
         with torch.autocast(kind, getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
-            return mean_loss(self._spec.task, self._run.replica.model(batch.inputs), batch.labels, weights)
+            outputs: Tensor = self._run.replica.model(batch.inputs)
+            return outputs, mean_loss(self._spec.task, outputs, batch.labels, weights)
+
+    def _deltas(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return deltas(self._spec.task, outputs, batch.labels, self.prepared().fit.class_weights)
+
+    def _state(self) -> Callable[[], None]:
+        """Return what sets what a forward pass changes back to where it is: random numbers and buffers."""
+        model = self._run.replica.model
+        buffers, draw_again = {name: buffer.clone() for name, buffer in model.named_buffers()}, _random_state(model)
+
+        def go_back() -> None:
+            draw_again()
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(buffers[name])
+
+        return go_back
 
 
 def _random_state(model: nn.Module) -> Callable[[], None]:

@@ -78,6 +78,7 @@ def _explained(policy: Policy, kinds: dict[str, Kind], joining: list[str], colum
         *lines,
         f"min_sites: {policy.min_sites} hospitals or more train a model: of two, each learns the other's part.",
         f"min_rows: nothing leaves that fewer than {policy.min_rows} people stand behind.",
+        "pretrained: no study begins with weights of another's making, which can be made to read single people.",
         "All this is guessed by names and values of columns: read the list before you sign it.",
         "What a study asks for beyond this is refused before any data are read. All other lines are the usual limits: "
         "docs/operation.md says of each what it holds back.",

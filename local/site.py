@@ -282,7 +282,9 @@ def permitted(
     plan = make_plan(spec, model)
     planned(policy, plan)
     refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
-    load_weights(model, spec, None if config.weights is None else Path(config.weights))
+    if spec.model.pretrained is not None:
+        load_weights(model, spec, None if config.weights is None else Path(config.weights))
+        plan = make_plan(spec, model)  # whose digest is that of the weights
     return policy, model, plan
 
 

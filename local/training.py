@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from rankdad.common.errors import RunFailedError
+from rankdad.common.errors import RunFailedError, counted
 from rankdad.common.gradients.buckets import routes_of
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.methods.base import SiteStep
@@ -135,7 +135,7 @@ def train(
     """
     references = References(spec, data, state.run, state.site, notice)
     index = plan.sites.index(state.site)
-    passes = Passes(spec, plan, data, state.run, index, ranks)
+    passes = Passes(spec, plan, data, state.run, index, ranks, policy.sharing)
     contributions = Contributions(
         spec,
         plan,
@@ -204,6 +204,12 @@ class _Trainer:
                 self.contributions.check_roster(self.policy)
             elif due.stage is not None:
                 self.contributions.check_totals(due.stage)
+        if self.passes.evened:
+            self.notice(
+                f"{self.state.site}: in {counted(self.passes.evened, 'step')} a few patients "
+                f"had more than 1/{self.policy.sharing} of what flows back from the loss, and count as much as that "
+                "(min_level): the model was certain of nearly all others"
+            )
         assert run.test is not None
         assert run.farewell is not None
         outcome = (run.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)

@@ -27,7 +27,7 @@ from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.local.admission import admitted, check_steps
+from rankdad.local.admission import admitted, check_repeated, check_steps
 from rankdad.local.data import SiteData
 from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
@@ -56,7 +56,8 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     counts = zip(*([len(split.train) for split in site.splits] for site in data), strict=True)
     drawn = [drawn_sizes(spec, fold) for fold in counts]
     for place, site in enumerate(data):  # which a site alone does not know of even batches
-        check_steps(policy, spec, plan, site, [fold[place] for fold in drawn])
+        for check in (check_steps, check_repeated):
+            check(policy, spec, plan, site, [fold[place] for fold in drawn])
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:

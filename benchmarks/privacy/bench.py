@@ -28,7 +28,6 @@ ATTACKS: Mapping[str, Attack] = {
     "newcomers and withdrawals": withdrawal,
     "chosen initial weights": traps,
 }
-SUCCEEDS = ("chosen initial weights",)  # under the rules, too: see docs/security.md
 
 
 @dataclass(frozen=True)

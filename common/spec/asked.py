@@ -68,10 +68,12 @@ def sites_together(spec: RunSpec) -> dict[str, int]:
     ended = sum(not federation.trains(site, spec.training.epochs - 1) for site in federation.sites)
     required = federation.required_sites
     training = required if spec.solver == "exact" else required - ended  # those that have ended count for the quorum
+    runs_out = spec.batches == "full" and spec.local_steps != "epoch" and spec.solver != "exact"
     fewest = {
         "federation.sites": len(federation.sites),
         "federation.quorum": required,
         "federation.overrides": training,
+        "training.batches": 1 if runs_out else training,  # the last steps are those of who has most rows
         "federation.regions": min(len(node.sites) for node in federation.nodes.values()),
         "evaluation.name": training - isinstance(spec.evaluation, LeaveOneSiteOut),
     }

@@ -122,6 +122,9 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     lines.append(f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {_listed(sites)}")
     lines.append(f"rounds may be of as few as {counted(min(sites_together(spec).values()), 'site')}")
     lines += [*what_is_read(spec), *what_selects(spec)]
+    begun = spec.model.pretrained
+    if begun is not None:
+        lines.append(f"begins with the weights in {begun.file}, sha256 {begun.sha256}, which the policy lets in")
     data = spec.data
     rows, training = rows_sent(spec), spec.training
     lines.append(f"method: {spec.trained_by}, task: {spec.task.name}")

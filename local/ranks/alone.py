@@ -73,5 +73,9 @@ class Alone:
         """
         return gradients, loss
 
+    def gathered(self, rows: Tensor) -> tuple[Tensor, int]:
+        """Return the rows of all ranks, in their order, and where this rank's begin; their numbers may differ."""
+        return rows, 0
+
     def end(self) -> None:
         """Let all ranks end: the run is over."""

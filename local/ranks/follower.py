@@ -36,7 +36,7 @@ def follow(config: SiteConfig, ranks: Ranks) -> None:
     sharing.compare(site.spec, site.plan, site.data, site.replica.model)
     run, index = sharing.state(site.spec, site.plan, site.replica), site.plan.sites.index(config.name)
     replica, early = run.replica, len(site.plan.buckets) > 1
-    passes = Passes(site.spec, site.plan, site.data, run, index, sharing)
+    passes = Passes(site.spec, site.plan, site.data, run, index, sharing, site.policy.sharing)
     while (order := broadcast_bytes(b""))[:1] != END:
         if order[:1] == START:
             take_over(run, order[1:])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common import __version__
-from rankdad.common.collectives import broadcast_bytes, gather_bytes
+from rankdad.common.collectives import all_gather_rows, broadcast_bytes, gather_bytes
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.protocol.messages import Message
@@ -125,6 +125,11 @@ class Sharing(Alone):
         """Return the gradients of the whole batch by parameter and its loss, the same at all ranks."""
         return of_ranks.summed(gradients, loss, self._trained, self._ranks.group)
 
+    def gathered(self, rows: Tensor) -> tuple[Tensor, int]:
+        """Return the rows of all ranks, in their order, and where this rank's begin; their numbers may differ."""
+        each = all_gather_rows(rows, self._ranks.group)
+        return torch.cat(each), sum(map(len, each[: self._ranks.rank]))
+
 
 class Leader(Sharing):
     """Rank 0: whatever it does not do by itself fails with the name of the rank that could not go on."""
@@ -193,6 +198,11 @@ class Leader(Sharing):
         """Return the gradients of the whole batch by parameter and its loss, the same at all ranks."""
         with self._ranks.together():
             return super().summed(gradients, loss)
+
+    def gathered(self, rows: Tensor) -> tuple[Tensor, int]:
+        """Return the rows of all ranks, in their order, and where this rank's begin; their numbers may differ."""
+        with self._ranks.together():
+            return super().gathered(rows)
 
     def end(self) -> None:
         """Let all ranks end: the run is over."""

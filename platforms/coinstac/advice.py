@@ -8,7 +8,7 @@ from typing import Any
 
 from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.policy import Policy
-from rankdad.platforms.coinstac.fields import FIELDS
+from rankdad.platforms.coinstac.fields import FIELDS, NEW
 from rankdad.platforms.coinstac.form import FormField, Problem
 
 KEY = re.compile(r"\bdata\.([a-z_]+)\b")  # in an error's hint: what a specification could say
@@ -73,6 +73,9 @@ def policy_problem(error: PolicyError, policy: Policy, values: Mapping[str, Any]
     if limits & {"files", "columns", "group"}:
         said = f"{details}: the owner asks for less, or the member's own JSON file allows it"
         return FIELDS["features"].problem(said, details, code=error.code)
+    if "pretrained" in limits:
+        said = f"{details}: the owner begins with {NEW}, or the member's own JSON file allows it"
+        return FIELDS["start"].problem(said, details, code=error.code)
     if "min_sites" in limits:
         said = f"a model would be trained by fewer members than this member asks for, {policy.min_sites}"
         remedy = "more members take part, or the owner chooses another Evaluation"

@@ -98,7 +98,8 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
             chosen = f"{error}; chosen: {', '.join(file.name for file in files) or 'no file'}"
             problems.append(field.problem(error.public_message, chosen, code=error.code))
     limits = {limit: filled.values[limit] for limit in LIMITS}
-    return Member(name, site.policy or Policy(**limits), data, field, model), problems
+    begins = () if model is None else None  # a model among its own files is one that the member lets in
+    return Member(name, site.policy or Policy(**limits, pretrained=begins), data, field, model), problems
 
 
 def _without_model(files: Sequence[Path], field: FormField) -> tuple[list[Path], Path | None, list[Problem]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json
+from rankdad.common.models import build_network
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -58,6 +59,7 @@ class SiteRun:
         spec = self._spec = validate(RunSpec, opened.run)
         self._folder, self._site, self._say = folder, member.name, say
         use_threads(spec.training.threads)
+        member.policy.check(spec.at(member.name), make_plan(spec, build_network(spec, allow_factories)))
         replica = Replica(spec, allow_factories, weights=member.model)
         plan = self._plan = make_plan(spec, replica.model)
         data = read_data(spec, plan, member)

@@ -11,7 +11,7 @@ import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions
-from rankdad.common.models import build_model
+from rankdad.common.models import build_model, build_network
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.service import Offers
@@ -84,12 +84,14 @@ def test_all_that_a_run_reads_and_selects_rows_by_is_told_on_one_screen() -> Non
         data=data,
         preparation={"standardise": "federated", "harmonise": {"keep": ["ward"]}},
         evaluation={"name": "k-fold", "folds": 7, "references": ["local", "linear"]},
+        model={"name": "mlp", "hidden": [4], "pretrained": {"file": "w.safetensors", "sha256": "a1" * 32}},
         federation={"sites": ["alpha", "beta"], "overrides": {"beta": {"epochs": 1}}},
         method={"name": "rank-dad", "rank": 9},
     )
-    lines = what_leaves(spec, make_plan(spec, build_model(spec)), EVERYTHING, "anna")
+    lines = what_leaves(spec, make_plan(spec, build_network(spec)), EVERYTHING, "anna")
     told = "\n".join(lines)
     assert lines[0] == TWO
+    assert f"w.safetensors, sha256 {'a1' * 32}" in told
     assert len(lines) <= 40
     for word in ("visits.csv, people.csv", "patient", "visit", "born", "ward", "ill", "sick is 1 or 2", "x4: -9"):
         assert word in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rankdad.common import __version__
 from rankdad.common.documents import validate
@@ -33,7 +35,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.folds import Split
 from rankdad.local.data.reading import Reading
-from rankdad.local.site import check_site, run_site
+from rankdad.local.site import check_site, permitted, run_site
 from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server
 
@@ -175,6 +177,7 @@ ONE_OUT = {"evaluation": {"name": "leave-one-site-out"}}
         (3, {"overrides": ENDED}, {}, "federation.overrides"),
         (3, {"quorum": 2, "overrides": {"alpha": {"epochs": 1}}}, {}, "federation.overrides"),
         (3, {"regions": {"north": ["alpha"]}}, {}, "federation.regions"),
+        (3, {}, {"training": {"batches": "full"}}, "training.batches"),
         (2, {}, ONE_OUT, "evaluation.name"),
         (3, {"quorum": 2}, ONE_OUT, "evaluation.name"),
     ],
@@ -464,8 +467,40 @@ def test_the_policy_speaks_before_the_weights_to_begin_with(tmp_path: Path, serv
     pretrained = {"file": "gone.safetensors", "sha256": "0" * 64}
     spec = run_spec(method={"name": "dad"}, model={"name": "mlp", "hidden": [4], "pretrained": pretrained})
     with pytest.raises(PolicyError) as error:
-        run_site(site(tmp_path, server, spec, {}))
+        run_site(site(tmp_path, server, spec, {"pretrained": None}))
     assert (error.value.code, error.value.field) == ("policy-refuses", "method.name")
+
+
+@pytest.mark.parametrize("listed", [[], ["1" * 64]])
+def test_weights_that_no_policy_lists_are_refused_before_they_are_read(
+    tmp_path: Path, server: Server, listed: list[str]
+) -> None:
+    """There is no such file; a policy that lists its digest gets as far as looking for it."""
+    digest = "0" * 64
+    spec = run_spec(
+        method=RANK_DAD,
+        model={"name": "mlp", "hidden": [4], "pretrained": {"file": "gone.safetensors", "sha256": digest}},
+    )
+    with pytest.raises(PolicyError) as error:
+        run_site(site(tmp_path, server, spec, {"pretrained": listed}))
+    assert (error.value.code, error.value.field) == ("weights-not-listed", "model.pretrained.sha256")
+    assert error.value.change == {"pretrained": [*listed, digest]}
+    with pytest.raises(SpecError) as found:
+        check_site(site(tmp_path, server, spec, error.value.change), spec)
+    assert found.value.code == "weights-missing"
+
+
+def test_a_site_and_its_aggregator_begin_with_the_same_weights_of_a_file(tmp_path: Path, server: Server) -> None:
+    """The site's plan named the digest of random ones: no such run could begin."""
+    alone = run_spec(method=RANK_DAD, model={"name": "mlp", "hidden": [4]})
+    path = tmp_path / "w.safetensors"
+    save_file(build_model(run_spec(method=RANK_DAD, model={"name": "mlp", "hidden": [4]}, seed=7)).state_dict(), path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    model = alone.model.model_dump() | {"pretrained": {"file": path.name, "sha256": digest}}
+    spec = run_spec(method=RANK_DAD, model=model)
+    config = site(tmp_path, server, spec, {"pretrained": [digest]}).model_copy(update={"weights": str(tmp_path)})
+    _, _, plan = permitted(config, spec)
+    assert plan.sha256() == make_plan(spec, build_model(spec, weights=tmp_path)).sha256()
 
 
 def test_refused_runs_count_until_an_owner_has_had_enough(tmp_path: Path, server: Server) -> None:

@@ -66,7 +66,7 @@ def test_a_batch_without_samples_moves_nothing() -> None:
     def gradients(batch: StepBatch) -> tuple[dict[str, Tensor], float]:
         return {name: torch.ones_like(value) * len(batch) for name, value in replica.trained.items()}, 1.0
 
-    full, empty = StepBatch([3], [[3]], iter(())), StepBatch([0], [[]], iter(()))
+    full, empty = StepBatch([3], [[torch.arange(3)]], iter(())), StepBatch([0], [[]], iter(()))
     moved, loss, _ = differences(spec, state, 0, [full] * 2 + [empty] * 3, {}, gradients)
     expected, same, _ = differences(spec, state, 0, [full] * 2, {}, gradients)
     assert loss == same == 1.0

@@ -18,6 +18,7 @@ from rankdad.common.errors import PolicyError, RunFailedError
 from rankdad.common.gradients.projections import projections_of
 from rankdad.common.gradients.routes import Route
 from rankdad.common.models import build_model
+from rankdad.common.policy import EVERYTHING, MinLevel
 from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -69,6 +70,25 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path, site_data: Data
         spec = run_spec(method={"name": "rank-dad", "rank": 2, "wire": "float64"}, training=training)
         weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(size))))
     assert summary_of(tmp_path / "4")["steps"] == summary_of(tmp_path / "12")["steps"]
+    for name, value in weights[0].items():
+        assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-9), name
+
+
+def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(tmp_path: Path, site_data: Data) -> None:
+    """Three parts of four samples: of each by itself seven could not share it, and nothing would be left."""
+    weights, policy = [], EVERYTHING.model_copy(update={"min_rows": 7, "min_level": MinLevel(count=7)})
+    for size, accumulate, policies in ((12, 1, policy), (4, 3, policy), (12, 1, EVERYTHING)):
+        training = {
+            "dtype": "float64",
+            "batch_size": size,
+            "accumulate": accumulate,
+            "optimizer": {"name": "sgd", "lr": 1.0},
+        }
+        spec = run_spec(method={"name": "rank-dad", "rank": 2, "wire": "float64"}, training=training)
+        own = dict.fromkeys(spec.federation.sites, policies)
+        weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(len(weights)), policies=own)))
+    first = next(iter(weights[0]))
+    assert not torch.allclose(weights[0][first], weights[2][first], rtol=0, atol=1e-4), "somebody had more"
     for name, value in weights[0].items():
         assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-9), name
 

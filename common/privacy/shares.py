@@ -1,0 +1,80 @@
+"""Shares of a step: how much of its gradient is one patient's, and how much may be.
+
+A gradient is a sum over patients of what flows back from the loss through each one's outputs. Where a model is certain
+of all patients but one, that one is the whole gradient: divided by the bias's, it is the patient's row. So of all that
+flows back no patient has more than a share, and of what flows back from one output, such as a class, not nearly all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-9  # beyond equal shares: where as many as share a step have as much, nobody has too much
+OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of
+ROUNDS = 20  # who has less of an output has less of all, and the other way round
+
+
+def limit(sums: Tensor, sharing: int) -> Tensor:
+    """Return how much one patient may have, so that nobody has more than one part of so many of what is left then.
+
+    Of fewer patients than share a step nothing is left.
+
+    Args:
+        sums: what each patient has, at least 0, float64 [patients].
+        sharing: how many patients share a step at least.
+    """
+    ordered = torch.cat([sums.sort(descending=True).values, sums.new_zeros(sharing)])
+    rest = ordered.flip(0).cumsum(0).flip(0)  # of a patient and all who have less
+    for larger in range(sharing):  # so many have more than they may; the last of these always fits
+        equal = rest[larger] / (sharing - larger)
+        if ordered[larger] <= equal * (1 + ROUNDING):
+            break
+    return equal
+
+
+def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
+    """Return by what is multiplied what flows back from each row's outputs; None where nobody has too large a share.
+
+    Args:
+        deltas: gradients of each row's loss by its outputs, [rows, outputs].
+        people: which patient each row is of, int64 [rows].
+        sharing: how many patients share a step at least.
+
+    Returns:
+        Of the type of the deltas, [rows, outputs], from 0 to 1.
+    """
+    if sharing < 2 or not len(deltas) or not deltas.isfinite().all():
+        return None
+    names, of = people.unique(return_inverse=True)
+    left = deltas.double()
+    for _ in range(ROUNDS):
+        before = left
+        left = _within(left, left.abs(), of, len(names), most_of_outputs)
+        size = torch.linalg.vector_norm(left, dim=1, keepdim=True)
+        left = _within(left, size, of, len(names), lambda sums: limit(sums[:, 0], sharing))
+        if left is before:
+            break
+    if torch.equal(left, deltas.double()):
+        return None
+    return torch.where(deltas == 0, 0.0, left / deltas.double()).to(deltas.dtype)
+
+
+def most_of_outputs(sums: Tensor) -> Tensor:
+    """Return how much one patient may have of each output, [outputs]: it is several patients'.
+
+    Args:
+        sums: of each patient, [patients, outputs].
+    """
+    largest = sums.amax(0)
+    return (sums.sum(0) - largest) * OF_OUTPUT / (1 - OF_OUTPUT)
+
+
+def _within(left: Tensor, sizes: Tensor, of: Tensor, people: int, most: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return rows that are scaled down where a patient's together are larger than they may be; else the same tensor."""
+    sums = sizes.new_zeros(people, sizes.shape[1]).index_add_(0, of, sizes)
+    bound = most(sums)
+    larger = sums > bound * (1 + ROUNDING)
+    return left * torch.where(larger, bound / sums, 1.0)[of] if larger.any() else left
