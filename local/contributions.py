@@ -139,6 +139,7 @@ class Contributions:
             dropped=0 if self._data.parts is not None else self._data.dropped,  # a count is an answer, too
             warnings=list(self._data.warnings),
             retain=self._retain,
+            alike=self._data.alike(self._spec),
         )
 
     def _sums(self, stage: str) -> Sums:
