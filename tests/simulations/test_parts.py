@@ -1,4 +1,4 @@
-"""Repeats of a cross-validation that are equal: run once, and counted."""
+"""Whole runs of sites whose patients lie in few parts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.common.run.repeats import alike, equal_repeats
 from rankdad.common.spec import RunSpec
+from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.remote.report import narrative
 from rankdad.remote.report.run_results import read_results
 from rankdad.remote.result import result_lines
 from rankdad.simulations import lockstep
+from rankdad.simulations.checking import check_policy
 from tests.conftest import SITES, run_spec, write_site
 
 
@@ -57,3 +62,21 @@ def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
     assert f"{8 - run} equal at every site" in narrative.tested(read)
     assert f"repeats: {8 - run} of 8" in "\n".join(result_lines(summary, spec))
     assert ("2 times" in narrative.extent(read)) == (run == 2)
+
+
+@pytest.mark.parametrize("evaluation", ["k-fold", "leave-one-site-out"])
+def test_a_site_of_a_single_part_trains_and_is_tested_where_sites_are_left_out(tmp_path: Path, evaluation: str) -> None:
+    """Under the default policy: of 15 patients no fold holds some out, but they are what a model of the others meets."""
+    training = {"epochs": 1, "validation": 0.2, "batch_size": 64, "solver": "steps"}
+    spec = run_spec(evaluation={"name": evaluation}, model={"name": "linear"}, training=training)
+    policy, plan, data = Policy(), make_plan(spec, Replica(spec).model), dict[str, SiteData]()
+    for place, (site, patients) in enumerate(zip(SITES, (60, 15, 60), strict=True)):
+        write_site(tmp_path / site, patients, place)
+        dealing = Dealing(spec, Secret(bytes([place]) * 32), policy.min_rows, level=policy.min_level.count)
+        data[site] = admitted(policy, spec, plan, read_site(spec, tmp_path / site, place, dealing=dealing))
+    check_policy(policy, spec, plan, list(data.values()))
+    lockstep.run(spec, data, tmp_path / "run")
+    tested = {"alpha": 60, "beta": 15 if evaluation == "leave-one-site-out" else 0, "gamma": 60}
+    assert {row["site"]: row["samples"] for row in read_results(tmp_path / "run").sites.to_dict("records")} == tested
+    trained = [len(split.train) for split in data["beta"].splits]
+    assert trained == ([15, 0, 15, 15] if evaluation == "leave-one-site-out" else [15] * 6)
