@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdad.common.errors import PolicyError
 from rankdad.common.policy import Policy, refusals
+from rankdad.common.preparation import Preparing
+from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
 
 HIGH = 10**9  # more samples, or sites, than there are
 
@@ -65,6 +68,28 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
         for line in Policy.model_fields
         if line in asked
     ]
+
+
+def patients_for_sums(spec: RunSpec, policy: Policy) -> int:
+    """Return from how many patients at a site on its policy lets out the sums of a linear model; 0 if from any on.
+
+    Counted are whole sites and what a fold tests, of folds of the same size; levels and classes may ask for more.
+
+    Args:
+        spec: of the run.
+        policy: of the site.
+    """
+    if policy.rows_per_rank is None:
+        return 0
+    columns, (whole, fold) = math.prod(spec.data.shape) + 1, Preparing(spec).numbers()
+    often, evaluation = spec.tested_folds // spec.folds_per_repeat, spec.evaluation
+    sets = [(whole + spec.tested_folds * fold, 1.0)]  # numbers that tell of it, and its share of the patients
+    if not isinstance(evaluation, LeaveOneSiteOut):
+        share = 1 / evaluation.folds if isinstance(evaluation, KFold) else spec.training.test
+        sets += [(often * fold, share)] if share else []
+    each = policy.rows_per_rank / (2 * columns)
+    needed = (math.ceil(max(policy.rows_per_rank * columns, numbers * each)) / share for numbers, share in sets)
+    return max(math.ceil(round(count, 6)) for count in needed)
 
 
 def _strict(policy: Policy) -> Policy:

@@ -150,7 +150,7 @@ class Progress:
     problems: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
-    solver: dict[str, str] = field(default_factory=dict)
+    solver: dict[str, Any] = field(default_factory=dict)
     measured: int = 0
     best_is_last: int = 0
     undertrained: dict[str, Any] = field(default_factory=dict)

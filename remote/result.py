@@ -117,8 +117,8 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             yield f"chosen:  {_settings(model)}"
-    if exact:
-        yield f"solver:  exact: {summary['solver']['why']}"
+    if exact or "code" in summary["solver"]:
+        yield f"solver:  {summary['solver']['name']}: {summary['solver']['why']}"
     if summary["undertrained"]:
         yield f"warning: {summary['undertrained']['warning']}"
     for warning, sites in summary["warnings"].items():

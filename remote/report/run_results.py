@@ -133,7 +133,7 @@ class Summary(Part, extra="ignore"):
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
     metrics: RunMetrics = RunMetrics()
-    solver: dict[str, str] = Field(default={})
+    solver: dict[str, Any] = Field(default={})
     """Which one trained the model, and why: see `remote.solving`."""
     undertrained: dict[str, Any] = Field(default={})
     """What to say of a run whose last epoch was the best."""

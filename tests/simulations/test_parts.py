@@ -11,8 +11,8 @@ import pytest
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
-from rankdad.common.run.replica import Replica
 from rankdad.common.run.repeats import alike, equal_repeats
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
@@ -66,7 +66,7 @@ def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
 
 @pytest.mark.parametrize("evaluation", ["k-fold", "leave-one-site-out"])
 def test_a_site_of_a_single_part_trains_and_is_tested_where_sites_are_left_out(tmp_path: Path, evaluation: str) -> None:
-    """Under the default policy: of 15 patients no fold holds some out, but they are what a model of the others meets."""
+    """Under the default policy: no fold holds any of 15 patients out, but a model of the others meets them."""
     training = {"epochs": 1, "validation": 0.2, "batch_size": 64, "solver": "steps"}
     spec = run_spec(evaluation={"name": evaluation}, model={"name": "linear"}, training=training)
     policy, plan, data = Policy(), make_plan(spec, Replica(spec).model), dict[str, SiteData]()
