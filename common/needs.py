@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from rankdad.common.errors import PolicyError
 from rankdad.common.policy import Policy, refusals
 from rankdad.common.preparation import Preparing
+from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
 
 HIGH = 10**9  # more samples, or sites, than there are
+DONE_WITHOUT: tuple[DataWarning, ...] = ("sets-too-small-to-evaluate", "exact-solver-not-allowed")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Need:
         here: the site's own.
         lets_out: what the value that is needed lets out.
         refused: whether the site's own value refuses the run.
-        code: of the refusal; "" where there is none.
+        code: of the refusal, or of what the run does without; "" where there is none.
     """
 
     line: str
@@ -53,7 +55,8 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
             asked |= {line: (error, value) for line, value in error.change.items()}  # the last one is enough for all
             strict = strict.mended(error.change)
         for error in refusals(check, policy):
-            refused |= dict.fromkeys(error.change, error)
+            if error.code not in DONE_WITHOUT or refused.keys().isdisjoint(error.change):
+                refused |= dict.fromkeys(error.change, error)
             asked |= {line: (error, value) for line, value in error.change.items() if line not in asked}
     return [
         Need(
@@ -62,7 +65,7 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
             needed=asked[line][1],
             here=policy.model_dump(mode="json")[line],
             lets_out=asked[line][0].lets_out,
-            refused=line in refused,
+            refused=line in refused and refused[line].code not in DONE_WITHOUT,
             code=refused[line].code if line in refused else "",
         )
         for line in Policy.model_fields

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from rankdad.local.data.folds import Split
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
+EVALUATED = "figures of fewer samples: of one they are its label and its score"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
@@ -73,6 +74,36 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             fewest = data.fewest_behind(members, tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
+
+
+def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy], object]]:
+    """Return what a run asks of a site's policy, given its data: what is refused, and what the run can do without.
+
+    Args:
+        spec: of the run.
+        plan: of the run.
+        data: of the site, as read.
+    """
+    tested = _tested(spec)
+
+    def evaluates(policy: Policy) -> None:
+        sets = [rows for split in data.splits for rows in (split.validation, split.test) if len(rows)]
+        fewest = min((data.people(rows) for rows in sets), default=policy.min_rows)
+        if fewest < policy.min_rows:
+            asks = f"evaluates sets of {counted(fewest, _noun(spec, data))} here"
+            error = refusal(
+                "evaluation", asks, f"none of fewer than {policy.min_rows} (min_rows)", {"min_rows": fewest}, EVALUATED
+            )
+            raise FewSamplesError.of(error, code=TOO_SMALL)
+
+    def solves(policy: Policy) -> None:
+        try:
+            _check_linear(policy, spec, usual(policy, spec, data), tested, "training.solver", "steps ask for none")
+        except FewSamplesError as error:
+            raise FewSamplesError.of(error, code=NOT_EXACT) from None
+
+    exact: list[Callable[[Policy], object]] = [solves] if spec.solver == "auto" else []
+    return [evaluates, lambda policy: admitted(policy, spec, plan, data), *exact]
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:

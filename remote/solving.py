@@ -15,7 +15,7 @@ MAX_NAMED = 6  # sites in a sentence
 
 
 def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return which solver trains a run's model, and why, as a clause; where policies decide, the code, and from when on.
+    """Return which solver trains a run's model, and why, as a clause; where policies decide, from how many patients on.
 
     Args:
         spec: of the run.
@@ -34,10 +34,10 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
             f"the {said} {', '.join(refusing[:MAX_NAMED])}{more} let out no sums of an exact solution: the default "
             f"policy does from about {patients} patients a site on"
         )
-        linear = ["the reference linear"] * ("linear" in spec.evaluation.references)
-        without = ["coefficients"] * (spec.kept_fold is not None) + linear
-        without = f"; without them there are no {' and '.join(without)}" if without else ""
-        return {"name": "steps", "why": why + without, "code": NOT_EXACT, "from_patients": patients}
+        lacking = ["coefficients"] * (spec.kept_fold is not None)
+        lacking += ["reference linear"] * ("linear" in spec.evaluation.references)
+        why += f"; without them there is no {' and no '.join(lacking)}" if lacking else ""
+        return {"name": "steps", "why": why, "code": NOT_EXACT, "from_patients": patients}
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 
 
