@@ -44,10 +44,11 @@ CHOSEN = "a layer's gradient in directions that the aggregator chooses: single r
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
 FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
+MORE_SITES = "more sites in every round"
 VISITS = "sums of fewer people than min_rows, where several rows are one person's"
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 MAX_NAMES = 20  # of files or columns in a sentence
-LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
+LARGER_STEPS = "larger batches, full ones or fewer folds"
 
 
 class MinLevel(Part):
@@ -166,7 +167,14 @@ class Policy(Part):
         size = step_bytes(plan, up=True)
         if self.max_upload is not None and size > self.max_upload:
             allows = f"at most {self.max_upload:,} (max_upload)"
-            raise refusal("method", f"sends up to {size:,} bytes a step", allows, {"max_upload": size}, "more bytes")
+            raise refusal(
+                "method",
+                f"sends up to {size:,} bytes a step",
+                allows,
+                {"max_upload": size},
+                "more bytes",
+                owner="a lower rank",
+            )
 
     def check_step(self, spec: RunSpec, plan: Plan, samples: int, people: int | None = None) -> None:
         """Check that a step of so many samples may send what the run sends.
@@ -184,8 +192,9 @@ class Policy(Part):
         if count < self.min_rows:
             grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
             asks = f"makes steps of {counted(samples, 'sample')} here{grouped}"
-            allows = f"none of fewer than {self.min_rows} (min_rows){LARGER_STEPS}"
-            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
+            allows = f"none of fewer than {self.min_rows} (min_rows)"
+            change = {"min_rows": count}
+            raise refusal("training.batch_size", asks, allows, change, FEWER_SAMPLES, owner=LARGER_STEPS)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:
             return
@@ -194,13 +203,14 @@ class Policy(Part):
         if least is not None and least > most:
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
-            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
+            change = _fewer_per_row(samples, least)
+            raise refusal(_rank_field(spec.method), asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
         name, rank = _largest_whole(plan)
         if rank > 2 * most:
             asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
             allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(samples, -(-rank // 2))
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=LARGER_STEPS)
 
     def check_products(
         self,
@@ -209,7 +219,7 @@ class Policy(Part):
         noun: str = "sample",
         *,
         field: str = "evaluation.references",
-        instead: str = "without linear nothing asks for them",
+        owner: str = "a run without the reference linear",
     ) -> None:
         """Check that the sums of a linear model of so many columns may leave the site.
 
@@ -220,7 +230,7 @@ class Policy(Part):
             told: people of a set, without groups samples, and how many numbers tell of them; by what it is called.
             noun: what these are called, in the singular.
             field: of the spec that asks for the sums.
-            instead: what does not.
+            owner: what the owner could ask for instead.
 
         Raises:
             FewSamplesError: they may not.
@@ -248,9 +258,8 @@ class Policy(Part):
             needed = math.ceil(self.rows_per_rank * each)
             allows.append(f"that from {counted(needed, noun)} on (rows_per_rank {self.rows_per_rank})")
         if change:
-            error = refusal(
-                field, f"{asks}, for a linear model", " and ".join(allows), change, f"{PRODUCTS}; {instead}"
-            )
+            asks = f"{asks}, for a linear model"
+            error = refusal(field, asks, " and ".join(allows), change, PRODUCTS, owner=owner)
             raise FewSamplesError.of(error, code="linear-needs-samples")
 
     def rank(self, samples: int) -> int | None:
@@ -328,7 +337,9 @@ class Policy(Part):
             fewest = min(together.values())
             asks = f"has rounds with as few as {counted(fewest, 'site')}"
             allows = f"none of fewer than {self.min_sites} (min_sites)"
-            raise refusal(field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites")
+            raise refusal(
+                field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites", owner=MORE_SITES
+            )
 
     def _check_listed(self, line: Literal["files", "columns"], asked: Mapping[str, Sequence[str]], code: str) -> None:
         listed = getattr(self, line)
@@ -387,7 +398,7 @@ class Policy(Part):
             raise refusal("method.name", asks, allows, dict.fromkeys(limits), _lost(method))
         if rows is not None and self.max_rank is not None and rows > self.max_rank:
             asks, allows = f"asks for {rows} rows{_projected(spec)}", f"at most {self.max_rank} (max_rank)"
-            raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
+            raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS, owner="a lower one")
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
         """Return the limits that refuse a method without a rank of its own; whole gradients have their layer's."""
@@ -444,11 +455,18 @@ def refusal(
     lets_out: str,
     *,
     code: str = "policy-refuses",
+    owner: str = "",
 ) -> PolicyError:
-    """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
+    """Return the error that says what a run asks, and what a policy allows.
+
+    Then what the run's owner could change, and only then which line of the policy would, and what that lets out.
+    """
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
-    sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
+    sentence = (
+        f"the run {asks}, but this site's policy allows {allows}{f', which {owner} would respect' if owner else ''}; "
+    )
+    sentence += f"{lines} in its policy {lets} out {lets_out}"
     return PolicyError(field, sentence, change=change, code=code, lets_out=lets_out)
 
 

@@ -29,6 +29,7 @@ from rankdad.local.data.folds import Split
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
+STEPS = "training by steps (training.solver)"
 EVALUATED = "figures of fewer samples: of one they are its label and its score"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
@@ -60,19 +61,22 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     units = f"{_noun(spec, data)}s"
     preparing = Preparing(spec)
     if any(preparing.is_due(stage, exact=not steps) for stage in preparing.stages):
-        _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", _fewest(data, tested))
+        asks = f"holds out {{}} {units} in a fold"
+        _check_sums(policy, "evaluation", asks, _fewest(data, tested), _larger_sets(spec, data))
         if solver == "steps" and "linear" in spec.references:
-            _check_linear(policy, spec, data, tested, "evaluation.references", "leave out linear")
+            _check_linear(policy, spec, data, tested, "evaluation.references", "a run without the reference linear")
     if (equations := _equations(spec, data)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
-        field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
+        field, what, owner = "evaluation.repeats", "repeats folds", "fewer repeats"
+        if spec.candidates:
+            field, what, owner = "tuning", "tunes", "fewer candidates"
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
-        _check_sums(policy, field, asks, each)
+        _check_sums(policy, field, asks, each, owner)
     if data.covariates is not None:
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
-            _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
+            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, f"a run that does not keep {column}")
     return data
 
 
@@ -91,14 +95,13 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
         fewest = min((data.people(rows) for rows in sets), default=policy.min_rows)
         if fewest < policy.min_rows:
             asks = f"evaluates sets of {counted(fewest, _noun(spec, data))} here"
-            error = refusal(
-                "evaluation", asks, f"none of fewer than {policy.min_rows} (min_rows)", {"min_rows": fewest}, EVALUATED
-            )
+            allows, owner = f"none of fewer than {policy.min_rows} (min_rows)", _larger_sets(spec, data)
+            error = refusal("evaluation", asks, allows, {"min_rows": fewest}, EVALUATED, owner=owner)
             raise FewSamplesError.of(error, code=TOO_SMALL)
 
     def solves(policy: Policy) -> None:
         try:
-            _check_linear(policy, spec, usual(policy, spec, data), tested, "training.solver", "steps ask for none")
+            _check_linear(policy, spec, usual(policy, spec, data), tested, "training.solver", STEPS)
         except FewSamplesError as error:
             raise FewSamplesError.of(error, code=NOT_EXACT) from None
 
@@ -122,7 +125,7 @@ def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> Site
         FewSamplesError: it allows none, and the run leaves no choice.
     """
     try:
-        _check_linear(policy, spec, data, tested, "training.solver", "steps needs none of it")
+        _check_linear(policy, spec, data, tested, "training.solver", STEPS)
     except FewSamplesError as error:
         if spec.solver == "exact":
             raise
@@ -131,7 +134,7 @@ def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> Site
     return replace(data, tells_coefficients=policy.site_coefficients)
 
 
-def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, instead: str) -> None:
+def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, owner: str) -> None:
     """Check that the sums of a linear model may leave the site.
 
     Args:
@@ -140,7 +143,7 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
         data: of the site.
         tested: how many of the trainings hold out samples to test.
         field: of the spec that asks for them.
-        instead: what does not.
+        owner: what the owner could ask for instead.
 
     Raises:
         FewSamplesError: they may not.
@@ -148,14 +151,15 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     units, known = f"{_noun(spec, data)}s", linear_sets(spec, data)
     if not known.told:
         return
-    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested))
+    larger = _larger_sets(spec, data)
+    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested), f"{larger}, or {owner},")
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
-    policy.check_products(columns, known.told, noun, field=field, instead=instead)
+    policy.check_products(columns, known.told, noun, field=field, owner=owner)
     asks = (
         "adds up products of columns for a linear model, where one of them, or the label, sets {} "
         f"{units} apart in a fold here, or in what it holds out"
     )
-    _check_sums(policy, field, asks, torch.tensor(known.apart))
+    _check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},")
 
 
 class LinearSets(NamedTuple):
@@ -330,7 +334,7 @@ def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:
     if spec.solver != "auto":
         return ""
     try:
-        _check_linear(policy, spec, data, _tested(spec), "training.solver", "steps ask for none")
+        _check_linear(policy, spec, data, _tested(spec), "training.solver", STEPS)
     except FewSamplesError as error:
         return f"nor is it solved exactly, without steps: {error}"
     return "another site's policy lets out no sums of an exact solution, which makes no steps"
@@ -341,9 +345,17 @@ def _tested(spec: RunSpec) -> int:
     return spec.tested_folds * (1 + len(spec.candidates))
 
 
-def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor) -> None:
+def _larger_sets(spec: RunSpec, data: SiteData) -> str:
+    """Return what an owner could ask for so that folds hold more out, and of each class; parts are dealt by class."""
+    if not isinstance(spec.evaluation, KFold):
+        return "a larger training.test"
+    stratified = data.parts is not None or spec.evaluation.stratified
+    return "fewer folds" if stratified else '"stratified": true or fewer folds'
+
+
+def _check_sums(policy: Policy, field: str, asks: str, fewest: Tensor, owner: str) -> None:
     """Check that sums are of enough samples."""
     if fewest < policy.min_rows:
         count, allows = int(fewest), f"none of fewer than {policy.min_rows} (min_rows)"
-        error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES)
+        error = refusal(field, asks.format(count), allows, {"min_rows": max(count, 1)}, FEWER_SAMPLES, owner=owner)
         raise FewSamplesError.of(error, code="sums-of-too-few")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankdad.common.errors import PolicyError
+from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need, needs
 from rankdad.common.policy import MinLevel, Policy, refusals
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
-from rankdad.local.admission import checks
+from rankdad.local.admission import admitted, checks
 from rankdad.local.data import read_site
 from rankdad.local.privacy.dealing import Dealing
 from tests.conftest import run_spec
@@ -99,3 +99,26 @@ def test_of_a_sites_data_each_line_has_the_strictest_value_over_all_folds_sums_a
     assert [one.code for check in own for one in refusals(check, stricter)] == ["exact-solver-not-allowed"]
     code = "" if exact else "exact-solver-not-allowed"
     assert (asked["rows_per_rank"].refused, asked["rows_per_rank"].code) == (False, code)
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_a_refusal_says_what_the_owner_can_change_before_it_names_a_line_of_the_policy(
+    tmp_path: Path, stratified: bool
+) -> None:
+    """It advised the hospital to let out sums of two rows, where stratified folds would have held out more."""
+    rows = [f"{row},{row % 7},{'ab'[row % 7 == 0]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["k,a,ill", *rows]))
+    data = {"reader": "csv", "file": "t.csv", "key": "k", "features": ["a"], "label": "ill", "values": ["a", "b"]}
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data=data,
+        evaluation={"name": "k-fold", "folds": 5, "references": ["linear"], "stratified": stratified},
+        training={"batch_size": 1000},
+    )
+    plan, policy = make_plan(spec, build_model(spec)), Policy(keyed_folds=True, rows_per_rank=None)
+    with pytest.raises(FewSamplesError) as refused:
+        admitted(policy, spec, plan, read_site(spec, tmp_path, 0))
+    assert refused.value.code == "sums-of-too-few"
+    advice = str(refused.value)
+    assert ('"stratified": true' in advice) == (not stratified)
+    assert 0 < advice.index("fewer folds") < advice.index('"min_rows"')
