@@ -92,8 +92,8 @@ class Policy(Part):
     keyed_folds: bool = False
     """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in
     one fold, and of two answers the difference may be one patient. false: patients are dealt once, by a secret of the
-    site, into at most ten parts of at least `min_rows`, and every fold, validation and test set is made of parts: no
-    difference of answers is about fewer patients."""
+    site, into at most ten parts of at least `min_rows`, and those who come later into as many of their own; every
+    fold, validation and test set is made of parts: no difference of answers is about fewer patients."""
     min_level: Annotated[MinLevel, BeforeValidator(_counted)] = MinLevel()
     """Fewest patients, if any, who have a level, a class, a gap or a value that all others have not. What fewer have is
     moved to what is usual before anything is computed. A number is for the whole site; {"count": 3, "by": "part"} for
