@@ -14,7 +14,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
-MOST = 10  # parts that patients who come at once are dealt out to: few, so that later studies of a subset can divide them
+MOST = 10  # parts of patients who come at once: few, so that later studies of a subset can divide them
 Set = TypeVar("Set")
 
 
