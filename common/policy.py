@@ -193,7 +193,7 @@ class Policy(Part):
             grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
             asks = f"makes steps of {counted(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows)"
-            change = {"min_rows": count}
+            change: dict[str, object] = {"min_rows": count}
             raise refusal("training.batch_size", asks, allows, change, FEWER_SAMPLES, owner=LARGER_STEPS)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:

@@ -87,10 +87,10 @@ def test_of_a_sites_data_each_line_has_the_strictest_value_over_all_folds_sums_a
     own = checks(spec, plan, read)
     asked = {one.line: one for one in needs(Policy(), lambda one: one.check(spec, plan), *own)}
     tested = [len(split.test) for split in read.splits if len(split.test)]
-    rows, per_rank = asked["min_rows"].needed, asked["rows_per_rank"].needed
-    assert isinstance(rows, int)
+    few, per_rank = asked["min_rows"].needed, asked["rows_per_rank"].needed
+    assert isinstance(few, int)
     assert isinstance(per_rank, int)
-    assert rows <= min(tested)
+    assert few <= min(tested)
     assert not asked["min_rows"].refused
     lines = {line: one.needed for line, one in asked.items()}
     assert not [one.code for check in own for one in refusals(check, Policy().mended(lines))]
