@@ -124,7 +124,7 @@ def _of_site(hospitals: Hospitals, seen: Seen, way: str, number: int, site: str,
     sizes = Counter[str]()
     for message in seen.up[site]:
         sizes[_kind(message)] += _numbers(message.body)
-    (people, numbers), *fold = told
+    (people, numbers, _), *fold = told
     if way == "steps":  # the refit's sums, too: those of folds add up to them only without validation
         whole, each = Preparing(seen.spec).numbers()
         numbers = whole + seen.plan.folds * each

@@ -45,14 +45,15 @@ CHOSEN = "a layer's gradient in directions that the aggregator chooses: single r
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
 FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
+MORE_SITES = "more sites in every round"
 VISITS = "sums of fewer people than min_rows, where several rows are one person's"
 CHOSEN_WEIGHTS = (
     "what weights of another's making can be made to tell: a unit that answers to one patient alone sends their row"
 )
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 MAX_NAMES = 20  # of files or columns in a sentence
-LARGER_STEPS = ", which larger batches, full ones or fewer folds would respect"
-SMALLER_STEPS = ", which smaller batches, full ones or fewer folds would respect"
+LARGER_STEPS = "larger batches or fewer folds"
+SMALLER_STEPS = "smaller batches or fewer folds"
 
 
 class MinLevel(Part):
@@ -107,8 +108,8 @@ class Policy(Part):
     keyed_folds: bool = False
     """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in
     one fold, and of two answers the difference may be one patient. false: patients are dealt once, by a secret of the
-    site, into at most ten parts of at least `min_rows`, and every fold, validation and test set is made of parts: no
-    difference of answers is about fewer patients."""
+    site, into at most ten parts of at least `min_rows`, and those who come later into as many of their own; every
+    fold, validation and test set is made of parts: no difference of answers is about fewer patients."""
     min_level: Annotated[MinLevel, BeforeValidator(_counted)] = MinLevel()
     """Fewest patients, if any, who have a level, a class, a gap or a value that all others have not. What fewer have is
     moved to what is usual before anything is computed. A number is for the whole site; {"count": 3, "by": "part"} for
@@ -185,7 +186,14 @@ class Policy(Part):
         size = step_bytes(plan, up=True)
         if self.max_upload is not None and size > self.max_upload:
             allows = f"at most {self.max_upload:,} (max_upload)"
-            raise refusal("method", f"sends up to {size:,} bytes a step", allows, {"max_upload": size}, "more bytes")
+            raise refusal(
+                "method",
+                f"sends up to {size:,} bytes a step",
+                allows,
+                {"max_upload": size},
+                "more bytes",
+                owner="a lower rank",
+            )
 
     def check_step(
         self, spec: RunSpec, plan: Plan, samples: int, people: int | None = None, *, left_out: bool = False
@@ -207,8 +215,10 @@ class Policy(Part):
             grouped = f", maybe of {counted(count, spec.group_noun)}" if count < samples else ""
             makes = "makes steps that leave out just" if left_out else "makes steps of"
             asks = f"{makes} {counted(samples, 'sample')} here{grouped}"
-            allows = f"none of fewer than {self.min_rows} (min_rows){SMALLER_STEPS if left_out else LARGER_STEPS}"
-            raise refusal("training.batch_size", asks, allows, {"min_rows": count}, FEWER_SAMPLES)
+            allows = f"none of fewer than {self.min_rows} (min_rows)"
+            change: dict[str, object] = {"min_rows": count}
+            owner = SMALLER_STEPS if left_out else LARGER_STEPS
+            raise refusal("training.batch_size", asks, allows, change, FEWER_SAMPLES, owner=owner)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:
             return
@@ -217,13 +227,14 @@ class Policy(Part):
         if least is not None and least > most:
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
-            raise refusal(_rank_field(spec.method), asks, allows, _fewer_per_row(samples, least), MORE_ROWS)
+            change = _fewer_per_row(samples, least)
+            raise refusal(_rank_field(spec.method), asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
         name, rank = _largest_whole(plan)
         if rank > 2 * most:
             asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
             allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(samples, -(-rank // 2))
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE)
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=LARGER_STEPS)
 
     def check_products(
         self,
@@ -232,7 +243,7 @@ class Policy(Part):
         noun: str = "sample",
         *,
         field: str = "evaluation.references",
-        instead: str = "without linear nothing asks for them",
+        owner: str = "a run without the reference linear",
     ) -> None:
         """Check that the sums of a linear model of so many columns may leave the site.
 
@@ -243,7 +254,7 @@ class Policy(Part):
             told: what the sums tell of a set, by what it is called.
             noun: what these are called, in the singular.
             field: of the spec that asks for the sums.
-            instead: what does not.
+            owner: what the owner could ask for instead.
 
         Raises:
             FewSamplesError: they may not.
@@ -271,9 +282,8 @@ class Policy(Part):
             needed = math.ceil(self.rows_per_rank * each)
             allows.append(f"that from {counted(needed, noun)} on (rows_per_rank {self.rows_per_rank})")
         if change:
-            error = refusal(
-                field, f"{asks}, for a linear model", " and ".join(allows), change, f"{PRODUCTS}; {instead}"
-            )
+            asks = f"{asks}, for a linear model"
+            error = refusal(field, asks, " and ".join(allows), change, PRODUCTS, owner=owner)
             raise FewSamplesError.of(error, code="linear-needs-samples")
 
     @property
@@ -356,7 +366,9 @@ class Policy(Part):
             fewest = min(together.values())
             asks = f"has rounds with as few as {counted(fewest, 'site')}"
             allows = f"none of fewer than {self.min_sites} (min_sites)"
-            raise refusal(field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites")
+            raise refusal(
+                field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites", owner=MORE_SITES
+            )
 
     def _check_listed(self, line: Literal["files", "columns"], asked: Mapping[str, Sequence[str]], code: str) -> None:
         listed = getattr(self, line)
@@ -424,7 +436,7 @@ class Policy(Part):
             raise refusal("method.name", asks, allows, dict.fromkeys(limits), _lost(method))
         if rows is not None and self.max_rank is not None and rows > self.max_rank:
             asks, allows = f"asks for {rows} rows{_projected(spec)}", f"at most {self.max_rank} (max_rank)"
-            raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS)
+            raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS, owner="a lower one")
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
         """Return the limits that refuse a method without a rank of its own; whole gradients have their layer's."""
@@ -482,11 +494,18 @@ def refusal(
     lets_out: str,
     *,
     code: str = "policy-refuses",
+    owner: str = "",
 ) -> PolicyError:
-    """Return the error that says what a run asks, what a policy allows, which line to change and what that lets out."""
+    """Return the error that says what a run asks, and what a policy allows.
+
+    Then what the run's owner could change, and only then which line of the policy would, and what that lets out.
+    """
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
-    sentence = f"the run {asks}, but this site's policy allows {allows}; {lines} in its policy {lets} out {lets_out}"
+    sentence = (
+        f"the run {asks}, but this site's policy allows {allows}{f', which {owner} would respect' if owner else ''}; "
+    )
+    sentence += f"{lines} in its policy {lets} out {lets_out}"
     return PolicyError(field, sentence, change=change, code=code, lets_out=lets_out)
 
 

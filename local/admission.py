@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -31,6 +31,8 @@ from rankdad.local.data.folds import Split
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
+STEPS = "training by steps (training.solver)"
+EVALUATED = "figures of fewer samples: of one they are its label and its score"
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
@@ -63,20 +65,54 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     units = f"{_noun(spec, data)}s"
     preparing = Preparing(spec)
     if any(preparing.is_due(stage, exact=not steps) for stage in preparing.stages):
-        _check_sums(policy, "evaluation", f"holds out {{}} {units} in a fold", _fewest(data, tested))
+        asks = f"holds out {{}} {units} in a fold"
+        _check_sums(policy, "evaluation", asks, _fewest(data, tested), _larger_sets(spec, data))
         if solver == "steps" and "linear" in spec.references:
-            _check_linear(policy, spec, data, tested, "evaluation.references", "leave out linear")
+            _check_linear(policy, spec, data, tested, "evaluation.references", "a run without the reference linear")
     if (equations := _equations(spec, data)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
-        field, what = ("tuning", "tunes") if spec.candidates else ("evaluation.repeats", "repeats folds")
+        field, what, owner = "evaluation.repeats", "repeats folds", "fewer repeats"
+        if spec.candidates:
+            field, what, owner = "tuning", "tunes", "fewer candidates"
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
-        _check_sums(policy, field, asks, each)
+        _check_sums(policy, field, asks, each, owner)
     if data.covariates is not None:
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
-            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, "min_level")
+            _check_sums(
+                policy, "preparation.harmonise.keep", asks, fewest, f"a run that does not keep {column}", "min_level"
+            )
     return data
+
+
+def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy], object]]:
+    """Return what a run asks of a site's policy, given its data: what is refused, and what the run can do without.
+
+    Args:
+        spec: of the run.
+        plan: of the run.
+        data: of the site, as read.
+    """
+    tested = _tested(spec)
+
+    def evaluates(policy: Policy) -> None:
+        sets = [rows for split in data.splits for rows in (split.validation, split.test) if len(rows)]
+        fewest = min((data.people(rows) for rows in sets), default=policy.min_rows)
+        if fewest < policy.min_rows:
+            asks = f"evaluates sets of {counted(fewest, _noun(spec, data))} here"
+            allows, owner = f"none of fewer than {policy.min_rows} (min_rows)", _larger_sets(spec, data)
+            error = refusal("evaluation", asks, allows, {"min_rows": fewest}, EVALUATED, owner=owner)
+            raise FewSamplesError.of(error, code=TOO_SMALL)
+
+    def solves(policy: Policy) -> None:
+        try:
+            _check_linear(policy, spec, usual(policy, spec, data), tested, "training.solver", STEPS)
+        except FewSamplesError as error:
+            raise FewSamplesError.of(error, code=NOT_EXACT) from None
+
+    exact: list[Callable[[Policy], object]] = [solves] if spec.solver == "auto" else []
+    return [evaluates, lambda policy: admitted(policy, spec, plan, data), *exact]
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:
@@ -95,7 +131,7 @@ def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> Site
         FewSamplesError: it allows none, and the run leaves no choice.
     """
     try:
-        _check_linear(policy, spec, data, tested, "training.solver", "steps needs none of it")
+        _check_linear(policy, spec, data, tested, "training.solver", STEPS)
     except FewSamplesError as error:
         if spec.solver == "exact":
             raise
@@ -104,7 +140,7 @@ def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> Site
     return replace(data, tells_coefficients=policy.site_coefficients)
 
 
-def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, instead: str) -> None:
+def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, owner: str) -> None:
     """Check that the sums of a linear model may leave the site.
 
     Args:
@@ -113,7 +149,7 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
         data: of the site.
         tested: how many of the trainings hold out samples to test.
         field: of the spec that asks for them.
-        instead: what does not.
+        owner: what the owner could ask for instead.
 
     Raises:
         FewSamplesError: they may not.
@@ -121,13 +157,14 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     units, known = f"{_noun(spec, data)}s", linear_sets(spec, data)
     if not known.told:
         return
-    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested))
+    larger = _larger_sets(spec, data)
+    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested), f"{larger}, or {owner},")
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
-    policy.check_products(columns, known.told, noun, field=field, instead=instead)
+    policy.check_products(columns, known.told, noun, field=field, owner=owner)
     asks = (
         f"adds up products of columns for a linear model, where one of them, or the label, sets {{}} {units} apart here"
     )
-    _check_sums(policy, field, asks, torch.tensor(known.apart), "min_level")
+    _check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
 
 
 class LinearSets(NamedTuple):
@@ -351,7 +388,7 @@ def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:
     if spec.solver != "auto":
         return ""
     try:
-        _check_linear(policy, spec, data, _tested(spec), "training.solver", "steps ask for none")
+        _check_linear(policy, spec, data, _tested(spec), "training.solver", STEPS)
     except FewSamplesError as error:
         return f"nor is it solved exactly, without steps: {error}"
     return "another site's policy lets out no sums of an exact solution, which makes no steps"
@@ -362,12 +399,25 @@ def _tested(spec: RunSpec) -> int:
     return spec.tested_folds * (1 + len(spec.candidates))
 
 
+def _larger_sets(spec: RunSpec, data: SiteData) -> str:
+    """Return what an owner could ask for so that folds hold more out, and of each class; parts are dealt by class."""
+    if not isinstance(spec.evaluation, KFold):
+        return "a larger training.test"
+    stratified = data.parts is not None or spec.evaluation.stratified
+    return "fewer folds" if stratified else '"stratified": true or fewer folds'
+
+
 def _check_sums(
-    policy: Policy, field: str, asks: str, fewest: Tensor, line: Literal["min_rows", "min_level"] = "min_rows"
+    policy: Policy,
+    field: str,
+    asks: str,
+    fewest: Tensor,
+    owner: str,
+    line: Literal["min_rows", "min_level"] = "min_rows",
 ) -> None:
     """Check that sums are of enough samples, or of a level of which there are enough."""
     least = policy.min_rows if line == "min_rows" else policy.min_level.count
     if fewest < least:
         count, allows = int(fewest), f"none of fewer than {least} ({line})"
-        error = refusal(field, asks.format(count), allows, {line: max(count, 1)}, FEWER_SAMPLES)
+        error = refusal(field, asks.format(count), allows, {line: max(count, 1)}, FEWER_SAMPLES, owner=owner)
         raise FewSamplesError.of(error, code="sums-of-too-few")

@@ -166,22 +166,19 @@ def resolve(
     document = load_json(file)
     under = "run" if isinstance(document, dict) and "run" in document else None
     spec = validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
-    if not isinstance(spec.data, TableData) or not spec.data.patterns:
-        raise UserError(
-            f"{file}: data.features has no pattern: the run can be started as it is",
-            code="nothing-to-resolve",
-            field="data.features",
-        )
-    schema = resolved(spec.data, data)
-    (document["run"] if under else document)["data"] = schema.model_dump(mode="json", exclude_defaults=True)
-    validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
+    found = "no pattern to replace"  # the run is written all the same, for whoever goes on with it
+    if isinstance(spec.data, TableData) and spec.data.patterns:
+        schema = resolved(spec.data, data)
+        (document["run"] if under else document)["data"] = schema.model_dump(mode="json", exclude_defaults=True)
+        validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
+        found = f"{len(schema.features)} features"
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
         ) from None
-    typer.echo(f"{len(schema.features)} features; the run is in {output}")
+    typer.echo(f"{found}; the run is in {output}")
 
 
 def describe(

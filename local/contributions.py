@@ -141,6 +141,7 @@ class Contributions:
             warnings=list(self._data.warnings),
             retain=self._retain,
             log=None if self._data.parts is None else self._data.parts.heads(),
+            alike=self._data.alike(self._spec),
         )
 
     def _sums(self, stage: str) -> Sums:

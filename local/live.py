@@ -21,7 +21,6 @@ from rankdad.common.errors import UserError
 from rankdad.common.gradients.factors import Factor, singular_values
 from rankdad.common.protocol.messages import Body, Decision, PooledMetrics, Step
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import run_steps
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
@@ -157,7 +156,7 @@ class SitePage:
         """Return what the page says, by part: see `remote.live`, of which a site knows less."""
         run, spec, pooled = self._run, self._spec, self._pooled
         measured = pooled is not None and pooled.samples > 0
-        steps, up, down = sum(run_steps(spec, fold)[0] for fold in run.roster if not run.exact), *self.traffic()
+        steps, up, down = run.steps_in_all, *self.traffic()
         left = max(0, steps - run.steps) * self._step_seconds / max(1, self._steps)
         per_step = 1 / max(1, self._steps)
         dense = 2 * self._plan.dense_bytes * self._steps

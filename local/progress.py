@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rankdad.common.protocol.messages import Body, PooledMetrics, Step
-from rankdad.common.run.batches import run_steps
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
@@ -132,7 +131,7 @@ class SiteView:
     def drawn(self) -> Group:
         """Return what is to be seen at the moment."""
         run, spec = self._run, self._spec
-        steps = self._steps = self._steps or sum(run_steps(spec, fold)[0] for fold in run.roster if not run.exact)
+        steps = self._steps = self._steps or run.steps_in_all
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True, max_width=MAX_NAME)
         bar.add_column(ratio=1)

@@ -33,7 +33,7 @@ from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.admission import admitted
+from rankdad.local.admission import admitted, checks
 from rankdad.local.config import PageOptions, SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
@@ -320,7 +320,7 @@ def check_site(
             lines[:] = needs(policy, lambda one: one.check(own, plan))
 
         def looked(policy: Policy, plan: Plan, read: SiteData) -> None:
-            lines[:] = needs(policy, lambda one: one.check(own, plan), lambda one: admitted(one, own, plan, read))
+            lines[:] = needs(policy, lambda one: one.check(own, plan), *checks(own, plan, read))
 
         try:
             policy, _, plan = permitted(config, spec, planned=planned)

@@ -40,6 +40,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
 from rankdad.common.run.batches import idle
 from rankdad.common.run.lateness import damped
+from rankdad.common.run.repeats import equal_repeats
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import distance
@@ -121,7 +122,8 @@ def _hello(spec: RunSpec, plan: Plan, hello: RegionHello) -> Roster:
             raise RunFailedError(
                 "aggregator", f"tuning: no site has samples to validate {name} with", code="no-samples", field="tuning"
             )
-    return Roster(train=train, exact=is_exact(spec, hello.warnings))
+    equal = equal_repeats(hello.alike.values(), spec.folds_per_repeat)
+    return Roster(train=train, exact=is_exact(spec, hello.warnings), equal=equal)
 
 
 def _sums(sent: Sequence[Sums]) -> Sums:

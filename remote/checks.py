@@ -31,6 +31,7 @@ from rankdad.common.protocol.messages import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
+from rankdad.common.run.repeats import alike
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
@@ -88,6 +89,7 @@ class Checks:
             self._check_step(site, message.exchange, body, ago)
         elif isinstance(body, Hello):
             self._check_hello(body, {site: body.samples})
+            self._check_alike(body.alike)
         elif isinstance(body, RegionHello):
             self._check_names("samples", site, body.samples)
             for field, names in (
@@ -102,6 +104,8 @@ class Checks:
                         field=f"d.{field}",
                     )
             self._check_hello(body, body.samples)
+            for own in body.samples:
+                self._check_alike(body.alike.get(own, ()))
         elif isinstance(body, RegionGoodbye):
             self._check_names("weights_sha256", site, body.weights_sha256)
         elif isinstance(body, Sums):
@@ -219,6 +223,17 @@ class Checks:
                     code="too-many-steps",
                     field="d.samples",
                 )
+
+    def _check_alike(self, folds: Sequence[int]) -> None:
+        """Check that a site says of each fold of several repeats which one is the first to be alike."""
+        repeated = self._spec.tested_folds > self._spec.folds_per_repeat
+        if tuple(folds) != alike(folds) or len(folds) != self._spec.tested_folds * repeated:
+            raise ProtocolError(
+                422,
+                f"d.alike: expected, for each of {self._spec.tested_folds} folds, the first that is like it",
+                code="fields-differ",
+                field="d.alike",
+            )
 
     def _check_sums(self, site: str, sums: Sums) -> None:
         whole = max(map(sum, self.samples[site]))  # a set that is too small to be tested is left out of its fold

@@ -118,6 +118,9 @@ class Progress:
         late: how many contributions of each site have joined a later step.
         behind: of how many steps in a row each site has been left out by now.
         resets: which sites have lost their state, and in which round; the last ones.
+        equal: repeats of folds that are as one before at every site, and not run.
+        partitions: how many `repeats` of folds there are, how many are `run`, and how many of each of `sites` are
+            different partitions of its samples; empty where folds are not repeated.
         drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
         weights_sha256: final digest of every site and region.
         aggregator_sha256: of the aggregator's own replica, which follows the updates.
@@ -147,7 +150,7 @@ class Progress:
     problems: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
-    solver: dict[str, str] = field(default_factory=dict)
+    solver: dict[str, Any] = field(default_factory=dict)
     measured: int = 0
     best_is_last: int = 0
     undertrained: dict[str, Any] = field(default_factory=dict)
@@ -165,6 +168,8 @@ class Progress:
     late: dict[str, int] = field(default_factory=dict)
     behind: dict[str, int] = field(default_factory=dict)
     resets: list[dict[str, Any]] = field(default_factory=list)
+    equal: list[int] = field(default_factory=list)
+    partitions: dict[str, Any] = field(default_factory=dict)
     drift: float | None = None
     tested_folds: int = 1
     candidates: int = 0

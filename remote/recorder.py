@@ -6,7 +6,7 @@ import contextlib
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from rankdad.common.protocol.messages import (
     Sums,
 )
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import run_steps, schedule
+from rankdad.common.run.batches import schedule, steps_of_all
 from rankdad.common.run.lateness import damped
+from rankdad.common.run.repeats import equal_repeats
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
@@ -217,11 +218,10 @@ class Recorder:
             self._record_step(ready, update, size, seconds, aggregation_seconds)
         elif isinstance(update, Roster):
             progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
-            counts = [run_steps(self._spec, fold) for fold in update.train]
-            progress.steps, progress.batches = (sum(column) for column in zip(*counts, strict=True))
+            progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
             if update.exact:
                 progress.steps = progress.batches = progress.epochs = 0
-            self._record_hello(ready)
+            self._record_hello(ready, update.equal)
             progress.solver = how_solved(self._spec, update.exact, progress.warnings)
             progress.method = "exact" if update.exact else self._spec.method.name
             self.summarise()
@@ -246,8 +246,14 @@ class Recorder:
             if isinstance(update, Farewell):
                 progress.weights_sha256 = dict(update.weights_sha256)
 
-    def _record_hello(self, ready: Ready) -> None:
+    def _record_hello(self, ready: Ready, equal: Sequence[int]) -> None:
         hello = introduced(self._sites, ready.messages)
+        folds = self._spec.folds_per_repeat
+        repeats = self._spec.tested_folds // folds
+        self.progress.equal = list(equal)
+        if hello.alike:
+            different = {site: repeats - len(equal_repeats([own], folds)) for site, own in hello.alike.items()}
+            self.progress.partitions = {"repeats": repeats, "run": repeats - len(equal), "sites": different}
         self.progress.tuning = began(self._spec, list(hello.samples.values()))
         self.progress.dropped |= hello.dropped
         for warning, sites in hello.warnings.items():
@@ -414,8 +420,11 @@ class Recorder:
         self.summarise()
 
     def _next_fold(self, fold: int) -> None:
-        if fold + 1 < self.progress.folds:
-            self.progress.fold, self.progress.epoch, self.progress.best_epoch = fold + 1, 0, 0
+        following = fold + 1
+        while self._spec.repeat(following) in self.progress.equal:
+            following += 1
+        if following < self.progress.folds:
+            self.progress.fold, self.progress.epoch, self.progress.best_epoch = following, 0, 0
             self.history.begin_fold()
 
     def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:

@@ -48,11 +48,18 @@ def _effects(coefficients: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         yield f"         effects are not compared, for want of coefficients of its own rows: {', '.join(where)}"
 
 
-def _best(summary: dict[str, Any]) -> str:
+def _best(summary: dict[str, Any], spec: RunSpec) -> str:
     """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
     validation = summary["metrics"]["validation"]
     chosen = f", best epoch {summary['best_epoch']}" if validation and validation["samples"] else ""
-    return f" in the last of {summary['folds']} trainings{chosen}" if summary["folds"] > 1 else chosen
+    again = _not_run(summary) * spec.folds_per_repeat * (1 + len(spec.candidates))
+    return f" in the last of {summary['folds'] - again} trainings{chosen}" if summary["folds"] > 1 else chosen
+
+
+def _not_run(summary: dict[str, Any]) -> int:
+    """Return how many repeats of the folds are equal to one before at every site."""
+    known = summary.get("partitions")
+    return known["repeats"] - known["run"] if known else 0
 
 
 def _settings(model: dict[str, Any]) -> str:
@@ -93,7 +100,7 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     steps = (
         f"{summary['method']}, {members}, {counted(summary['steps'], 'step')}, {counted(summary['epochs'], 'epoch')}"
     )
-    trained = f"solved exactly, {members}" if exact else f"{steps}{_best(summary)}"
+    trained = f"solved exactly, {members}" if exact else f"{steps}{_best(summary, spec)}"
     yield f"{trained}, {summary['seconds']:.1f} s"
     if test.get("samples"):
         known = {
@@ -103,11 +110,15 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         yield f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}"
         yield from _study(summary["metrics"], spec)
         yield from _effects(summary["coefficients"], spec)
+    if again := _not_run(summary):
+        few = ", ".join(f"{site} {count}" for site, count in summary["partitions"]["sites"].items())
+        yield f"repeats: {again} of {summary['partitions']['repeats']} are equal to one before at every site, and not"
+        yield f"         run again; different partitions: {few}"
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             yield f"chosen:  {_settings(model)}"
-    if exact:
-        yield f"solver:  exact: {summary['solver']['why']}"
+    if exact or "code" in summary["solver"]:
+        yield f"solver:  {summary['solver']['name']}: {summary['solver']['why']}"
     if summary["undertrained"]:
         yield f"warning: {summary['undertrained']['warning']}"
     for warning, sites in summary["warnings"].items():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rankdad.common.errors import counted
+from rankdad.common.needs import patients_for_sums
+from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT, weights_of, why_steps
 
 MAX_NAMED = 6  # sites in a sentence
 
 
-def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return which solver trains a run's model, and why, as a clause.
+def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return which solver trains a run's model, and why, as a clause; where policies decide, from how many patients on.
 
     Args:
         spec: of the run.
@@ -26,8 +29,15 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
     if refusing := warnings.get(NOT_EXACT, ()):
         more = f" and {len(refusing) - MAX_NAMED} more" * (len(refusing) > MAX_NAMED)
         said = "policy of" if len(refusing) == 1 else "policies of"
-        why = f"the {said} {', '.join(refusing[:MAX_NAMED])}{more} let out no sums of an exact solution"
-        return {"name": "steps", "why": why}
+        patients = patients_for_sums(spec, Policy())
+        why = (
+            f"the {said} {', '.join(refusing[:MAX_NAMED])}{more} let out no sums of an exact solution: the default "
+            f"policy does from about {patients} patients a site on"
+        )
+        lacking = ["coefficients"] * (spec.kept_fold is not None)
+        lacking += ["reference linear"] * ("linear" in spec.evaluation.references)
+        why += f"; without them there is no {' and no '.join(lacking)}" if lacking else ""
+        return {"name": "steps", "why": why, "code": NOT_EXACT, "from_patients": patients}
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 
 

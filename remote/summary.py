@@ -37,6 +37,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "undertrained": progress.undertrained,
         "train_loss": progress.train_loss,
         "folds": progress.folds,
+        "partitions": progress.partitions,
         "metrics": {
             "validation": _metrics(progress.validation),
             "test": _metrics(progress.study.pooled, progress.study.groups()),

@@ -96,7 +96,7 @@ class PlainView:
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
-        self._said, self._begun = 0, False
+        self._said, self._begun, self._steps_told = 0, False, False
         self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
         self._warned = False
@@ -113,6 +113,9 @@ class PlainView:
         if p.solver.get("name") == "exact" and not self._begun:
             self._begun = True
             self._say(f"solved exactly, without steps: {p.solver['why']}")
+        if "code" in p.solver and not self._steps_told:
+            self._steps_told = True
+            self._warn(f"solved by steps: {p.solver['why']}", "warning: ")
         if p.table1 and not self._warned:
             self._warned = True
             for line in data_warnings(p.table1):

@@ -113,7 +113,8 @@ def show_needs(lines: Sequence[Need], console: Console) -> None:
     table = Table("policy", "the run needs", "here", "for", "lets out", "")
     for one in lines:
         values = (shown(one.needed, MAX_NAMES), shown(one.here, MAX_NAMES))
-        told = (one.line, *values, one.field, one.lets_out, f"refused ({one.code})" if one.refused else "ok")
+        state = f"refused ({one.code})" if one.refused else f"left out ({one.code})" if one.code else "ok"
+        told = (one.line, *values, one.field, one.lets_out, state)
         table.add_row(*(Text(visible(text, MAX_CELL)) for text in told))
     console.print(table)
 

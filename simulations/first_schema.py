@@ -286,7 +286,7 @@ def _subjects(found: Sequence[Hospital], names: Sequence[str], data: dict[str, A
     whole = [name for name in once if not any(one.columns[name].missing for one in found)]
     if whole and "key" not in data:
         data["key"] = whole[0]
-        notes.append(f"column {whole[0]} names the rows: it is the key, from which folds follow")
+        notes.append(f"column {whole[0]} names the rows: it is the key, by which a hospital knows its patients")
     repeated = {name: sum(one.columns[name].distinct for one in found) for name in naming if name not in once}
     if not repeated:
         return [one.rows for one in found]

@@ -91,14 +91,19 @@ def _settings(
 ) -> tuple[dict[str, Any], dict[str, int | None], tuple[str, ...]]:
     """Return settings that follow from the size of the data, what sites have to allow for them, and notes."""
     own, notes, inputs = Policy(), list[str](), _inputs(guess)
-    held_out = math.floor(min(people) / FOLDS * (0.6 if "group" in guess.data else 0.9))
+    fewest = min(people)  # behind what differs between folds; a part is as large as the policy asks for
+    if own.keyed_folds:
+        fewest = math.floor(fewest / FOLDS * (0.6 if "group" in guess.data else 0.9))
     rank = min(RANK, inputs, guess.task.get("classes", 1))  # no gradient of a linear model has a larger one
     least, policy = max(own.min_rows, rank * (own.rows_per_rank or 1)), dict[str, int | None]()
-    if held_out < own.min_rows:
-        least = max(1, min(held_out, least))
+    if fewest < own.min_rows:
+        least = max(1, min(fewest, least))
         policy = {"min_rows": least, "rows_per_rank": max(1, least // rank)}
     train = 1 - 1 / FOLDS
     most = min(math.ceil(max(rows) * train / 16), math.floor(min(people) * train / (SPARE * least)))
+    if not own.keyed_folds:  # a step of some leaves at least a third of a fold's patients beside it, which count, too
+        parts = max(2, min(FOLDS, min(people) // own.min_rows))
+        most = most if min(people) * (1 - 1 / parts) / 3 >= least else 1
     steps = max(1, min(10, most))
     large = sum(rows) >= max(LARGE, 50 * inputs)
     wide = sum(rows) < WIDE * inputs
@@ -119,7 +124,7 @@ def _settings(
         "evaluation": {"name": "k-fold", "folds": FOLDS, "stratified": True, "references": ["local"]},
         "training": {
             "epochs": epochs,
-            "batch_size": math.ceil(max(rows) * train / steps),
+            "batch_size": math.ceil(max(rows) * train / steps) if steps > 1 else max(rows),  # of all, in no fold fewer
             "batches": "even",
             "validation": 0,
             "optimizer": optimizer,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
-MOST = 10  # parts that patients are dealt out to at once: few, so that later studies of a subset can divide them
+MOST = 10  # parts of patients who come at once: few, so that later studies of a subset can divide them
 Set = TypeVar("Set")
 
 
@@ -183,14 +183,3 @@ def chosen(parts: Collection[int], share: float, secret: Secret, *what: int | st
     """Return about such a share of some parts, never all of them."""
     count = min(int(share * len(parts) + 0.5), max(len(parts) - 1, 0))
     return frozenset(sorted(parts, key=lambda part: secret.number("chosen", *what, part))[:count])
-
-
-def partitions(parts: Sequence[int], folds: int, repeats: int, secret: Secret, *what: int | str) -> int:
-    """Return how many of a site's repeated partitions into folds differ."""
-    found = set[frozenset[frozenset[int]]]()
-    for repeat in range(repeats):
-        tests: dict[int, set[int]] = {}
-        for part, fold in fold_of(parts, folds, secret, *what, repeat).items():
-            tests.setdefault(fold, set()).add(part)
-        found.add(frozenset(map(frozenset, tests.values())))
-    return len(found)

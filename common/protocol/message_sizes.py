@@ -25,7 +25,7 @@ def body_limit(plan: Plan, *, up: bool, replica: bool = True, region: bool = Fal
     """
     largest = _largest_bytes(plan, up and not region)
     if up and region:
-        return largest + REGION_BYTES + 12 * len(plan.sites) * plan.folds
+        return largest + REGION_BYTES + 16 * len(plan.sites) * plan.folds
     return largest if up else max(largest + _sites_bytes(plan), CONTROL_BYTES + replica * plan.replica_bytes)
 
 

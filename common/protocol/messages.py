@@ -78,7 +78,14 @@ def _tallies(data: bytes, plan: Plan) -> tuple[Tally, ...]:
     return tuple(unpack_tally(plan.task, data[at : at + size], plan.grouped) for at in range(0, len(data), size))
 
 
+def _numbers(data: bytes, most: int) -> tuple[int, ...]:
+    """Return at most so many whole numbers."""
+    return unpack_counts(data, 1, min(len(data) // 4, most))[0]
+
+
 Counts = tuple[tuple[int, ...], ...]
+Numbers = tuple[int, ...]
+NUMBERS = packed(lambda numbers: pack_counts([numbers]), lambda data, plan, _: _numbers(data, plan.folds))
 SAMPLES = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, 3))
 ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, len(plan.sites)))
 SUMS = packed(
@@ -149,7 +156,8 @@ class Hello(Control):
 
     `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
     whether the site's policy lets the aggregator keep what the site sends beyond the run's end. `log` tells how far the
-    site's log of what has left it has come, where it has one that lasts.
+    site's log of what has left it has come, where it has one that lasts. Of repeated folds `alike` has for each that is
+    tested the first one that holds out the same samples.
     """
 
     version: Name
@@ -161,6 +169,7 @@ class Hello(Control):
     warnings: Annotated[list[DataWarning], Field(max_length=10)]
     retain: bool = False
     log: Annotated[Heads | None, *HEADS] = None
+    alike: Annotated[Numbers, *NUMBERS] = ()
 
 
 class RegionHello(Control):
@@ -177,16 +186,19 @@ class RegionHello(Control):
     dropped: dict[Name, Count]
     warnings: dict[DataWarning, list[Name]]
     retain: bool = False
+    alike: dict[Name, Annotated[Numbers, *NUMBERS]] = {}
 
 
 class Roster(Control):
     """The answer to hello: training samples of every site, [folds, sites] in the plan's order.
 
-    `exact` tells whether the model is solved exactly: every site's policy allows it.
+    `exact` tells whether the model is solved exactly: every site's policy allows it. `equal` repeats of folds are not
+    run: at every site they are as one before.
     """
 
     train: Annotated[Counts, *ROSTER]
     exact: bool = False
+    equal: Annotated[Numbers, *NUMBERS] = ()
 
 
 class Sums(Control):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -71,6 +71,12 @@ def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) 
         steps += (end - first) * epoch.steps
         batches += (end - first) * max(map(sum, epoch.counts))
     return steps, batches
+
+
+def steps_of_all(spec: RunSpec, roster: Sequence[Sequence[int]], equal: Collection[int] = ()) -> tuple[int, int]:
+    """Return the same of all trainings together, without those of repeats that are equal to one before."""
+    counts = [run_steps(spec, samples) for fold, samples in enumerate(roster) if spec.repeat(fold) not in equal]
+    return sum(steps for steps, _ in counts), sum(batches for _, batches in counts)
 
 
 def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Control, Count, Figure, Measure
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import PowerSgd, RunSpec
+from rankdad.common.spec.evaluation import MAX_FOLDS
 from rankdad.common.spec.federation import MAX_STALENESS
 from rankdad.common.spec.tuning import MAX_CANDIDATES
 
@@ -34,6 +35,7 @@ class Snapshot(Control):
     steps: Count
     compared: Count
     roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
+    equal: Annotated[tuple[Count, ...], Field(max_length=MAX_FOLDS)] = ()
     missing: Places
     left_out: Annotated[tuple[tuple[Count, Places], ...], Field(max_length=MAX_STALENESS)] = ()
     late: Measure = 0.0

@@ -34,7 +34,7 @@ from rankdad.common.protocol.messages import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.paired import compares
-from rankdad.common.run.batches import Schedule, drawn_sizes, idle, schedule
+from rankdad.common.run.batches import Schedule, drawn_sizes, idle, schedule, steps_of_all
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.settings import limited, settings_of
@@ -84,6 +84,7 @@ class RunState:
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
         exact: whether the model is solved exactly, from sums, and takes no steps.
+        equal: repeats of folds that are as one before at every site, and not run.
         totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
         fold: that is trained now, from 0; the number of folds when all have been tested.
         began: the fold's first round.
@@ -127,6 +128,7 @@ class RunState:
         self.tried: tuple[tuple[float | None, int], ...] = ()
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.exact = False
+        self.equal: tuple[int, ...] = ()
         self._preparing = Preparing(spec)
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
@@ -230,6 +232,11 @@ class RunState:
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.before + self.replica.step
+
+    @property
+    def steps_in_all(self) -> int:
+        """Optimizer steps of the whole run, if no training stops early; 0 before all have said hello."""
+        return 0 if self.exact else steps_of_all(self.spec, self.roster, self.equal)[0]
 
     @property
     def rng_key(self) -> str:
@@ -367,7 +374,15 @@ class RunState:
                     code="solver-differs",
                     field="d.exact",
                 )
-            self.exact = body.exact
+            repeats = self.spec.tested_folds // self.spec.folds_per_repeat
+            if not set(body.equal) <= set(range(1, repeats)):
+                raise ProtocolError(
+                    502,
+                    f"d.equal: got {body.equal}, expected repeats after the first, of {repeats}",
+                    code="fields-differ",
+                    field="d.equal",
+                )
+            self.exact, self.equal = body.exact, body.equal
             self._meet(body.train)
         elif isinstance(body, Sums):
             self.totals[body.stage] = body.values
@@ -438,6 +453,8 @@ class RunState:
         is_candidate = self.spec.place(self.fold)[1] is not None
         self.tried = (*self.tried, (self.best_value, self.best_epoch)) if is_candidate else ()
         self.fold += 1
+        while self.spec.repeat(self.fold) in self.equal:
+            self.fold += 1
         if self.tested:
             return
         self.began, self.before = self.round + 1, self.steps

@@ -328,6 +328,11 @@ class RunSpec(Part):
         model, candidate = self.place(fold)
         return candidate is None and model < self.tested_folds
 
+    def repeat(self, fold: int) -> int | None:
+        """Return which repeat of the folds one of the run's trainings is of, from 0; None if it is of none."""
+        model, _ = self.place(fold)
+        return model // self.folds_per_repeat if model < self.tested_folds else None
+
     def training_name(self, fold: int) -> str:
         """Return what one of the run's trainings is called; see `training_name`."""
         return training_name(fold, self.tested_folds, self.folds, len(self.candidates))

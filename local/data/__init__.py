@@ -16,6 +16,7 @@ from torch import Tensor
 from rankdad.common.errors import UserError, naming
 from rankdad.common.preparation import Inputs, Rows, count_behind, has_gaps
 from rankdad.common.protocol.messages import DataWarning
+from rankdad.common.run.repeats import alike, equal_repeats
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import CsvData, NpzData, TableData, TsData
 from rankdad.common.spec.images import FunctionData, ImagesData, ListedData, NiftiData
@@ -184,6 +185,13 @@ class SiteData:
         if samples < whole:
             return min(samples, whole - samples)
         return int(np.unique(self.parts.parts, return_counts=True)[1].min(initial=samples))
+
+    def alike(self, spec: RunSpec) -> tuple[int, ...]:
+        """Return for each fold of several repeats the first that holds out the same; nothing without repeats."""
+        if spec.tested_folds == spec.folds_per_repeat:
+            return ()
+        tested = [split for fold, split in enumerate(self.splits) if spec.tests(fold)]
+        return alike(torch.cat([one.train, one.validation]).sort().values.numpy().tobytes() for one in tested)
 
     def sha256(self) -> str:
         """Return the digest of samples, labels, covariates and splits."""
@@ -414,7 +422,7 @@ def split_samples(
     if dealing is not None and dealt is not None and reading.dropped + dealt.waits >= dealing.fewest:
         warnings += ("rows-left-out",)
     groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
-    return SiteData(
+    data = SiteData(
         Samples(lazy_or_whole(reading.inputs, loading), torch.from_numpy(reading.labels)),
         splits,
         None if reading.covariates is None else torch.from_numpy(reading.covariates),
@@ -426,6 +434,15 @@ def split_samples(
         group_names=reading.groups or (),
         parts=dealt,
     )
+    equal = equal_repeats([data.alike(spec)], spec.folds_per_repeat)
+    if not equal:
+        return data
+    repeats = spec.tested_folds // spec.folds_per_repeat
+    note = (
+        f"of {repeats} repeats {repeats - len(equal)} deal this site's samples out differently: one that is like "
+        "another at every site is not run again"
+    )
+    return replace(data, notes=(*data.notes, note))
 
 
 def _warnings(spec: RunSpec, labels: Array, units: int) -> tuple[DataWarning, ...]:

@@ -15,8 +15,8 @@ import numpy as np
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.heads import Heads
-from rankdad.common.privacy.parts import Secret, partitions, refine
-from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.privacy.parts import Secret, refine
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.privacy.log import DisclosureLog
@@ -39,7 +39,6 @@ class Dealt:
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
         log: of the site, where the run is noted in one.
         large: names of patients who have more than `LARGE` of their part's samples.
-        different: of how many repeats how many are different partitions; None where folds are not repeated.
     """
 
     parts: Array
@@ -50,7 +49,6 @@ class Dealt:
     keep: Callable[[], bool] | None = None
     log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
-    different: tuple[int, int] | None = None
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
@@ -67,11 +65,6 @@ class Dealt:
         notes = [told]
         if self.waits:
             notes.append(f"{self.waits} samples wait: alone, or beside what has left, they are too few for a part")
-        if self.different is not None and self.different[1] < self.different[0]:
-            repeats, different = self.different
-            notes.append(
-                f"of {repeats} repeats {different} deal the parts out differently: the others say the same again"
-            )
         if self.large:
             names = ", ".join(visible(one, 40) for one in self.large[:MOST_NAMED])
             more = ", …" * (len(self.large) > MOST_NAMED)
@@ -136,12 +129,8 @@ class Dealing:
         places = np.array([parts[name] for name in names[rows]], np.int64)
         sizes, waits = Counter(parts.values()), len(names) - len(rows)
         large = _large(names[rows].tolist(), places.tolist(), sizes)
-        different, evaluation = None, self.spec.evaluation
-        if isinstance(evaluation, KFold) and evaluation.repeats > 1:
-            repeats = evaluation.repeats
-            different = repeats, partitions(sorted(sizes), evaluation.folds, repeats, self.secret, evaluation.seed)
         log = None if self.run is None else self.log
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large, different)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large)
         return reading.take(rows), dealt
 
 

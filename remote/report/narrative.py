@@ -51,7 +51,7 @@ Code = Literal[
     "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
-    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model",
+    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
     "opposite-effects", "effects-not-compared",
     "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
 ]  # fmt: skip
@@ -119,10 +119,9 @@ def extent(run: RunResults) -> str:
     spec, summary = run.spec, run.summary
     trained = "solved exactly" if run.exact else count(summary.epochs, "epoch")
     if run.exact and spec.models > 1:
-        trained = f"{count(spec.tested_folds, 'fold')}, each solved exactly"
+        trained = f"{count(spec.folds_per_repeat * run.repeats, 'fold')}, each solved exactly"
     elif spec.models > 1:
-        repeats = spec.tested_folds // spec.folds_per_repeat
-        often = f", {repeats} times," if repeats > 1 else ""
+        often = f", {run.repeats} times," if run.repeats > 1 else ""
         trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"
     trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
@@ -162,14 +161,15 @@ def weights(run: RunResults) -> str:
 
 def tested(run: RunResults) -> str:
     """Return which samples were tested, and on which models."""
-    evaluation, folds, tests = run.spec.evaluation, run.spec.tested_folds, run.tests
+    evaluation, folds, tests = run.spec.evaluation, run.spec.folds_per_repeat * run.repeats, run.tests
     samples = rows_tested(run, "sample")
     if isinstance(evaluation, KFold):
-        often = f" {evaluation.repeats} times" if evaluation.repeats > 1 else ""
+        often = f" {run.repeats} times" if run.repeats > 1 else ""
         how = f"Cross-validation{often} in {evaluation.folds} folds at every site: {samples}, each unseen by "
         how += "the model that predicts it."
         if often:
             how += " Figures, and the ends of intervals, are means over the repeats, which add no samples."
+        how += _partitions(run)
     elif isinstance(evaluation, LeaveOneSiteOut):
         how = f"Leave one site out: each of the {folds} folds is a site, predicted by a model of all others; {samples}."
     else:
@@ -180,6 +180,17 @@ def tested(run: RunResults) -> str:
     if not isinstance(evaluation, Holdout) and evaluation.refit:
         how += " The model that is kept has been trained once more, on all samples; these metrics are not its own."
     return how
+
+
+def _partitions(run: RunResults) -> str:
+    """Return how many different partitions the repeats are at the sites, where these are fewer than repeats."""
+    known = run.summary.partitions
+    few = [f"{site} {different}" for site, different in known.get("sites", {}).items() if different < known["repeats"]]
+    if not few:
+        return ""
+    told = f" The {known['repeats']} repeats are fewer different partitions of some sites' samples: {listed(few)}."
+    again = known["repeats"] - known["run"]
+    return f"{told} {again} equal at every site to one before are not run again." if again else told
 
 
 def tested_epochs(run: RunResults) -> str:
@@ -266,8 +277,7 @@ def _classification(run: RunResults) -> Iterator[str]:
 
 def repeated(run: RunResults) -> str:
     """Return that repeats count a sample again and again in counts of predictions; nothing where there are none."""
-    repeats = getattr(run.spec.evaluation, "repeats", 1)
-    return f"Each row of data counts once a repeat: {repeats} times." if repeats > 1 else ""
+    return f"Each row of data counts once a repeat: {run.repeats} times." if run.repeats > 1 else ""
 
 
 def left_out(run: RunResults) -> str:

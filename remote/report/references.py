@@ -72,6 +72,8 @@ def worth(run: RunResults) -> Iterator[Sentence]:
                 yield _everywhere(run, reference, f"{number(reached)}{between}", within)
         if reference != "linear":
             yield from _where(run, reference)
+    if "code" in run.summary.solver and "linear" in run.spec.evaluation.references:
+        yield Sentence("no-linear", f"There is no linear model of all hospitals: {run.summary.solver['why']}.")
     if known:
         if "site" in run.summary.metrics.references and "site" not in known:
             yield Sentence("same-model", "A linear model of each hospital alone is that same model, and is told once.")

@@ -133,7 +133,7 @@ class Summary(Part, extra="ignore"):
     dense_bytes: int = 0
     times_fewer_bytes_than_dense: float | None = None
     metrics: RunMetrics = RunMetrics()
-    solver: dict[str, str] = Field(default={})
+    solver: dict[str, Any] = Field(default={})
     """Which one trained the model, and why: see `remote.solving`."""
     undertrained: dict[str, Any] = Field(default={})
     """What to say of a run whose last epoch was the best."""
@@ -144,6 +144,8 @@ class Summary(Part, extra="ignore"):
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
     table1: dict[str, Any] = Field(default={})
+    partitions: dict[str, Any] = Field(default={})
+    """How many repeats of the folds there are, are run, and are different partitions at each site."""
     left_out: dict[str, int] = Field(default={})
     late: dict[str, int] = Field(default={})
     regions: tuple[str, ...] = ()
@@ -191,6 +193,11 @@ class RunResults:
     risks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(RISKS)))
     differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(DIFFERENCES)))
     spectra: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(SPECTRA)))
+
+    @property
+    def repeats(self) -> int:
+        """How often all folds are trained: repeats that are equal at every site are one."""
+        return int(self.summary.partitions.get("run", self.spec.tested_folds // self.spec.folds_per_repeat))
 
     @property
     def member(self) -> str:

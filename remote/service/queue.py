@@ -19,6 +19,7 @@ from rankdad.common.protocol.service import MAX_REASON, OPEN, Answer, Described,
 
 FILE = "queue.sqlite"  # of a service's directory
 FORMAT = 1
+ASKS_ON = 60.0  # seconds for which other sites are asked about a run that one has refused
 SCHEMA = """
 create table if not exists runs (
     number integer primary key, run text not null unique, id text not null unique, name text not null,
@@ -90,10 +91,17 @@ class Entry:
         """Whether some site still needs it."""
         return self.state in OPEN or (self.state is State.ENDED and len(self.said("finished")) < len(self.sites))
 
+    def asks(self, now: float) -> bool:
+        """Tell whether a run that one site has refused still asks the others, so that an owner hears all at once."""
+        return self.state is State.REFUSED and now - (self.ended or 0.0) < ASKS_ON
+
     def described(self, step: int = 0, steps: int = 0) -> Described:
         """Return what owners and viewers are told."""
         fields = {name: value for name, value in vars(self).items() if name not in ("number", "reason")}
-        reason = visible(self.reason or self._waits_for(), MAX_REASON)
+        refused = {site: self.answers[site].reason for site in self.said("refused")}
+        all_said = "; ".join(f"{site}: {reason}" for site, reason in refused.items())
+        said = all_said if self.state is State.REFUSED and len(refused) > 1 else self.reason
+        reason = visible(said or self._waits_for(), MAX_REASON)
         return Described.model_construct(**fields, reason=reason, step=step, steps=steps)
 
     def _waits_for(self) -> str:
@@ -247,6 +255,15 @@ class Queue:
         finished = "(select count(*) from answers where answers.run = runs.run and answer = 'finished')"
         still = f"or (state = ? and {finished} < json_array_length(sites))"
         return self._entries(f"where state in ({_marks(OPEN)}) {still} order by number", (*OPEN, State.ENDED))
+
+    def asked_runs(self) -> list[Entry]:
+        """Return all runs that a site has refused, and others are still asked about."""
+        since = self.now() - ASKS_ON
+        return self._entries("where state = ? and ended > ? order by number", (State.REFUSED, since))
+
+    def asks(self, entry: Entry) -> bool:
+        """Tell whether sites are still asked about a run that one has refused."""
+        return entry.asks(self.now())
 
     def counts(self) -> dict[str, int]:
         """Return how many runs are in each state."""

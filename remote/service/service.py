@@ -233,6 +233,11 @@ class Service:
             if site in entry.sites and answer not in ("refused", "finished"):
                 state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
                 runs.append(Offered(run=entry.run, id=entry.id, state=state, answer=answer))  # type: ignore[arg-type]
+        runs += [
+            Offered(run=entry.run, id=entry.id, state="waiting")
+            for entry in self.queue.asked_runs()
+            if site in entry.sites and site not in entry.answers
+        ]
         questions = self.questions.of(site)
         text = "\n".join([f"{run.run} {run.id} {run.state} {run.answer}" for run in runs] + questions)
         return Offers(digest=hashlib.sha256(text.encode()).hexdigest(), runs=tuple(runs), questions=tuple(questions))
@@ -274,7 +279,9 @@ class Service:
         if reply.id != entry.id:
             raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
         known = entry.answers.get(site)
-        if not entry.open or (known is not None and SAID.index(reply.answer) <= SAID.index(known.answer)):
+        if not (entry.open or self.queue.asks(entry)) or (
+            known is not None and SAID.index(reply.answer) <= SAID.index(known.answer)
+        ):
             return  # sent again, or too late: nothing is written, and nobody is woken
         self.queue.answer(run, site, reply.answer, reason)
         self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rankdad.common.errors import PolicyError
+from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need, needs
 from rankdad.common.policy import MinLevel, Policy, refusals
+from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
+from rankdad.local.admission import admitted, checks
+from rankdad.local.data import read_site
+from rankdad.local.privacy.dealing import Dealing
 from tests.conftest import run_spec
 
 TOP_ROWS: dict[str, Any] = {"name": "top-rows", "rows": 3}
@@ -58,3 +64,61 @@ def test_a_line_that_holds_a_part_is_mended_by_the_number_that_a_refusal_names()
 
     assert [one.code for one in refusals(check, Policy())] == ["sums-of-too-few"]
     assert Policy().mended({"min_level": 2, "max_rank": None}) == Policy(min_level=MinLevel(count=2))
+
+
+@pytest.mark.parametrize(("patients", "exact"), [(60, False), (240, True)])
+def test_of_a_sites_data_each_line_has_the_strictest_value_over_all_folds_sums_and_tests(
+    tmp_path: Path, patients: int, exact: bool
+) -> None:
+    """A policy that lets nothing out evaluates nothing either, so that tests asked for nothing; nor did exact sums."""
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.2f},{b:.2f},{'ab'[int(a + b > 0)]}" for a, b in rng.normal(size=(patients, 2))]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,ill", *rows]))
+    data = {"reader": "csv", "file": "t.csv", "features": ["a", "b"], "label": "ill", "values": ["a", "b"]}
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data=data,
+        model={"name": "linear"},
+        evaluation={"name": "k-fold", "folds": 5},
+        training={"solver": "auto", "batch_size": 1000},
+    )
+    plan = make_plan(spec, build_model(spec))
+    read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, Secret(bytes(32)), 8))
+    own = checks(spec, plan, read)
+    asked = {one.line: one for one in needs(Policy(), lambda one: one.check(spec, plan), *own)}
+    tested = [len(split.test) for split in read.splits if len(split.test)]
+    few, per_rank = asked["min_rows"].needed, asked["rows_per_rank"].needed
+    assert isinstance(few, int)
+    assert isinstance(per_rank, int)
+    assert few <= min(tested)
+    assert not asked["min_rows"].refused
+    lines = {line: one.needed for line, one in asked.items()}
+    assert not [one.code for check in own for one in refusals(check, Policy().mended(lines))]
+    assert asked["rows_per_rank"].field == "training.solver"
+    stricter = Policy().mended(lines | {"rows_per_rank": per_rank + 1})
+    assert [one.code for check in own for one in refusals(check, stricter)] == ["exact-solver-not-allowed"]
+    code = "" if exact else "exact-solver-not-allowed"
+    assert (asked["rows_per_rank"].refused, asked["rows_per_rank"].code) == (False, code)
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_a_refusal_says_what_the_owner_can_change_before_it_names_a_line_of_the_policy(
+    tmp_path: Path, stratified: bool
+) -> None:
+    """It advised the hospital to let out sums of two rows, where stratified folds would have held out more."""
+    rows = [f"{row},{row % 7},{'ab'[row % 7 == 0]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["k,a,ill", *rows]))
+    data = {"reader": "csv", "file": "t.csv", "key": "k", "features": ["a"], "label": "ill", "values": ["a", "b"]}
+    spec = run_spec(
+        task={"name": "classification", "classes": 2},
+        data=data,
+        evaluation={"name": "k-fold", "folds": 5, "references": ["linear"], "stratified": stratified},
+        training={"batch_size": 1000},
+    )
+    plan, policy = make_plan(spec, build_model(spec)), Policy(keyed_folds=True, rows_per_rank=None)
+    with pytest.raises(FewSamplesError) as refused:
+        admitted(policy, spec, plan, read_site(spec, tmp_path, 0))
+    assert refused.value.code == "sums-of-too-few"
+    advice = str(refused.value)
+    assert ('"stratified": true' in advice) == (not stratified)
+    assert 0 < advice.index("fewer folds") < advice.index('"min_rows"')

@@ -266,3 +266,23 @@ def test_the_board_names_methods_without_reading_specs(tmp_path: Path, monkeypat
         assert (row["name"], row["method"]) == (run, "powersgd")
 
     with_service(look, tmp_path)
+
+
+def test_all_sites_that_refuse_a_run_are_named_and_none_is_asked_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first refusal ended the asking: an owner mended one line, and met the next site's."""
+
+    async def refuse(service: Service) -> None:
+        run = await submitted(service)
+        for site in ("alpha", "beta"):
+            assert [offered.run for offered in service.offers(site).runs] == [run]
+            service.reply(run, site, Reply.model_validate({"id": ID, "answer": "refused", "reason": f"no {site}"}))
+        described = service.described(service.queue.entry(run))
+        assert (described.state, described.reason) == (State.REFUSED, "alpha: no alpha; beta: no beta")
+        assert service.offers("alpha").runs == ()
+        assert len(service.offers("gamma").runs) == 1
+        monkeypatch.setattr("rankdad.remote.service.queue.ASKS_ON", 0.0)
+        assert service.offers("gamma").runs == ()
+
+    with_service(refuse, tmp_path)

@@ -115,6 +115,16 @@ def test_what_is_split_has_the_whole_policy_to_be_changed(
     assert (config.policy, config.privacy) == (str(own / "policy.json"), str(own / "privacy"))
 
 
+def test_check_takes_a_run_that_stands_under_its_name_alone(tmp_path: Path) -> None:
+    """It was told that run is not known."""
+    (tmp_path / "run.json").write_text(json.dumps({"run": run_document()}))
+    assert rankdad("check", tmp_path / "run.json").exit_code == 0
+    (tmp_path / "run.json").write_text(json.dumps({"run": run_document(), "name": "small"}))
+    error = rankdad("check", tmp_path / "run.json").exception
+    assert isinstance(error, UserError)
+    assert (error.code, error.field) == ("unknown-field", "name")
+
+
 @pytest.mark.parametrize(("command", "said"), [("check", "32 × 11"), ("verify", "exact: equal to the pooled gradient")])
 def test_columns_that_patterns_stand_for_are_those_of_the_table(command: str, said: str) -> None:
     """A regression from a table that comes with scikit-learn."""

@@ -76,7 +76,8 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path, site_data: Data
 
 def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(tmp_path: Path, site_data: Data) -> None:
     """Three parts of four samples: of each by itself seven could not share it, and nothing would be left."""
-    weights, policy = [], EVERYTHING.model_copy(update={"min_rows": 7, "min_level": MinLevel(count=7)})
+    weights: list[dict[str, Tensor]] = []
+    policy = EVERYTHING.model_copy(update={"min_rows": 7, "min_level": MinLevel(count=7)})
     for size, accumulate, policies in ((12, 1, policy), (4, 3, policy), (12, 1, EVERYTHING)):
         training = {
             "dtype": "float64",

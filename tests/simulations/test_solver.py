@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
+from rankdad.common.needs import patients_for_sums
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.plan import make_plan
@@ -30,7 +31,9 @@ from rankdad.local.data import SiteData, read_site
 from rankdad.platforms.coinstac.completion import complete
 from rankdad.platforms.coinstac.inputs import read as read_form
 from rankdad.platforms.coinstac.table_profile import describe
+from rankdad.remote.report.references import worth
 from rankdad.remote.report.run_report import report
+from rankdad.remote.report.run_results import read_results
 from rankdad.remote.result import result_lines
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import run
@@ -212,11 +215,16 @@ def test_balanced_classes_weigh_as_in_scikit_learn(folder: Path, tmp_path: Path)
 
 def test_where_a_policy_lets_no_sums_out_all_sites_take_steps_and_say_why(folder: Path, tmp_path: Path) -> None:
     training = {"solver": "auto", "epochs": 2, "batch_size": 256, "batches": "even"}
-    spec = validate(RunSpec, document("sick", training=training, evaluation={"name": "holdout"}))
+    evaluation = {"name": "holdout", "references": ["linear"]}
+    spec = validate(RunSpec, document("sick", training=training, evaluation=evaluation))
     policies = dict.fromkeys(SIZES, ADMITS_24) | {"small": Policy(min_rows=1, rows_per_rank=4)}
     summary, _, _ = trained(folder, tmp_path / "run", spec, policies)
     assert summary["solver"]["name"] == "steps"
     assert "small" in summary["solver"]["why"]
+    assert summary["solver"]["code"] == "exact-solver-not-allowed"
+    assert summary["solver"]["from_patients"] == patients_for_sums(spec, Policy()) > 30
+    assert any(line.startswith("solver:  steps: ") for line in result_lines(summary, spec))
+    assert "no-linear" in {one.code for one in worth(read_results(tmp_path / "run"))}
     assert summary["warnings"]["exact-solver-not-allowed"] == ["small"]
     assert (summary["epochs"], summary["coefficients"]) == (2, {})
     training |= {"solver": "steps", "validation": 0}

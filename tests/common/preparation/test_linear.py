@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.needs import patients_for_sums
+from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing, Rows, in_memory, linear
 from rankdad.common.spec.tasks import TaskSpec
 from tests.conftest import run_spec
@@ -152,3 +156,27 @@ def test_numbers_that_leave_are_counted_as_the_page_says(inputs: int, whole: int
     assert preparing.numbers() == (whole, fold)
     sizes = map(preparing.size, preparing.stages)
     assert sum(sizes) == whole + fold, "of one line no product stands twice"
+
+
+def test_from_how_many_patients_on_a_site_lets_the_sums_out_is_what_the_page_says() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", Path("docs/studies.md").read_text(), re.MULTILINE)
+    folds = {"name": "k-fold", "folds": 5}
+    asked = [({**folds, "references": ["linear"]}, "steps"), (folds, "exact"), ({"name": "holdout"}, "exact")]
+    for inputs, *told in rows:
+        csv = {"reader": "csv", "file": "t.csv", "features": [f"c{i}" for i in range(int(inputs))], "label": "y"}
+        found = [
+            patients_for_sums(
+                run_spec(
+                    task=TASKS[0],
+                    data=csv | {"values": ["a", "b"]},
+                    model={"name": "linear"},
+                    evaluation=evaluation,
+                    preparation=PREPARED,
+                    training={"solver": solver},
+                ),
+                Policy(),
+            )
+            for evaluation, solver in asked
+        ]
+        assert found == list(map(int, told))
+    assert len(rows) == 4

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.privacy.parts import MOST, Secret, chosen, deal, fold_of, partitions, refine
+from rankdad.common.privacy.parts import MOST, Secret, chosen, deal, fold_of, refine
+from rankdad.common.run.repeats import alike, equal_repeats
 from tests.conftest import examples
 
 SECRET = Secret(bytes(32))
@@ -124,10 +125,11 @@ def test_a_single_part_is_not_tested_and_never_all_are_chosen() -> None:
     assert [len(chosen(range(8), share, SECRET)) for share in (0, 0.05, 0.15, 0.5, 1)] == [0, 0, 1, 4, 7]
 
 
-def test_repeats_of_few_parts_are_equal_partitions() -> None:
-    assert partitions(range(5), 5, 6, SECRET) == 1
-    assert partitions(range(4), 2, 50, SECRET) == 3
-    assert partitions(range(10), 5, 6, SECRET) == 6
+@pytest.mark.parametrize(("parts", "folds", "repeats", "different"), [(5, 5, 6, 1), (4, 2, 50, 3), (10, 5, 6, 6)])
+def test_repeats_of_few_parts_are_equal_partitions(parts: int, folds: int, repeats: int, different: int) -> None:
+    dealt = [fold_of(range(parts), folds, SECRET, repeat) for repeat in range(repeats)]
+    sets = [frozenset(part for part, own in one.items() if own == fold) for one in dealt for fold in range(folds)]
+    assert repeats - len(equal_repeats([alike(sets)], folds)) == different
 
 
 def test_a_rarer_class_gives_fewer_parts_and_waits_where_there_are_too_few_of_it() -> None:
