@@ -13,16 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.errors import DataError, UserError, visible
-from rankdad.common.policy import Policy
+from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.parts import Secret, partitions, refine
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.privacy.patients import names_of, patients_of
+from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
 
 LARGE = 1 / 3  # of a part's samples
 MOST_NAMED = 3  # patients in a note
+MOST_ASKED = 50  # times until nothing changes any more: each leaves out a part at least, but for odd cases
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Dealing:
         fewest: patients of a part.
         log: of the site; without one nothing is kept from run to run.
         run: identity of the run; None where there is none yet.
-        level: patients of a class at the site, and in each part at first.
+        level: patients of a class at the site, and in each part at first; and of a value, where it is moved otherwise.
         by: columns by which patients are dealt out evenly; None is the outcome.
     """
 
@@ -93,7 +94,7 @@ class Dealing:
     fewest: int
     log: DisclosureLog | None = None
     run: str | None = None
-    level: int = 1
+    level: MinLevel = EVERYTHING.min_level
     by: tuple[str, ...] | None = None
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
@@ -103,21 +104,14 @@ class Dealing:
             DataError: there are too few patients for a single part.
             UserError: the site's log cannot be used.
         """
-        names = np.array(names_of(reading), object)
-        patients = patients_of(self.spec, reading, self.secret, self.by)
+        names = names_of(reading)
+        patients = patients_of(self.spec, reading, self.by)
         if self.log is None:
-            own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level
+            own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level.count
             found, used = refine({}, (), *own)
             parts, keep = {name: found[name] for name in used}, None
         else:
-            ask = partial(
-                self.log.parts, self.run, purpose_of(self.spec), reading.named_by, patients, self.fewest, self.level
-            )
-            parts = ask()
-
-            def keep() -> bool:
-                return ask(expected=parts) == parts
-
+            parts, keep = self._asked(self.log, reading, patients)
         if not parts:
             raise DataError(
                 reading.source,
@@ -125,16 +119,42 @@ class Dealing:
                 code="too-few-patients",
                 field="min_rows",
             )
-        rows = np.array([row for row, name in enumerate(names) if name in parts], np.int64)
-        places = np.array([parts[name] for name in names[rows]], np.int64)
+        rows, places = _rows_of(names, parts)
         sizes, waits = Counter(parts.values()), len(names) - len(rows)
-        large = _large(names[rows].tolist(), places.tolist(), sizes)
+        large = _large([names[row] for row in rows], places.tolist(), sizes)
         different, evaluation = None, self.spec.evaluation
         if isinstance(evaluation, KFold) and evaluation.repeats > 1:
             repeats = evaluation.repeats
             different = repeats, partitions(sorted(sizes), evaluation.folds, repeats, self.secret, evaluation.seed)
         dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large, different)
         return reading.take(rows), dealt
+
+    def _asked(
+        self, log: DisclosureLog, reading: Reading, patients: Patients
+    ) -> tuple[dict[str, int], Callable[[], bool]]:
+        """Return the part of every patient whom the site's log lets the run use, and what notes that it does.
+
+        Which values are rare depends on who is used and by part on the parts, and who is used on what has changed.
+        With a part less other values may be rare: the log is asked until nothing changes.
+        """
+        ask = partial(log.parts, self.run, purpose_of(self.spec), reading.named_by)
+        limits = self.fewest, self.level.count
+        parts, before, names = ask(patients, *limits), dict[str, int](), names_of(reading)
+        for _ in range(MOST_ASKED):
+            if not parts or parts == before:
+                break
+            rows, places = _rows_of(names, parts)
+            patients = compared(patients, self.spec, reading.take(rows), self.secret, self.level, places)
+            before, parts = parts, ask(patients, *limits)
+        else:
+            parts = {}
+        return parts, lambda: ask(patients, *limits, expected=parts) == parts
+
+
+def _rows_of(names: Sequence[str], parts: Mapping[str, int]) -> tuple[Array, Array]:
+    """Return the places of the samples whose patients have a part, and the part of each."""
+    rows = [row for row, name in enumerate(names) if name in parts]
+    return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
@@ -178,7 +198,7 @@ def dealing_of(
                 field="keyed_folds",
             )
         return None
-    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level.count, policy.strata)
+    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level, policy.strata)
 
 
 def purpose_of(spec: RunSpec) -> str:

@@ -195,8 +195,6 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     dealing = None
     if not member.policy.keyed_folds:  # no folder lasts: the same files give the same parts
         policy = member.policy
-        dealing = Dealing(
-            spec, secret_of_files(member.data), policy.min_rows, level=policy.min_level.count, by=policy.strata
-        )
+        dealing = Dealing(spec, secret_of_files(member.data), policy.min_rows, level=policy.min_level, by=policy.strata)
     data = read_site(spec, member.data, spec.federation.sites.index(member.name), dealing=dealing)
     return admitted(member.policy, spec.at(member.name), plan, data)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
-from rankdad.common.policy import Policy
+from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.messages import Hello
 from rankdad.common.protocol.plan import make_plan
@@ -216,6 +216,26 @@ def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_pa
     assert used[1] < used[0]
     assert "p0" not in used[1]
     assert len(used[0] - used[1]) >= 8
+
+
+@pytest.mark.parametrize("few", ["x", ""])
+def test_a_value_that_is_moved_in_one_run_alone_makes_a_set_of_whom_it_is_moved(tmp_path: Path, few: str) -> None:
+    """Four patients have a level, or none; once two of them have withdrawn, what the other two have is rare."""
+    lines = ["id,age,sex,mrs"]
+    lines += [f"p{row},{20 + row % 30},{few if row < 4 else 'm'},{5 * (row % 3 == 0)}" for row in range(96)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), list[set[str]]()
+    data = TABLE | {"features": ["age", "sex"], "categorical": {"sex": ["m", "x"]}, "missing": "impute"}
+    spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
+    for run in ("first", "second"):
+        read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8, log, run, MinLevel(count=3)))
+        assert read.parts is not None
+        assert read.parts.kept()
+        used.append(set(read.group_names))
+        log.withdraw(["p0", "p1"])
+    assert {"p0", "p1", "p2", "p3"} < used[0]
+    assert {"p0", "p1", "p2", "p3"}.isdisjoint(used[1])
+    assert len(used[1]) >= 48
 
 
 @pytest.mark.parametrize(("each", "admitted_"), [(2, False), (8, True)])
