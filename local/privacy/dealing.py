@@ -14,7 +14,7 @@ import numpy as np
 
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
-from rankdad.common.privacy.parts import Secret, partitions, refine
+from rankdad.common.privacy.parts import Secret, most_rows, partitions, refine
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
@@ -39,6 +39,7 @@ class Dealt:
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
         large: names of patients who have more than `LARGE` of their part's samples.
         different: of how many repeats how many are different partitions; None where folds are not repeated.
+        beyond: samples that are left out since their patients have too many of their part's.
     """
 
     parts: Array
@@ -49,6 +50,7 @@ class Dealt:
     keep: Callable[[], bool] | None = None
     large: tuple[str, ...] = ()
     different: tuple[int, int] | None = None
+    beyond: int = 0
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
@@ -61,6 +63,8 @@ class Dealt:
         notes = [told]
         if self.waits:
             notes.append(f"{self.waits} samples wait: alone, or beside what has left, they are too few for a part")
+        if self.beyond:
+            notes.append(f"{self.beyond} samples are left out: with them a patient had too large a share of a part's")
         if self.different is not None and self.different[1] < self.different[0]:
             repeats, different = self.different
             notes.append(
@@ -87,6 +91,7 @@ class Dealing:
         run: identity of the run; None where there is none yet.
         level: patients of a class at the site, and in each part at first; and of a value, where it is moved otherwise.
         by: columns by which patients are dealt out evenly; None is the outcome.
+        share: most of a part's rows that a patient may have; those beyond are left out.
     """
 
     spec: RunSpec
@@ -96,6 +101,7 @@ class Dealing:
     run: str | None = None
     level: MinLevel = EVERYTHING.min_level
     by: tuple[str, ...] | None = None
+    share: float = EVERYTHING.largest_share
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
         """Return the samples that the run may use, and the parts in which they lie: all of a patient's are in one.
@@ -119,14 +125,15 @@ class Dealing:
                 code="too-few-patients",
                 field="min_rows",
             )
-        rows, places = _rows_of(names, parts)
-        sizes, waits = Counter(parts.values()), len(names) - len(rows)
+        rows, places = self._rows_of(names, parts)
+        beyond = sum(name in parts for name in names) - len(rows)
+        sizes, waits = Counter(parts.values()), len(names) - len(rows) - beyond
         large = _large([names[row] for row in rows], places.tolist(), sizes)
         different, evaluation = None, self.spec.evaluation
         if isinstance(evaluation, KFold) and evaluation.repeats > 1:
             repeats = evaluation.repeats
             different = repeats, partitions(sorted(sizes), evaluation.folds, repeats, self.secret, evaluation.seed)
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large, different)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large, different, beyond)
         return reading.take(rows), dealt
 
     def _asked(
@@ -143,18 +150,27 @@ class Dealing:
         for _ in range(MOST_ASKED):
             if not parts or parts == before:
                 break
-            rows, places = _rows_of(names, parts)
+            rows, places = self._rows_of(names, parts)
             patients = compared(patients, self.spec, reading.take(rows), self.secret, self.level, places)
             before, parts = parts, ask(patients, *limits)
         else:
             parts = {}
         return parts, lambda: ask(patients, *limits, expected=parts) == parts
 
-
-def _rows_of(names: Sequence[str], parts: Mapping[str, int]) -> tuple[Array, Array]:
-    """Return the places of the samples whose patients have a part, and the part of each."""
-    rows = [row for row, name in enumerate(names) if name in parts]
-    return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
+    def _rows_of(self, names: Sequence[str], parts: Mapping[str, int]) -> tuple[Array, Array]:
+        """Return the places of the samples that the run uses, of patients who have a part, and the part of each."""
+        of: dict[int, dict[str, list[int]]] = {}
+        for row, name in enumerate(names):
+            if name in parts:
+                of.setdefault(parts[name], {}).setdefault(name, []).append(row)
+        rows = list[int]()
+        for patients in of.values():
+            most = most_rows([len(own) for own in patients.values()], self.share)
+            for name, own in patients.items():
+                order = sorted(range(len(own)), key=lambda place, name=name: self.secret.number("row", name, place))  # type: ignore[misc]
+                rows += [own[place] for place in order[:most]] if len(own) > most else own
+        rows.sort()
+        return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
@@ -198,7 +214,7 @@ def dealing_of(
                 field="keyed_folds",
             )
         return None
-    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level, policy.strata)
+    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level, policy.strata, policy.largest_share)
 
 
 def purpose_of(spec: RunSpec) -> str:

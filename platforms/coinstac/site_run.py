@@ -195,6 +195,8 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     dealing = None
     if not member.policy.keyed_folds:  # no folder lasts: the same secret and patients give the same parts
         policy, secret = member.policy, member.secret or secret_of_files(member.data)
-        dealing = Dealing(spec, secret, policy.min_rows, level=policy.min_level, by=policy.strata)
+        dealing = Dealing(
+            spec, secret, policy.min_rows, level=policy.min_level, by=policy.strata, share=policy.largest_share
+        )
     data = read_site(spec, member.data, spec.federation.sites.index(member.name), dealing=dealing)
     return admitted(member.policy, spec.at(member.name), plan, data)

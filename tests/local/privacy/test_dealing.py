@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -26,7 +27,7 @@ from rankdad.local.contributions import Contributions
 from rankdad.local.data import read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
+from rankdad.local.privacy.dealing import Dealing, Dealt, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import examples, run_spec, write_site
 
@@ -152,6 +153,24 @@ def test_whoever_has_a_third_of_a_part_is_named_at_the_site_and_so_are_repeats_t
     assert any("p7" in note for note in dealt.notes())
     _, dealt = Dealing(spec, SECRET, 5).deal(reading_of(40))
     assert (dealt.large, dealt.different) == ((), (4, 4))
+
+
+def test_rows_of_a_patient_beyond_a_share_of_a_part_are_left_out_and_the_same_in_every_run(tmp_path: Path) -> None:
+    names = [f"p{row}" for row in range(40)] + ["p7"] * 60 + ["p8"] * 30
+    reading, log = reading_of(130, names), DisclosureLog(tmp_path, "alpha", SECRET)
+    found = list[tuple[Reading, Dealt]]()
+    for run in ("first", "second"):
+        found.append(Dealing(run_spec(), SECRET, 8, log, run, share=1 / 3).deal(reading))
+        assert found[-1][1].kept()
+    (used, dealt), (again, _) = found
+    rows = Counter(zip(dealt.parts.tolist(), used.groups or (), strict=True))
+    of_part = Counter(dealt.parts.tolist())
+    assert all(count <= of_part[part] / 3 for (part, _), count in rows.items())
+    assert min(count for (_, name), count in rows.items() if name in ("p7", "p8")) > 2
+    assert (dealt.large, dealt.waits, dealt.beyond) == ((), 0, 130 - len(used.keys or ()))
+    assert used.keys == again.keys
+    _, dealt = Dealing(run_spec(), SECRET, 8).deal(reading)
+    assert (set(dealt.large), dealt.beyond) == ({"p7", "p8"}, 0)
 
 
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
