@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
+from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
@@ -65,11 +66,22 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
         _check_sums(policy, field, asks, each)
     if data.covariates is not None:
+        _check_kept(policy, spec, data, data.covariates)
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest)
     return data
+
+
+def _check_kept(policy: Policy, spec: RunSpec, data: SiteData, covariates: Tensor) -> None:
+    """Check that no two levels of kept columns differ by few samples, or groups: their sums would, too."""
+    sets, least = [members for _, members in levels_of(spec, covariates)], policy.min_level.count
+    if sets and apart(torch.cat(sets, 1), data.groups, least).any():
+        asks = f"keeps columns of which two levels differ by fewer than {least} {_noun(spec, data)}s here"
+        field, allows = "preparation.harmonise.keep", f"none of fewer than {least} (min_level)"
+        error = refusal(field, asks, allows, {"min_level": 1}, FEWER_SAMPLES)
+        raise FewSamplesError.of(error, code="sums-of-too-few")
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:

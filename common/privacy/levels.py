@@ -84,7 +84,7 @@ def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tens
         gaps, others = found.isnan(), (found != usual) & ~found.isnan() & codes
         sets = torch.cat([gaps, others], 1)
         places = sets.any(0).nonzero().flatten()
-        moved = _apart(sets[:, places], groups, fewest)
+        moved = apart(sets[:, places], groups, fewest)
         if not moved.any():
             return found
         rows, which = moved.nonzero(as_tuple=True)
@@ -95,8 +95,14 @@ def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tens
             found[row, block] = (fill if place < found.shape[1] else usual)[block]
 
 
-def _apart(sets: Tensor, groups: Tensor | None, fewest: int) -> Tensor:
-    """Return who is in a set and not in another from which few patients tell it, bool [rows, sets]."""
+def apart(sets: Tensor, groups: Tensor | None, fewest: int) -> Tensor:
+    """Return who is in a set and not in another from which few patients tell it, bool [rows, sets].
+
+    Args:
+        sets: bool [rows, sets].
+        groups: int64 [rows], which patient each row is of; None where each is of another.
+        fewest: patients.
+    """
     people = sets.float()
     if groups is not None:
         names, of = groups.unique(return_inverse=True)
