@@ -257,7 +257,9 @@ def test_a_members_own_secret_wins_over_the_bytes_of_its_files(tmp_path: Path, k
         write(tmp_path, "c1", own)
         member, problems = find_member(form.read(inputs["c1"]), given, base, "c1")
         assert not problems
-        found = read_data(spec, plan, replace(member, policy=Policy(min_rows=4, rows_per_rank=None), data=base / "t.csv"))
+        found = read_data(
+            spec, plan, replace(member, policy=Policy(min_rows=4, rows_per_rank=None), data=base / "t.csv")
+        )
         assert found.parts is not None
         dealt.append(found.parts.parts.tolist())
     assert (dealt[0] == dealt[1]) == kept
