@@ -141,6 +141,9 @@ class Policy(Part):
     group: Column | None = None
     """Column that says what a person is here: a run's `data.group` has to be it. null leaves that to the run, which may
     take a patient's visits for as many patients."""
+    largest_share: Annotated[float, Field(gt=0, le=1)] = 0.333
+    """Without `keyed_folds`: most of a part's rows that one person may have. Rows beyond are left out, the same in
+    every run; 1 leaves none out, and sums of a part may be nearly one person's."""
     retain: bool = False
     """Whether the aggregator may keep this site's contributions beyond a run's end, if all other sites say so, too.
     false: it deletes them, and the site has a receipt."""
@@ -456,6 +459,7 @@ EVERYTHING = Policy(
     pretrained=None,
     min_sites=1,
     min_level=MinLevel(count=1),
+    largest_share=1,
     retain=True,
 )  # for sites of one owner, whose data need no protection from one another
 

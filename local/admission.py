@@ -14,19 +14,17 @@ from torch.nn import functional as F
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
-from rankdad.common.preparation.description import blocks
-from rankdad.common.privacy.levels import without_rare
+from rankdad.common.privacy.levels import apart
 from rankdad.common.privacy.repeated import epochs_allowed, numbers_of_step, steps_of_all
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
-from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import levels_of
-from rankdad.local.data.encoding import bounds_of
 from rankdad.local.data.folds import Split
+from rankdad.local.privacy.usual import usual_inputs
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
@@ -77,6 +75,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
         _check_sums(policy, field, asks, each, owner)
     if data.covariates is not None:
+        _check_kept(policy, spec, data, data.covariates)
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
@@ -113,6 +112,16 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
 
     exact: list[Callable[[Policy], object]] = [solves] if spec.solver == "auto" else []
     return [evaluates, lambda policy: admitted(policy, spec, plan, data), *exact]
+
+
+def _check_kept(policy: Policy, spec: RunSpec, data: SiteData, covariates: Tensor) -> None:
+    """Check that no two levels of kept columns differ by few samples, or groups: their sums would, too."""
+    sets, least = [members for _, members in levels_of(spec, covariates)], policy.min_level.count
+    if sets and apart(torch.cat(sets, 1), data.groups, least).any():
+        asks = f"keeps columns of which two levels differ by fewer than {least} {_noun(spec, data)}s here"
+        field, allows = "preparation.harmonise.keep", f"none of fewer than {least} (min_level)"
+        error = refusal(field, asks, allows, {"min_level": 1}, FEWER_SAMPLES, owner="a run that keeps one of them")
+        raise FewSamplesError.of(error, code="sums-of-too-few")
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:
@@ -245,19 +254,10 @@ def _equations(spec: RunSpec, data: SiteData) -> int:
 def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     """Return the data with rare values moved to usual ones."""
     inputs, least = data.samples.inputs, policy.min_level.count
-    if least < 2 or not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():
+    if not isinstance(inputs, Tensor):
         return data
-    levels, bounds = list[tuple[int, int]](), inputs.new_tensor([[-torch.inf, torch.inf]]).repeat(inputs.shape[1], 1)
-    if isinstance(spec.data, TableData):
-        levels = [block for block in blocks(spec.data) if block[1]]
-        for column, (first, _) in zip(spec.data.inputs, blocks(spec.data), strict=True):
-            bounds[first] = inputs.new_tensor(bounds_of(spec.data, column))
-    parts = torch.zeros(len(inputs), dtype=torch.int64) if data.parts is None else torch.from_numpy(data.parts.parts)
-    found = inputs.clone()
-    for part in parts.unique() if policy.min_level.by == "part" else [None]:
-        rows = torch.arange(len(inputs)) if part is None else (parts == part).nonzero().flatten()
-        groups = None if data.groups is None else data.groups[rows]
-        found[rows] = without_rare(inputs[rows], levels, bounds.T, groups, least)
+    parts = None if data.parts is None else torch.from_numpy(data.parts.parts)
+    found = usual_inputs(spec, inputs, policy.min_level, data.groups, parts)
     moved = (found != inputs) & ~(found.isnan() & inputs.isnan())
     if not moved.any():
         return data

@@ -74,6 +74,8 @@ def _explained(policy: Policy, kinds: dict[str, Kind], joining: list[str], colum
         lines.append("group: no column names a person more than once, so that every row counts as one. Is that so?")
     else:
         lines.append(f"group: rows with the same {policy.group} are one person's, and a study has to count them so.")
+        share = f"nobody has more than {policy.largest_share:.0%} of a part's rows, those beyond are left out"
+        lines.append(f"largest_share: {share}.")
     return [
         *lines,
         f"min_sites: {policy.min_sites} hospitals or more train a model: of two, each learns the other's part.",

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field
+
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import write_json, write_whole
@@ -39,6 +41,10 @@ class Ending(Part):
     """Whether every site's policy lets its contributions stay."""
     recorder: str = "null"
     """What the run's tables and summary are made from, as JSON."""
+    sites: dict[str, Kept] = Field(default_factory=dict)
+    """What there was of whom, before anything was deleted."""
+    bytes: Amount = 0
+    """Of all files then."""
 
 
 class Retention(Part):
@@ -101,7 +107,9 @@ def is_whole(directory: Path) -> bool:
 
 
 def end(directory: Path, ended: Ending, sites: Sequence[str]) -> Retention:
-    """Write down that a run is over, then delete what may not stay. Done again after a crash, it does the rest.
+    """Write down that a run is over and what there is, then delete what may not stay.
+
+    Done again after a crash, it does the rest, and tells of all that there was.
 
     Args:
         directory: of the run; no process has its contributions open.
@@ -113,13 +121,14 @@ def end(directory: Path, ended: Ending, sites: Sequence[str]) -> Retention:
     """
     folder, path = directory / LEDGER, directory / RETENTION
     try:
+        files, before = _files(folder), retention(directory)
+        found = _held(files, sites)
+        known = ended.sites or (before.sites if before is not None and before.deleted else {})
+        added = {site: _more(known.get(site, Kept()), found.get(site, Kept())) for site in sites}
+        size = max(ended.bytes, sum(file.stat().st_size for file in files))
         if folder.exists():
+            ended = ended.model_copy(update={"sites": added, "bytes": size})
             write_whole(folder / ENDED, ended.model_dump_json(), private=True, sync=True)
-        files = _files(folder)
-        before, found = retention(directory), _held(files, sites)
-        known = before.sites if before is not None and before.deleted else {}
-        added = {site: _sum(known.get(site, Kept()), found.get(site, Kept())) for site in sites}
-        size = sum(file.stat().st_size for file in files)
         if not ended.may_stay:
             for file in files:
                 _wipe(file)
@@ -132,7 +141,7 @@ def end(directory: Path, ended: Ending, sites: Sequence[str]) -> Retention:
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             sites=added,
             forgotten=() if before is None else before.forgotten,
-            bytes=0 if ended.may_stay else size + (0 if before is None else before.bytes),
+            bytes=max(0 if ended.may_stay else size, 0 if before is None else before.bytes),
         )
         write_json(path, made.model_dump(mode="json"))
     except OSError as error:
@@ -156,10 +165,11 @@ def end_again(directory: Path, status: Ended, run: str) -> Retention | None:
     Raises:
         UserError: a file cannot be read, or the disk does not let go of it.
     """
-    if not _files(directory / LEDGER):
+    known, is_told = ending(directory), retention(directory) is not None
+    if not _files(directory / LEDGER) and (known is None or is_told):
         return None
-    known = ending(directory) or Ending(run=run, status=status, may_stay=False)
-    return None if known.may_stay else end(directory, known, children(directory))
+    known = known or Ending(run=run, status=status, may_stay=False)
+    return None if known.may_stay and is_told else end(directory, known, children(directory))
 
 
 def children(directory: Path) -> tuple[str, ...]:
@@ -275,6 +285,10 @@ def _held(files: Sequence[Path], sites: Sequence[str]) -> dict[str, Kept]:
 
 def _sum(one: Kept, other: Kept) -> Kept:
     return Kept(contributions=one.contributions + other.contributions, bytes=one.bytes + other.bytes)
+
+
+def _more(one: Kept, other: Kept) -> Kept:
+    return Kept(contributions=max(one.contributions, other.contributions), bytes=max(one.bytes, other.bytes))
 
 
 def _wipe(path: Path) -> None:

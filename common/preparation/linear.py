@@ -36,6 +36,7 @@ SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with les
 SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-9  # of a slope
 CONVERGED = 1e-15  # of the loss, what a whole step would still win
+SAME = 1e-13  # of a row's part in a slope: two that differ by less are one, but for rounding
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
 Sums = Mapping[str, Tensor]
@@ -82,11 +83,13 @@ def sums(
     class_weights: Tensor | None = None,
     *,
     curved: bool = True,
+    before: Sequence[tuple[Tensor, bool]] = (),
 ) -> dict[str, Tensor]:
     """Return loss, slope and curvature at some weights, added up over rows.
 
     Weights of a size that no honest round leads to part rows so sharply that the curvature is of those at the border
-    alone. Where fewer than allowed are behind it, no sums are told but a loss so large that the step is halved.
+    alone. Where fewer than allowed are behind it, no sums are told but a loss so large that the step is halved; nor
+    where fewer are behind what the sums differ by from those at other weights, such as one whom a plane was moved past.
 
     Args:
         task: what is predicted.
@@ -98,7 +101,29 @@ def sums(
         groups: int64 [n], what each row belongs to; None where each is its own.
         class_weights: float64 [classes], what a row of each class counts; None where each counts once.
         curved: whether the curvature is asked for.
+        before: weights at which sums of these rows, or of more, were asked for already, and whether the curvature was.
     """
+    loss, away, spread = _parts(task, inputs, labels, weights, class_weights)
+    size = weights.numel()
+    if fewest > 1:
+        known = [(*_parts(task, inputs, labels, at, class_weights)[1:], too) for at, too in before]
+        if not _are_told([*known, (away, spread, curved)], inputs, fewest, groups)[-1]:
+            none = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
+            nothing = {"loss": none.new_tensor(LARGEST), "slope": none[:size]}
+            return nothing | ({"curvature": none} if curved else {})
+    rows, count = design(inputs), away.shape[1]
+    slope = {"loss": loss, "slope": (away.T @ rows).reshape(-1)}
+    if not curved:
+        return slope
+    blocks = [[(rows * spread[:, i, j, None]).T @ rows for j in range(count)] for i in range(count)]
+    curvature = torch.cat([torch.cat(line, 1) for line in blocks])
+    return slope | {"curvature": curvature[tuple(torch.triu_indices(size, size))]}
+
+
+def _parts(
+    task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor, class_weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, and the part of each row in slope, [n, lines], and curvature, [n, lines, lines]."""
     rows = design(inputs)
     found, counts = _lines(rows, weights), None if class_weights is None else class_weights[labels].unsqueeze(1)
     if isinstance(task, Regression):
@@ -117,17 +142,30 @@ def sums(
     away = expected - true
     if counts is not None:
         away, spread = away * counts, spread * counts.unsqueeze(2)
-    count, size = found.shape[1], weights.numel()
-    if fewest > 1 and not _enough(inputs, spread.diagonal(dim1=1, dim2=2), fewest, groups):
-        none = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
-        nothing = {"loss": none.new_tensor(LARGEST), "slope": none[:size]}
-        return nothing | ({"curvature": none} if curved else {})
-    slope = {"loss": loss, "slope": (away.T @ rows).reshape(-1)}
-    if not curved:
-        return slope
-    blocks = [[(rows * spread[:, i, j, None]).T @ rows for j in range(count)] for i in range(count)]
-    curvature = torch.cat([torch.cat(line, 1) for line in blocks])
-    return slope | {"curvature": curvature[tuple(torch.triu_indices(size, size))]}
+    return loss, away, spread
+
+
+def _are_told(
+    answers: Sequence[tuple[Tensor, Tensor, bool]], inputs: Tensor, fewest: int, groups: Tensor | None
+) -> list[bool]:
+    """Return which of some answers about the same rows are given, one after the other.
+
+    Args:
+        answers: parts of each row in slope and curvature, and whether this is asked for.
+        inputs: of the rows.
+        fewest: rows, or groups, behind each, and behind what any two of them differ by.
+        groups: what each row belongs to.
+    """
+    told = list[bool]()
+    for away, spread, curved in answers:
+        ends = spread.diagonal(dim1=1, dim2=2)
+        enough = bool((inputs.double().abs() < RAW).all()) and _enough(ends, fewest, groups, LEAST)
+        for (other, its_spread, its_curved), was in zip(answers, told, strict=False):
+            if enough and was:
+                apart = [other - away, *[its_spread.flatten(1) - spread.flatten(1)] * (curved and its_curved)]
+                enough = all(_enough(one.abs() * (one.abs() > SAME), fewest, groups) for one in apart)
+        told.append(enough)
+    return told
 
 
 def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
@@ -170,12 +208,14 @@ class Descent:
         curvature: float64 [size, size], what was known of it at the best weights so far.
         loss: there.
         decrement: by how much a whole step from there would lower it, about; 0 at the solution.
+        path: where each round so far was taken.
     """
 
     at: Tensor
     curvature: Tensor
     loss: float
     decrement: float
+    path: tuple[Tensor, ...] = ()
 
     @property
     def has_converged(self) -> bool:
@@ -217,9 +257,11 @@ def descend(
     mask, direction, step = torch.outer(free, free), torch.zeros_like(at), 1.0
     known = torch.zeros(len(free), len(free), dtype=torch.float64) if curvature is None else curvature * mask
     best, slope, least, decrement, begun = at, at, math.inf, math.inf, False
+    path = list[Tensor]()
     for total in totals:
         if not total["loss"] and not total["slope"].any():
             continue
+        path.append(at)
         value = float(total["loss"] + (held * at.square()).sum() / 2)
         if value <= least + SMALLEST * abs(value):
             here = total["slope"] * free + held * at
@@ -233,7 +275,7 @@ def descend(
         else:
             step /= 2
         at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
-    return Descent(at, known, least, decrement)
+    return Descent(at, known, least, decrement, tuple(path))
 
 
 def _updated(curvature: Tensor, held: Tensor, step: Tensor, change: Tensor) -> Tensor:
@@ -264,10 +306,14 @@ def design(inputs: Tensor) -> Tensor:
     return F.pad(inputs.double().flatten(1).nan_to_num(0.0).clamp(-RAW, RAW), (1, 0), value=1.0)
 
 
-def _enough(inputs: Tensor, parts: Tensor, fewest: int, groups: Tensor | None) -> bool:
-    """Return whether enough rows are behind sums in which each has these parts, [n, lines].
+def _enough(parts: Tensor, fewest: int, groups: Tensor | None, least: float = 0.0) -> bool:
+    """Return whether enough rows are behind sums in which each has these parts, [n, sums]; without rows they are.
 
-    Means and scales that somebody has spoilt may leave of a number only on which side of a bound it lies.
+    Args:
+        parts: of each row.
+        fewest: rows, or groups, each counted by its part as a share of the largest.
+        groups: what each row belongs to.
+        least: of the largest; where all have less, none are behind the sum.
     """
     if not len(parts):
         return True
@@ -275,8 +321,7 @@ def _enough(inputs: Tensor, parts: Tensor, fewest: int, groups: Tensor | None) -
         names, of = groups.unique(return_inverse=True)
         largest = torch.zeros(len(names), parts.shape[1], dtype=parts.dtype)
         parts = largest.scatter_reduce(0, of.unsqueeze(1).expand_as(parts), parts, "amax")
-    behind = parts.sum(0) >= fewest * parts.amax(0).clamp_min(LEAST)
-    return bool(behind.all() and (inputs.double().abs() < RAW).all())
+    return bool((parts.sum(0) >= fewest * parts.amax(0).clamp_min(least)).all())
 
 
 def _lines(rows: Tensor, weights: Tensor) -> Tensor:

@@ -108,11 +108,9 @@ class Solving:
 
     def weights(self, totals: Totals) -> Tensor:
         """Return a training's weights as far as the totals go, after the last the solution: [lines, 1 + inputs]."""
-        found, own = self._whole(totals), self._done(totals, linear.FOLD)
-        if any(sums["loss"] or sums["slope"].any() for sums in own):
-            curvature = linear.square(self._sums(totals, linear.CURVATURE)["curvature"])
-            found = linear.descend(self._task, own, self._variance(totals), start=found.at, curvature=curvature)
-        return found.at.reshape(lines(self._task), self._inputs + 1)
+        whole = self._whole(totals)
+        fold = self._fold(totals, whole)
+        return (fold if fold.path else whole).at.reshape(lines(self._task), self._inputs + 1)
 
     def solution(self, totals: Totals) -> tuple[Tensor, Tensor]:
         """Return a network's weights [outputs, inputs] and biases [outputs]."""
@@ -144,19 +142,42 @@ class Solving:
         """
         weights = class_weights if self.weighted and not stage.startswith(linear.FREE) else None
         fields = [field.name for field in self.rounds[stage].fields]
-        at = self._unpenalised(totals).at.reshape(self._coding.fixed.shape) if stage.startswith(linear.FREE) else None
         found = linear.sums(
             self._task,
             inputs,
             labels,
-            self.weights(totals) if at is None else at,
+            self._at(stage, totals),
             fewest,
             groups,
             weights,
             curved="curvature" in fields,
+            before=self._asked(stage, totals),
         )
         found["rows"] = torch.tensor(float(len(labels)))
         return {name: found[name] for name in fields}
+
+    def _at(self, stage: str, totals: Totals) -> Tensor:
+        """Return the weights at which a round is taken: [lines, 1 + inputs]."""
+        if stage.startswith(linear.FREE):
+            return self._unpenalised(totals).at.reshape(self._coding.fixed.shape)
+        return self.weights(totals)
+
+    def _asked(self, stage: str, totals: Totals) -> list[tuple[Tensor, bool]]:
+        """Return where rounds of the same rows, or of all, were taken before, and whether they asked for curvature.
+
+        Of numbers a slope is the curvature times the weights, wherever it is taken: none need be compared.
+        """
+        if isinstance(self._task, Regression):
+            return []
+        whole = self._whole(totals)
+        found = [(at, number < linear.CURVED) for number, at in enumerate(whole.path)]
+        if linear.CURVATURE in totals:
+            found.append((whole.at, True))
+        if stage.startswith(linear.FREE):
+            found += [(at, False) for at in self._unpenalised(totals).path]
+        elif stage in self.folds:
+            found += [(at, False) for at in self._fold(totals, whole).path]
+        return [(at.reshape(self._coding.fixed.shape), curved) for at, curved in found]
 
     def own(self, people: int, rows: tuple[Tensor, Tensor] | None, fit: Fit) -> dict[str, Tensor]:
         """Return what a site tells of the coefficients of its own rows: nothing of too few patients.
@@ -212,6 +233,13 @@ class Solving:
     def _whole(self, totals: Totals) -> linear.Descent:
         """Return where the fit on all rows stands."""
         return linear.descend(self._task, self._done(totals, linear.WHOLE), self._variance(totals))
+
+    def _fold(self, totals: Totals, whole: linear.Descent) -> linear.Descent:
+        """Return where the fit of a training on fewer rows stands, which begins where that on all has ended."""
+        done, curvature = self._done(totals, linear.FOLD), None
+        if done:
+            curvature = linear.square(self._sums(totals, linear.CURVATURE)["curvature"])
+        return linear.descend(self._task, done, self._variance(totals), start=whole.at, curvature=curvature)
 
     def _unpenalised(self, totals: Totals) -> linear.Descent:
         """Return where the fit on all rows stands that holds no weights small."""

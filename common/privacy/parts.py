@@ -163,6 +163,19 @@ def refine(
     return found, frozenset(used)
 
 
+def most_rows(counts: Collection[int], share: float) -> int:
+    """Return how many rows a patient of a part may have so that nobody has more than a share of those that are left.
+
+    Args:
+        counts: rows of each patient.
+        share: of a part's rows; of so few patients that somebody has to have more, it holds nothing back.
+    """
+    most = max(counts, default=0)
+    if share * len(counts) < 1:
+        return most
+    return next((one for one in range(most, 1, -1) if one <= share * sum(min(own, one) for own in counts)), 1)
+
+
 def fold_of(parts: Collection[int], folds: int, secret: Secret, *what: int | str) -> dict[int, int]:
     """Return the fold that tests each part, if there are several: of fewer parts than folds, some test none.
 

@@ -20,6 +20,8 @@ def changed(columns: Iterable[tuple[Sequence[Version], Version]]) -> dict[bytes,
     for place, (versions, values) in enumerate(columns):
         first = versions[0] if versions else {}
         for number, version in enumerate(versions):
+            if values.items() <= version.items():
+                continue
             for patient, value in values.items():
                 if version.get(patient, first.get(patient, value)) != value:
                     found.setdefault(patient, set()).add((place, number))
@@ -37,6 +39,8 @@ def with_version(versions: Sequence[Version], values: Version) -> list[tuple[int
         Their numbers, and all that is in them.
     """
     first = versions[0] if versions else {}
+    if values.items() <= first.items():
+        return []
     more = {patient: value for patient, value in values.items() if patient not in first}
     found = [(0, first | more)] if more else []
     others = {patient: value for patient, value in values.items() if first.get(patient, value) != value}

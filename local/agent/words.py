@@ -105,6 +105,8 @@ def what_may_be_learned(spec: RunSpec, policy: Policy) -> list[str]:
         lines.append("  how many rows have each level, and which column has a gap")
     if policy.group is None and isinstance(spec.data, Tabular):
         lines.append("  single people, if the run counts one person's rows as several: the policy has no group")
+    if spec.grouped and not policy.keyed_folds and policy.largest_share == 1:
+        lines.append("  sums of a part that are nearly one person's, who has most of its rows (largest_share)")
     return ["a determined owner could still learn:", *lines]
 
 

@@ -13,17 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.errors import DataError, UserError, visible
-from rankdad.common.policy import Policy
+from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.heads import Heads
-from rankdad.common.privacy.parts import Secret, refine
+from rankdad.common.privacy.parts import Secret, most_rows, refine
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
 from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.privacy.patients import names_of, patients_of
+from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
 
 LARGE = 1 / 3  # of a part's samples
 MOST_NAMED = 3  # patients in a note
+MOST_ASKED = 50  # times until nothing changes any more: each leaves out a part at least, but for odd cases
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,7 @@ class Dealt:
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
         log: of the site, where the run is noted in one.
         large: names of patients who have more than `LARGE` of their part's samples.
+        beyond: samples that are left out since their patients have too many of their part's.
     """
 
     parts: Array
@@ -49,6 +51,7 @@ class Dealt:
     keep: Callable[[], bool] | None = None
     log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
+    beyond: int = 0
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
@@ -65,6 +68,8 @@ class Dealt:
         notes = [told]
         if self.waits:
             notes.append(f"{self.waits} samples wait: alone, or beside what has left, they are too few for a part")
+        if self.beyond:
+            notes.append(f"{self.beyond} samples are left out: with them a patient had too large a share of a part's")
         if self.large:
             names = ", ".join(visible(one, 40) for one in self.large[:MOST_NAMED])
             more = ", …" * (len(self.large) > MOST_NAMED)
@@ -84,8 +89,9 @@ class Dealing:
         fewest: patients of a part.
         log: of the site; without one nothing is kept from run to run.
         run: identity of the run; None where there is none yet.
-        level: patients of a class at the site, and in each part at first.
+        level: patients of a class at the site, and in each part at first; and of a value, where it is moved otherwise.
         by: columns by which patients are dealt out evenly; None is the outcome.
+        share: most of a part's rows that a patient may have; those beyond are left out.
     """
 
     spec: RunSpec
@@ -93,8 +99,9 @@ class Dealing:
     fewest: int
     log: DisclosureLog | None = None
     run: str | None = None
-    level: int = 1
+    level: MinLevel = EVERYTHING.min_level
     by: tuple[str, ...] | None = None
+    share: float = EVERYTHING.largest_share
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
         """Return the samples that the run may use, and the parts in which they lie: all of a patient's are in one.
@@ -103,21 +110,14 @@ class Dealing:
             DataError: there are too few patients for a single part.
             UserError: the site's log cannot be used.
         """
-        names = np.array(names_of(reading), object)
-        patients = patients_of(self.spec, reading, self.secret, self.by)
+        names = names_of(reading)
+        patients = patients_of(self.spec, reading, self.by)
         if self.log is None:
-            own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level
+            own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level.count
             found, used = refine({}, (), *own)
             parts, keep = {name: found[name] for name in used}, None
         else:
-            ask = partial(
-                self.log.parts, self.run, purpose_of(self.spec), reading.named_by, patients, self.fewest, self.level
-            )
-            parts = ask()
-
-            def keep() -> bool:
-                return ask(expected=parts) == parts
-
+            parts, keep = self._asked(self.log, reading, patients)
         if not parts:
             raise DataError(
                 reading.source,
@@ -125,13 +125,49 @@ class Dealing:
                 code="too-few-patients",
                 field="min_rows",
             )
-        rows = np.array([row for row, name in enumerate(names) if name in parts], np.int64)
-        places = np.array([parts[name] for name in names[rows]], np.int64)
-        sizes, waits = Counter(parts.values()), len(names) - len(rows)
-        large = _large(names[rows].tolist(), places.tolist(), sizes)
+        rows, places = self._rows_of(names, parts)
+        beyond = sum(name in parts for name in names) - len(rows)
+        sizes, waits = Counter(parts.values()), len(names) - len(rows) - beyond
+        large = _large([names[row] for row in rows], places.tolist(), sizes)
         log = None if self.run is None else self.log
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large, beyond)
         return reading.take(rows), dealt
+
+    def _asked(
+        self, log: DisclosureLog, reading: Reading, patients: Patients
+    ) -> tuple[dict[str, int], Callable[[], bool]]:
+        """Return the part of every patient whom the site's log lets the run use, and what notes that it does.
+
+        Which values are rare depends on who is used and by part on the parts, and who is used on what has changed.
+        With a part less other values may be rare: the log is asked until nothing changes.
+        """
+        ask = partial(log.parts, self.run, purpose_of(self.spec), reading.named_by)
+        limits = self.fewest, self.level.count
+        parts, before, names = ask(patients, *limits), dict[str, int](), names_of(reading)
+        for _ in range(MOST_ASKED):
+            if not parts or parts == before:
+                break
+            rows, places = self._rows_of(names, parts)
+            patients = compared(patients, self.spec, reading.take(rows), self.secret, self.level, places)
+            before, parts = parts, ask(patients, *limits)
+        else:
+            parts = {}
+        return parts, lambda: ask(patients, *limits, expected=parts) == parts
+
+    def _rows_of(self, names: Sequence[str], parts: Mapping[str, int]) -> tuple[Array, Array]:
+        """Return the places of the samples that the run uses, of patients who have a part, and the part of each."""
+        of: dict[int, dict[str, list[int]]] = {}
+        for row, name in enumerate(names):
+            if name in parts:
+                of.setdefault(parts[name], {}).setdefault(name, []).append(row)
+        rows = list[int]()
+        for patients in of.values():
+            most = most_rows([len(own) for own in patients.values()], self.share)
+            for name, own in patients.items():
+                order = sorted(range(len(own)), key=lambda place, name=name: self.secret.number("row", name, place))  # type: ignore[misc]
+                rows += [own[place] for place in order[:most]] if len(own) > most else own
+        rows.sort()
+        return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
@@ -175,7 +211,7 @@ def dealing_of(
                 field="keyed_folds",
             )
         return None
-    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level.count, policy.strata)
+    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level, policy.strata, policy.largest_share)
 
 
 def purpose_of(spec: RunSpec) -> str:

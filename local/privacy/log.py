@@ -27,7 +27,7 @@ from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 2
+VERSION = 3
 SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
@@ -169,7 +169,7 @@ class DisclosureLog:
             ]
             known = [_versions(log, about) for about in own.columns]
             others = changed(zip(known, said, strict=True))
-            sets = {name: (bits, others.get(short[name], frozenset())) for name, bits in own.sets.items()}
+            sets = {name: (own.sets[name], others.get(short[name], frozenset())) for name in own.values}
             parts = dict(log.execute("SELECT name, part FROM patients"))
             found, used = refine(parts, withdrawn, sets, own.strata, fewest, secret, own.classes, level)
             may = {hashed[name]: found[name] for name in used}
@@ -230,7 +230,8 @@ class DisclosureLog:
         if not began.keys().isdisjoint(withdrawn):
             problem = f"a patient of the run {run} has been withdrawn since it began: it cannot go on here"
             raise self._error(f"{problem}; submit it anew", "patient-withdrawn")
-        if not began.keys() <= patients.sets.keys() or _digest(patients, began) != data:
+        gone = not began.keys() <= patients.values.keys()
+        if gone or (patients.columns and _digest(patients, began) != data):
             problem = f"the patients of the run {run} are not those with whom it began here, or their data are not"
             raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
+from rankdad.common.policy import MinLevel
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.reading import Array, Reading
+from rankdad.local.privacy.usual import usual_inputs
 
 STRATA = 5  # of equally many samples, where labels are numbers
 MOST_COLUMNS = 500  # that are compared one by one; of more, several together, and nobody else knows which
@@ -26,8 +29,9 @@ class Patients:
         sets: which of the data's own sets they are in, a bit for each; one set where the data have none.
         strata: number of the stratum by which they are dealt out.
         classes: those that they are of, of several labels each with its values; of numbers none.
-        values: a keyed digest of each column's values, in all of the patient's rows that the run would use.
-        columns: what these are called.
+        values: a keyed digest of each column's values, in all of the patient's rows that the run would use; of whom it
+            has none, the run uses no row.
+        columns: what these are called; none where patients are not compared yet.
     """
 
     sets: Mapping[str, int]
@@ -51,13 +55,12 @@ class Patients:
         )
 
 
-def patients_of(spec: RunSpec, reading: Reading, secret: Secret, by: Collection[str] | None = None) -> Patients:
-    """Return the patients of what a run has read: what groups samples, or each sample by itself.
+def patients_of(spec: RunSpec, reading: Reading, by: Collection[str] | None = None) -> Patients:
+    """Return the patients of what a run has read, not compared yet: what groups samples, or each sample by itself.
 
     Args:
         spec: the run.
         reading: what it has read.
-        secret: of the site.
         by: columns, of those that the run reads, by which patients are dealt out evenly; None is the outcome.
     """
     assert reading.labels is not None
@@ -69,7 +72,26 @@ def patients_of(spec: RunSpec, reading: Reading, secret: Secret, by: Collection[
         sets[name] = sets.get(name, 0) | 1 << int(split[place])
         own = (int(column[place]) * len(several) + number for number, column in enumerate(several))
         classes.setdefault(name, set()).update(own)
-    columns = _columns(spec, reading, secret)
+    fixed = {name: frozenset(own) for name, own in classes.items()}
+    return Patients(sets, _strata_of(names, _told_apart(spec, reading, by)), fixed, dict.fromkeys(sets, ()), ())
+
+
+def compared(
+    patients: Patients, spec: RunSpec, used: Reading, secret: Secret, level: MinLevel, parts: Array
+) -> Patients:
+    """Return patients with what each column says of those whom the run uses, once rare values are moved.
+
+    Args:
+        patients: of all that the run has read.
+        spec: the run.
+        used: what the run uses of it.
+        secret: of the site.
+        level: below how many patients a value is rare.
+        parts: int64, of each sample that is used.
+    """
+    names = names_of(used)
+    split = np.zeros(len(names), np.int64) if used.split is None else used.split
+    columns = _columns(spec, used, _as_used(spec, used, level, parts), secret)
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
@@ -77,9 +99,23 @@ def patients_of(spec: RunSpec, reading: Reading, secret: Secret, by: Collection[
     said = [
         list(map(secret.digests(column), _joined(rows.values(), cells, sets_of))) for column, cells in columns.items()
     ]
-    values = dict(zip(rows, zip(*said, strict=True), strict=True))
-    fixed = {name: frozenset(own) for name, own in classes.items()}
-    return Patients(sets, _strata_of(names, _told_apart(spec, reading, by)), fixed, values, tuple(columns))
+    return replace(patients, values=dict(zip(rows, zip(*said, strict=True), strict=True)), columns=tuple(columns))
+
+
+def _as_used(spec: RunSpec, used: Reading, level: MinLevel, parts: Array) -> Array | FileSamples:
+    """Return inputs with rare values moved; what fills a rare gap is infinite, since it is a mean of others."""
+    if isinstance(used.inputs, FileSamples):
+        return used.inputs
+    groups = None if used.groups is None else torch.from_numpy(np.unique(used.groups, return_inverse=True)[1])
+    inputs = torch.from_numpy(used.inputs)
+    found = usual_inputs(spec, inputs, level, groups, torch.from_numpy(parts))
+    if found is inputs:
+        return used.inputs
+    filled = inputs.isnan() & ~found.isnan()
+    if isinstance(spec.data, TableData):
+        for first, levels in blocks(spec.data):
+            filled[:, first : first + levels] = False
+    return found.masked_fill(filled, torch.inf).numpy()
 
 
 def names_of(reading: Reading) -> tuple[str, ...]:
@@ -129,10 +165,10 @@ def _strata_of(names: Sequence[str], labels: Array) -> dict[str, int]:
     return {str(patients[place]): number for number, places in enumerate(own) for place in places}
 
 
-def _columns(spec: RunSpec, reading: Reading, secret: Secret) -> dict[str, list[bytes]]:
+def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secret: Secret) -> dict[str, list[bytes]]:
     """Return what every column of the source says of each sample, as it is used: of levels their names."""
     assert reading.labels is not None
-    data, inputs, found = spec.data, reading.inputs, dict[str, list[bytes]]()
+    data, found = spec.data, dict[str, list[bytes]]()
     if isinstance(inputs, FileSamples):
         found["samples"] = _cells(np.zeros(len(inputs)) if inputs.checksums is None else inputs.checksums)
     elif isinstance(data, TableData):

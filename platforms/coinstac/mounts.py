@@ -8,12 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.files import is_within
 from rankdad.common.policy import Policy
+from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RESERVED, SiteName
 from rankdad.common.spec.patterns import is_pattern
 from rankdad.platforms.coinstac.advice import data_problem, policy_problem
@@ -35,6 +38,8 @@ class SiteFile(Part):
     """What results call the site; null is the member's id on the platform."""
     policy: Policy | None = None
     """What may leave the site; null is what the form says."""
+    secret: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(default=None, repr=False)
+    """By which patients are dealt out, 64 hexadecimal digits; null takes one from the bytes of all files."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Member:
         data: the table, or the folder of the files that a whole specification names; None if that is not known.
         field: that its files were chosen by.
         model: folder of the model that the run begins with; None where it begins with random weights.
+        secret: by which patients are dealt out; None takes one from the bytes of all files.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Member:
     data: Path | None
     field: FormField
     model: Path | None = None
+    secret: Secret | None = None
 
     def refused(self, error: UserError, filled: Filled) -> Problem:
         """Return an error about the data or the policy in the words of the form."""
@@ -99,7 +106,8 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
             problems.append(field.problem(error.public_message, chosen, code=error.code))
     limits = {limit: filled.values[limit] for limit in LIMITS}
     begins = () if model is None else None  # a model among its own files is one that the member lets in
-    return Member(name, site.policy or Policy(**limits, pretrained=begins), data, field, model), problems
+    secret = None if site.secret is None else Secret(bytes.fromhex(site.secret))
+    return Member(name, site.policy or Policy(**limits, pretrained=begins), data, field, model, secret), problems
 
 
 def _without_model(files: Sequence[Path], field: FormField) -> tuple[list[Path], Path | None, list[Problem]]:

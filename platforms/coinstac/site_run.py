@@ -195,10 +195,10 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     member.policy.check(spec.at(member.name), plan)
     assert member.data is not None
     dealing = None
-    if not member.policy.keyed_folds:  # no folder lasts: the same files give the same parts
-        policy = member.policy
+    if not member.policy.keyed_folds:  # no folder lasts: the same secret and patients give the same parts
+        policy, secret = member.policy, member.secret or secret_of_files(member.data)
         dealing = Dealing(
-            spec, secret_of_files(member.data), policy.min_rows, level=policy.min_level.count, by=policy.strata
+            spec, secret, policy.min_rows, level=policy.min_level, by=policy.strata, share=policy.largest_share
         )
     data = read_site(spec, member.data, spec.federation.sites.index(member.name), dealing=dealing)
     return admitted(member.policy, spec.at(member.name), plan, data)

@@ -102,6 +102,24 @@ def test_a_process_killed_at_the_end_leaves_the_rest_to_the_next(
     again.close()
     assert again.retention is not None
     assert again.retention.receipt("beta").deleted
+    whole, _ = go(tmp_path / "whole", site_data)
+    assert whole.aggregator.retention is not None
+    assert again.retention.sites == whole.aggregator.retention.sites, "what had gone before it was killed counts, too"
+    assert again.retention.bytes == whole.aggregator.retention.bytes
+
+
+@pytest.mark.parametrize("refuse", [(), ("beta",)])
+def test_a_process_killed_before_it_has_told_what_it_did_leaves_that_to_the_next(
+    tmp_path: Path, site_data: Data, refuse: tuple[str, ...]
+) -> None:
+    run, _ = go(tmp_path, site_data, refuse)
+    known, told = run.aggregator.retention, tmp_path / "run" / "retention.json"
+    told.unlink()
+    again = end_again(tmp_path / "run", "completed", run.aggregator.run_id)
+    assert known is not None
+    assert again is not None
+    assert (again.sites, again.bytes, again.deleted) == (known.sites, known.bytes, known.deleted)
+    assert told.exists()
 
 
 @pytest.mark.parametrize(("goes_on", "forgets"), [(True, False), (True, True), (False, False)])
@@ -136,12 +154,17 @@ def test_a_hospital_that_leaves_takes_what_it_has_sent_with_it(tmp_path: Path, s
     plan, directory = run.aggregator.plan, tmp_path / "run"
     made = CliRunner().invoke(app, ["forget", str(directory), "beta"])
     assert (made.exit_code, "what stays: the model" in made.output) == (0, True)
+    known = run.aggregator.retention
+    assert known is not None
     places = {record.site for path in held(tmp_path) for record in read(path, plan.sha256())}
     assert places == {0, 2}
     again = taken_up(tmp_path)
     again.close()
     assert again.state.replica.digest() == digest
-    assert forget(directory, None).deleted
+    gone = forget(directory, "gamma")
+    assert (gone.forgotten, gone.sites) == (("beta", "gamma"), known.sites), "a receipt lists what was there at the end"
+    gone = forget(directory, None)
+    assert (gone.deleted, gone.sites) == (True, known.sites)
     assert not held(tmp_path)
 
 

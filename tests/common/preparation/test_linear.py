@@ -117,6 +117,29 @@ def test_an_aggregator_that_chooses_the_weights_reads_no_single_row_off_the_curv
     assert read[8] == 0
 
 
+@pytest.mark.parametrize("fewest", [1, 8])
+def test_a_plane_that_false_totals_move_past_one_row_between_two_rounds_tells_nothing_of_it(fewest: int) -> None:
+    """Ten rows lie on the plane in both rounds, and all others far from it: the slopes differ by one row alone."""
+    rows = honest_rows(TASKS[0], 200, 1)
+    inputs = in_memory(rows.inputs)
+    inputs[:, 0], inputs[:, 1] = 1, torch.arange(200)
+    inputs[:10, :2] = 0
+    preparing = Preparing(run_spec(task=TASKS[0], evaluation=LINEAR, data={"shape": [6]}))
+    told, weights, totals = list[Tensor](), torch.zeros(7, dtype=torch.float64), dict[str, Tensor]()
+    held = linear.variances(linear.square(leading_to(weights)["curvature"]), 7)
+    for number, border in enumerate((198.5, 199.5)):
+        wanted = 1e4 * torch.tensor([0, -border, 1, 0, 0, 0, 0], dtype=torch.float64)
+        slope = (1 + held) * (weights - wanted) - held * weights
+        total = leading_to(wanted) | {"loss": torch.tensor(-1e15 * number, dtype=torch.float64), "slope": slope}
+        totals[f"linear-{number + 1}"] = preparing._stages[f"linear-{number + 1}"].pack(total)
+        stage, weights = f"linear-{number + 2}", wanted
+        assert torch.allclose(preparing.solving.weights(totals)[0], wanted), "what is sent decides where it is asked"
+        told.append(preparing.unpack(stage, preparing.contribution(stage, totals, rows, None, fewest))["slope"])
+    assert bool(told[0].any())
+    assert torch.allclose((told[0] - told[1])[1:], inputs[199], atol=1e-6) == (fewest == 1)
+    assert bool(told[1].any()) == (fewest == 1)
+
+
 def test_groups_count_once_behind_a_curvature() -> None:
     spec, rows = run_spec(task=TASKS[0], evaluation=LINEAR), honest_rows(TASKS[0], 20, 1)
     start = torch.zeros(1, 7, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,25 @@ def test_what_few_have_beyond_a_bound_becomes_the_nearest_within() -> None:
     bounds = torch.tensor([[3.0], [7.0]])
     assert without_rare(column, [], bounds, None, 3).flatten().tolist() == [4.0, 4.0, 4.0, 5.0, 6.0, 7.0, 7.0, 7.0]
     assert torch.equal(without_rare(column, [], bounds, None, 2), column)
+
+
+@pytest.mark.parametrize("differ", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["levels", "gaps", "codes"])
+def test_two_columns_that_differ_by_few_patients_are_made_to_differ_by_none(kind: str, differ: int) -> None:
+    """The sums of one column subtracted from those of the other would be of these few."""
+    one, other = torch.arange(40) < 12, torch.arange(40) < 12 + differ
+    numbers = torch.arange(80.0).reshape(40, 2)
+    inputs = torch.stack([one, other], 1).float()
+    levels: list[tuple[int, int]] = []
+    if kind == "gaps":
+        inputs = numbers.masked_fill(inputs.bool(), torch.nan)
+    elif kind == "levels":
+        inputs, levels = torch.stack([one, ~one, other, ~other], 1).float(), [(0, 2), (2, 2)]
+    bounds = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, inputs.shape[1])
+    found = without_rare(inputs, levels, bounds, None, 3)
+    sets = found.isnan() if kind == "gaps" else found[:, :: 2 if levels else 1] == 1
+    assert int((sets[:, 0] != sets[:, 1]).sum()) == (3 if differ == 3 else 0)
+    assert torch.equal(sets[:, 0], one), "nobody gets what they have not"
 
 
 def test_patients_are_counted_and_not_their_rows() -> None:

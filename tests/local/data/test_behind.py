@@ -123,3 +123,26 @@ def test_a_kept_level_that_few_samples_have_is_refused() -> None:
     for women in ((0,), (0, 1, 4, 5, 8), (0, 1, 2, 4, 5, 6, 8, 9)):
         with pytest.raises(FewSamplesError, match=r"preparation.harmonise.keep: .* keeps sex, .* level has 1 samples"):
             admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), women))
+
+
+def test_kept_columns_that_differ_by_few_samples_are_refused() -> None:
+    """The sums of women less those of a ward would be these few."""
+    schema = KEPT.data.model_dump(mode="json") | {"categorical": {"sex": ["F", "M"], "ward": ["a", "b"]}}
+    spec = run_spec(
+        task={"name": "regression"},
+        data=schema,
+        preparation={"harmonise": {"keep": ["sex", "ward"]}},
+        evaluation={"name": "k-fold", "folds": 3},
+    )
+    plan, policy = make_plan(spec, build_model(spec)), Policy(min_rows=2, rows_per_rank=None)
+    women = (0, 1, 4, 5, 8, 9)
+    for ward, few in ((women, False), ((2, 3, 6, 7, 10, 11), False), ((0, 1, 4, 5, 8, 10), True)):
+        covariates = 1 - torch.cat([members(*women), members(*ward)], 1).double()
+        data = replace(data_of(torch.ones(12, 1), women), covariates=covariates)
+        if few:
+            with pytest.raises(FewSamplesError) as refused:
+                admitted(policy, spec, plan, data)
+            assert (refused.value.field, refused.value.code) == ("preparation.harmonise.keep", "sums-of-too-few")
+            admitted(policy.mended(refused.value.change), spec, plan, data)
+        else:
+            admitted(policy, spec, plan, data)

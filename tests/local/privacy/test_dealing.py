@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from rankdad.common import __version__
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
-from rankdad.common.policy import Policy
+from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.messages import Hello
 from rankdad.common.protocol.plan import make_plan
@@ -27,7 +28,7 @@ from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
+from rankdad.local.privacy.dealing import Dealing, Dealt, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from rankdad.local.site import taking_part
 from tests.conftest import examples, run_spec, site_config, write_site
@@ -155,6 +156,24 @@ def test_whoever_has_a_third_of_a_part_is_named_at_the_site() -> None:
     assert dealt.large == ()
 
 
+def test_rows_of_a_patient_beyond_a_share_of_a_part_are_left_out_and_the_same_in_every_run(tmp_path: Path) -> None:
+    names = [f"p{row}" for row in range(40)] + ["p7"] * 60 + ["p8"] * 30
+    reading, log = reading_of(130, names), DisclosureLog(tmp_path, "alpha", SECRET)
+    found = list[tuple[Reading, Dealt]]()
+    for run in ("first", "second"):
+        found.append(Dealing(run_spec(), SECRET, 8, log, run, share=1 / 3).deal(reading))
+        assert found[-1][1].kept()
+    (used, dealt), (again, _) = found
+    rows = Counter(zip(dealt.parts.tolist(), used.groups or (), strict=True))
+    of_part = Counter(dealt.parts.tolist())
+    assert all(count <= of_part[part] / 3 for (part, _), count in rows.items())
+    assert min(count for (_, name), count in rows.items() if name in ("p7", "p8")) > 2
+    assert (dealt.large, dealt.waits, dealt.beyond) == ((), 0, 130 - len(used.keys or ()))
+    assert used.keys == again.keys
+    _, dealt = Dealing(run_spec(), SECRET, 8).deal(reading)
+    assert (set(dealt.large), dealt.beyond) == ({"p7", "p8"}, 0)
+
+
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
     with pytest.raises(DataError) as raised:
         Dealing(run_spec(), SECRET, 8).deal(reading_of(40, [f"g{row % 7}" for row in range(40)]))
@@ -217,6 +236,26 @@ def test_an_owner_who_says_otherwise_how_a_column_is_read_learns_of_no_single_pa
     assert used[1] < used[0]
     assert "p0" not in used[1]
     assert len(used[0] - used[1]) >= 8
+
+
+@pytest.mark.parametrize("few", ["x", ""])
+def test_a_value_that_is_moved_in_one_run_alone_makes_a_set_of_whom_it_is_moved(tmp_path: Path, few: str) -> None:
+    """Four patients have a level, or none; once two of them have withdrawn, what the other two have is rare."""
+    lines = ["id,age,sex,mrs"]
+    lines += [f"p{row},{20 + row % 30},{few if row < 4 else 'm'},{5 * (row % 3 == 0)}" for row in range(96)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), list[set[str]]()
+    data = TABLE | {"features": ["age", "sex"], "categorical": {"sex": ["m", "x"]}, "missing": "impute"}
+    spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
+    for run in ("first", "second"):
+        read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8, log, run, MinLevel(count=3)))
+        assert read.parts is not None
+        assert read.parts.kept()
+        used.append(set(read.group_names))
+        log.withdraw(["p0", "p1"])
+    assert {"p0", "p1", "p2", "p3"} < used[0]
+    assert {"p0", "p1", "p2", "p3"}.isdisjoint(used[1])
+    assert len(used[1]) >= 48
 
 
 @pytest.mark.parametrize(("each", "admitted_"), [(2, False), (8, True)])

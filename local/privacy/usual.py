@@ -1,0 +1,40 @@
+"""A site's inputs with rare values moved to usual ones: what a run uses, and what the site's log compares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rankdad.common.policy import MinLevel
+from rankdad.common.preparation.description import blocks
+from rankdad.common.privacy.levels import without_rare
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
+from rankdad.local.data.encoding import bounds_of
+
+
+def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor | None, parts: Tensor | None) -> Tensor:
+    """Return inputs in which no value that few patients have sets them apart; other than tables' as they are.
+
+    Args:
+        spec: the run.
+        inputs: [rows, …], NaN where a value is missing.
+        level: how many patients are enough.
+        groups: int64 [rows], which patient each row is of; None where each is of another.
+        parts: int64 [rows], the part of each; None where there are none.
+    """
+    if level.count < 2 or inputs.ndim != 2 or not inputs.is_floating_point():
+        return inputs
+    levels, bounds = list[tuple[int, int]](), inputs.new_tensor([[-torch.inf, torch.inf]]).repeat(inputs.shape[1], 1)
+    if isinstance(spec.data, TableData):
+        levels = [block for block in blocks(spec.data) if block[1]]
+        for column, (first, _) in zip(spec.data.inputs, blocks(spec.data), strict=True):
+            bounds[first] = inputs.new_tensor(bounds_of(spec.data, column))
+    if parts is None or level.by == "site":
+        parts = torch.zeros(len(inputs), dtype=torch.int64)
+    found = inputs.clone()
+    for part in parts.unique():
+        rows = (parts == part).nonzero().flatten()
+        own = None if groups is None else groups[rows]
+        found[rows] = without_rare(inputs[rows], levels, bounds.T, own, level.count)
+    return found
