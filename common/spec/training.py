@@ -16,7 +16,7 @@ from rankdad.common.spec.numbers import (
     PositiveInt,
     UpToMillion,
 )
-from rankdad.common.spec.tasks import Metric
+from rankdad.common.spec.tasks import Monitor
 
 Varied = Annotated[Augmentation, Field(discriminator="name")]
 OF_STEPS = (  # settings that the exact solver has no use for
@@ -115,8 +115,9 @@ class Training(Part):
     """Multiply the learning rate by the number of sites, or by its square root: the global batch grows with it."""
     clip: PositiveFloat | None = None
     """Largest norm of the aggregated gradient; null does not clip."""
-    monitor: Metric | None = None
-    """Validation metric that chooses the best model; null is auc for classes and labels, the loss for numbers."""
+    monitor: Monitor = "loss"
+    """Validation metric that chooses the best model. \"auc_within\" is over pairs of samples of one site, where a site
+    has enough with an outcome and without it; the AUC of all sites together is known of tests alone."""
     early_stopping: EarlyStopping | None = None
     """When to stop before the last epoch; null never does."""
     validation: Fraction = 0.15
