@@ -152,7 +152,7 @@ def evaluating(**changes: Any) -> Lie:
     def lie(run: Run) -> Message:
         due = run.aggregator.state.due
         split = due.split or "validation" if due else "test"
-        fields = {"split": split, "epoch": due.epoch} if due else {}
+        fields: dict[str, Any] = {"split": split, "epoch": due.epoch} if due else {}
         fields |= {"tally": MONITORED, "baseline": None} if split == "validation" else {}
         return Message(Kind.EVALUATION, run.round, evaluation(**fields | changes))
 

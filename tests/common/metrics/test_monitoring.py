@@ -28,11 +28,11 @@ from tests.common.metrics.samples import TASKS, draw, losses, tallied
 SITES = (0, 1, 40, 90, 31)
 
 
-def sent(task: TaskSpec, seed: int, **options: Tensor | int) -> tuple[list[Tally], Tensor, Tensor]:
+def sent(task: TaskSpec, seed: int) -> tuple[list[Tally], Tensor, Tensor]:
     """Return what sites send of samples, and the samples."""
     outputs, labels = draw(task, sum(SITES), seed)
     sets = zip(outputs.split(SITES), labels.split(SITES), strict=True)
-    found = [monitored(task, x, y, losses(task, x, y), centre=0.2, **options) for x, y in sets]
+    found = [monitored(task, x, y, losses(task, x, y), centre=0.2) for x, y in sets]
     return [unpack_monitoring(task, pack_tally(one)) for one in found], outputs, labels
 
 
