@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
-from rankdad.common.metrics import Tally, empty
+from rankdad.common.metrics import empty
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
@@ -22,7 +22,7 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_repeated, check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
-from rankdad.local.evaluation import guesses, outputs_of, tally_of, tested_rows
+from rankdad.local.evaluation import guesses, monitored_of, outputs_of, tally_of, tested_rows
 
 Tested = Callable[[int, Tensor], None]
 References = Callable[[Prepared], tuple[Tensor | None, ...]]
@@ -166,27 +166,26 @@ class Contributions:
         return Sums(stage=stage, values=values)
 
     def _evaluation(self, due: Due, counts: bool) -> Evaluation:
-        """Return what the model's outputs for a split add up to, and at a test what guesses from the site alone do."""
+        """Return what the model's outputs for a split add up to, and at a test what those of other models do."""
         task, replica, prepared, split = self._spec.task, self._run.replica, self._prepared(), due.split
         assert split is not None
         samples: Samples = getattr(prepared, split)
         with replica.evaluating(self._run.best_weights if split == "test" else {}) as model:
             outputs = outputs_of(model, samples.inputs, task.outputs, self._own.training.batch_size)
-        groups = prepared.test_groups if split == "test" else None
-        tally, baseline = tally_of(task, prepared, split, outputs, groups), None
-        references: tuple[Tally, ...] = ()
-        if split == "test":
-            self._tested(due.fold, prepared.in_units(outputs))
-            baseline = tally_of(task, prepared, split, guesses(task, prepared))
-            self._outputs, self._others = outputs, None
-            if counts:
-                nothing = empty(task, self._plan.grouped)
-                references = tuple(
-                    nothing if one is None else tally_of(task, prepared, split, one, groups)
-                    for one in self._compared(prepared)[1:]
-                )
+        if split == "validation":
+            tally = monitored_of(task, prepared, outputs, self._data.fewest)
+            return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=None)
+        self._tested(due.fold, prepared.in_units(outputs))
+        self._outputs, self._others = outputs, None
+        groups, nothing = prepared.test_groups, empty(task, self._plan.grouped)
+        others = self._compared(prepared)[1:] if counts else ()
         return Evaluation(
-            split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=baseline, references=references
+            split=split,
+            fold=due.fold,
+            epoch=due.epoch,
+            tally=tally_of(task, prepared, outputs, groups),
+            baseline=tally_of(task, prepared, guesses(task, prepared)),
+            references=tuple(nothing if one is None else tally_of(task, prepared, one, groups) for one in others),
         )
 
     def _compared(self, prepared: Prepared) -> tuple[Tensor | None, ...]:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
-from rankdad.common.metrics import Tally, empty, tally
+from rankdad.common.metrics import Tally, empty, monitored, tally
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local.baseline import guess
-from rankdad.local.data import Samples
-from rankdad.local.data.prepared import Prepared, SplitName
+from rankdad.local.data.prepared import Prepared
 from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients, where they are small
@@ -55,13 +54,24 @@ def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = B
     return stacked
 
 
-def tally_of(
-    task: TaskSpec, prepared: Prepared, split: SplitName, outputs: Tensor, groups: Tensor | None = None
-) -> Tally:
-    """Return what outputs for a split, [n, width] as of `outputs_of`, add up to; over groups too, if given."""
-    samples: Samples = getattr(prepared, split)
-    labels, total = samples.labels, empty(task, groups is not None)
-    fit = prepared.around(split)
+def monitored_of(task: TaskSpec, prepared: Prepared, outputs: Tensor, fewest: int) -> Tally:
+    """Return what outputs for the validation samples, [n, width] as of `outputs_of`, add up to between epochs.
+
+    Args:
+        task: what is predicted.
+        prepared: the fold's samples.
+        outputs: for those of validation.
+        fewest: people with an outcome, and without it, that pairs are of.
+    """
+    true, centre = prepared.validation.labels, prepared.fit.target_mean
+    numbers, known, loss = prepared.in_units(outputs), prepared.in_units(true), losses(task, outputs.double(), true)
+    return monitored(task, numbers, known, loss, centre=centre, people=prepared.people, fewest=fewest)
+
+
+def tally_of(task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None) -> Tally:
+    """Return what outputs for the test samples, [n, width] as of `outputs_of`, add up to; over groups too, if given."""
+    labels, total = prepared.test.labels, empty(task, groups is not None)
+    fit = prepared.first
     centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
     for rows in batches(len(labels), groups):
         given, true, own = outputs[rows], labels[rows], None if groups is None else groups[rows]
@@ -89,4 +99,4 @@ def tested_rows(task: TaskSpec, prepared: Prepared, outputs: Tensor) -> Rows:
     """Return what a model's outputs say of the test samples, for a comparison with another model's."""
     true, given = prepared.test.labels, prepared.in_units(outputs)
     loss, known = losses(task, outputs.double(), true), prepared.in_units(true)
-    return rows_of(task, given, known, loss, base=prepared.around("test").log_odds)
+    return rows_of(task, given, known, loss, base=prepared.first.log_odds)

@@ -68,7 +68,7 @@ class SitePage:
         layouts = [plan.layout(exchange, up=False).slots for exchange in range(len(plan.exchanges))]
         self._slots = [slot for slots in layouts for slot in slots]
         self._layers = [slot.name for slot in self._slots if len(slot.widths) == 2]
-        self._history = History([site], self._layers, list(dict.fromkeys(("loss", spec.monitor))))
+        self._history = History([site], self._layers, list(dict.fromkeys(("loss", spec.training.monitor))))
         self._began = self._since = self._step_began = time.time()
         self._laps = dict.fromkeys(("compute", "reduce", "pack", "wait"), 0.0)
         self._last, self._waits = time.perf_counter(), False
@@ -169,8 +169,8 @@ class SitePage:
                 "noun": "site",
                 "sites": [self._site],
                 "layers": self._layers,
-                "metric": str(spec.monitor),
-                "metric_name": shown(spec.monitor),
+                "metric": str(spec.training.monitor),
+                "metric_name": shown(spec.training.monitor),
             },
             "stand": {
                 "status": "running" if run.farewell is None else "completed",
@@ -179,7 +179,7 @@ class SitePage:
                 "step": run.steps,
                 "steps": steps,
                 "loss": self._loss,
-                "validation": pooled.values.get(spec.monitor) if pooled else None,
+                "validation": pooled.values.get(spec.training.monitor) if pooled else None,
                 "best_epoch": run.best_epoch + 1 if measured else None,
                 "best_value": None,
                 "seconds": round(time.time() - self._began),

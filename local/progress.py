@@ -122,9 +122,9 @@ class SiteView:
         if isinstance(body, Step):
             self._loss = body.loss
         elif isinstance(body, PooledMetrics) and body.split == "validation":
-            value = body.values.get(self._spec.monitor) if body.samples else self._loss
+            value = body.values.get(self._spec.training.monitor) if body.samples else self._loss
             self._values.append(math.nan if value is None else value)
-            self._curve = shown(self._spec.monitor) if body.samples else "training loss"
+            self._curve = shown(self._spec.training.monitor) if body.samples else "training loss"
         if self._fold < run.fold < self._spec.folds:
             self._fold, self._values = run.fold, []
 

@@ -50,7 +50,7 @@ class Live:
         ended = p.status if p.status != "running" else outcome
         return {
             "run": self._run(p),
-            "stand": _stand(p, self._aggregator.spec.monitor, ended, p.reason or reason),
+            "stand": _stand(p, self._aggregator.spec.training.monitor, ended, p.reason or reason),
             "waiting": {
                 "sites": list(status.waiting_for),
                 "since": round(self._epoch + status.round_began, 1),
@@ -79,8 +79,8 @@ class Live:
             "noun": p.member,
             "sites": list(p.sites),
             "layers": list(self._recorder.history.layers),
-            "metric": str(spec.monitor),
-            "metric_name": shown(spec.monitor),
+            "metric": str(spec.training.monitor),
+            "metric_name": shown(spec.training.monitor),
             "id": self._aggregator.run_id,
         }
 

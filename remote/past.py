@@ -35,11 +35,11 @@ def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tup
     with (directory / "steps.csv").open(newline="", encoding="utf-8") as file:
         head = next(csv.reader(file), [])
     layers = [name.removeprefix("rank:") for name in head if name.startswith("rank:")]
-    history = History(sites, layers, tuple(dict.fromkeys(("loss", spec.monitor))))
+    history = History(sites, layers, tuple(dict.fromkeys(("loss", spec.training.monitor))))
     last = retold(history, directory, layers)
     step, over = int(summary["steps"]), summary["status"] != "running"
     up, down = (float(summary[f"bytes_{way}_per_site_step"]) for way in ("up", "down"))
-    validation = (summary["metrics"]["validation"] or {}).get(spec.monitor)
+    validation = (summary["metrics"]["validation"] or {}).get(spec.training.monitor)
     status = summary["status"] if over else state
     document = {
         "run": {
@@ -49,8 +49,8 @@ def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tup
             "noun": "site",
             "sites": list(sites),
             "layers": layers,
-            "metric": str(spec.monitor),
-            "metric_name": shown(spec.monitor),
+            "metric": str(spec.training.monitor),
+            "metric_name": shown(spec.training.monitor),
         },
         "stand": {
             "status": status,

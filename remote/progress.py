@@ -195,7 +195,7 @@ class Progress:
         )
         about = (spec.name, spec.trained_by, sites, spec.task, spec.training.epochs, spec.folds)
         made = cls(*about, plan.dense_bytes, study, tested_folds=spec.tested_folds, candidates=len(spec.candidates))
-        made.monitor = str(spec.monitor)
+        made.monitor = str(spec.training.monitor)
         made.regions = [name for name in sites if name in spec.federation.regions]
         return made
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.gradients.factors import Factor, singular_values
-from rankdad.common.metrics import Metrics, Tally, summarise
+from rankdad.common.metrics import BY_SPLIT, Metrics, Tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import (
@@ -38,6 +38,7 @@ from rankdad.common.run.batches import schedule, steps_of_all
 from rankdad.common.run.lateness import damped
 from rankdad.common.run.repeats import equal_repeats
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import measured
 from rankdad.common.spec.tree import TOP
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
@@ -114,7 +115,7 @@ class Recorder:
         self._late = LATE if plan.staleness else ()
         norms = [f"norm:{site}" for site in sites]
         ranks = [f"rank:{name}" for name in self._factors]
-        names = tuple(dict.fromkeys(("loss", spec.monitor)))
+        names = tuple(dict.fromkeys(("loss", spec.training.monitor)))
         self.history = History(sites, self._factors, names)
         self._steps = Table(
             directory / "steps.csv",
@@ -128,7 +129,7 @@ class Recorder:
             "site",
             "train_loss",
             "samples",
-            *spec.task.metrics,
+            *measured(spec.task),
             "auc_error",
             *self._candidate,
         ]
@@ -237,7 +238,7 @@ class Recorder:
             if update.best:
                 progress.best_epoch = update.epoch
                 values = progress.validation.values if progress.validation else {}
-                progress.best_value = values.get(self._spec.monitor)
+                progress.best_value = values.get(self._spec.training.monitor)
             self.summarise()
         elif isinstance(update, Comparison | Farewell):
             progress.drift = max(progress.drift or 0.0, update.drift)
@@ -381,11 +382,12 @@ class Recorder:
                 references[name][site] = tally
         epoch: dict[str, dict[str, float]] = {}
         rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
-        rows |= {site: summarise(task, tally) for site, tally in models.items()}
+        rows |= {site: BY_SPLIT[pooled.split](task, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
-            figures = ["" if value is None else value for value in (*metrics.values.values(), metrics.auc_error)]
             known = {str(name): value for name, value in metrics.values.items() if value is not None}
+            figures: list[object] = [known.get(name, "") for name in measured(task)]
+            figures += ["" if metrics.auc_error is None else metrics.auc_error]
             epoch[site] = known | ({"train_loss": float(loss)} if loss != "" else {})
             row = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
             self._metrics.row([*row, *figures, *candidate])

@@ -26,7 +26,7 @@ def began(spec: RunSpec, samples: Sequence[Samples]) -> list[dict[str, Any]]:
                 "model": spec.training_name(first + each - 1) or "model",
                 "samples": rows,
                 "held_out": rows - tried,
-                "metric": spec.monitor,
+                "metric": spec.training.monitor,
                 "candidates": [],
                 "chosen": None,
             }

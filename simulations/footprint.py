@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rankdad.common.gradients.methods.rank_dad import MAX_BATCHES, MAX_ROWS
-from rankdad.common.metrics import tally_bytes
+from rankdad.common.metrics import monitoring_bytes, tally_bytes
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.checkpoints import EVERY, KEPT
@@ -59,7 +59,7 @@ def footprint(plan: Plan, every: int = EVERY, regions: int = 0) -> Footprint:
     contributions = sites * (step_bytes(plan, up=True) + exchanges * HEAD_BYTES) + regions * update
     epoch_update = 3 * control + plan.buffer_bytes + sites * DIGEST
     tally, sums = tally_bytes(plan.task), 8 * plan.folds * sum(stage.size for stage in plan.stages)
-    epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + tally)
+    epoch = epoch_update + sites * (3 * control + plan.buffer_bytes + monitoring_bytes(plan.task))
     beginning = (2 + len(plan.stages)) * control + 4 * plan.folds * max(3, sites) + sums
     tested = tally + tally_bytes(plan.task, plan.grouped)
     once = (sites + 1) * (beginning + plan.folds * control) + sites * (DIGEST + plan.folds * tested)

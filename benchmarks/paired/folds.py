@@ -114,7 +114,7 @@ def _tests(
         made = [_model(spec, own[site], known, fold) for own, known in zip(pair, totals, strict=True)]
         (prepared, ours), (_, theirs) = made
         outputs = ours, guesses(spec.task, prepared), theirs
-        rows = [(tested_rows(spec.task, prepared, one), tally_of(spec.task, prepared, "test", one)) for one in outputs]
+        rows = [(tested_rows(spec.task, prepared, one), tally_of(spec.task, prepared, one)) for one in outputs]
         found[site] = prepared.test.labels, rows
     return found
 
@@ -130,5 +130,5 @@ def _model(spec: RunSpec, data: SiteData, totals: list[dict[str, Tensor]], fold:
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
     numbers, first = isinstance(spec.task, Regression), preparing.fit(totals[0])
     weights, bias = preparing.solving.solution(totals[fold])
-    prepared = Prepared(train, validation, test, fit, own, first, numbers, "", None)
+    prepared = Prepared(train, validation, test, fit, own, first, numbers, None, "", None)
     return prepared, inputs[split.test] @ weights.T + bias

@@ -208,7 +208,7 @@ def rare_in(run: Run, patients: Patients) -> Iterator[tuple[str, Patients]]:
 def told_by_cells(run: Run) -> Iterator[Finding]:
     """Yield what cells of histograms tell: how few patients are in one."""
     for heard in run.heard:
-        if not isinstance(heard.body, Evaluation):
+        if not isinstance(heard.body, Evaluation) or heard.body.split != "test":
             continue
         for tally in tallies(heard.body):
             found = parts(run.spec.task, tally)

@@ -11,16 +11,24 @@ from rankdad.common.metrics.agreement import agreement, cells
 from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import Interval, intervals
+from rankdad.common.metrics.monitoring import BY_SPLIT, monitored
 from rankdad.common.metrics.repeats import mean_intervals, mean_metrics, mean_tally, mean_values
 from rankdad.common.metrics.risk import Risks, mean_risk_summary, risk_summary
 from rankdad.common.metrics.site_calibration import calibration_by_site, expected
 from rankdad.common.metrics.sites import Spread, mean_over_sites, site_alone, within_sites
 from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
 from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, same_labels, tally
-from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
+from rankdad.common.metrics.tally_codec import (
+    monitoring_bytes,
+    pack_tally,
+    tally_bytes,
+    unpack_monitoring,
+    unpack_tally,
+)
 
 __all__ = [
     "BINS",
+    "BY_SPLIT",
     "Interval",
     "Metrics",
     "Pairs",
@@ -42,6 +50,8 @@ __all__ = [
     "mean_risk_summary",
     "mean_tally",
     "mean_values",
+    "monitored",
+    "monitoring_bytes",
     "pack_tally",
     "parts",
     "risk_summary",
@@ -50,6 +60,7 @@ __all__ = [
     "summarise",
     "tally",
     "tally_bytes",
+    "unpack_monitoring",
     "unpack_tally",
     "within_sites",
 ]

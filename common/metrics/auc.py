@@ -55,6 +55,18 @@ def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (positive * below).sum(dim=1) + unsure, unsure, positive.sum(dim=1) * negative.sum(dim=1)
 
 
+def exact_pairs(scores: Tensor, positive: Tensor) -> tuple[float, float]:
+    """Return how many pairs of a positive and a negative are in order, ties half, and how many there are.
+
+    Args:
+        scores: [n].
+        positive: bool [n].
+    """
+    negatives, positives = scores[~positive].sort().values, scores[positive].contiguous()
+    below, within = (torch.searchsorted(negatives, positives, right=right).sum() for right in (False, True))
+    return float(below + within) / 2, float(len(negatives) * len(positives))
+
+
 def placements(scores: Tensor) -> Tensor:
     """Return by how much a sample of each bin moves each output's AUC, float64 [outputs, 2, bins]."""
     negative, positive = scores[:, 0].double(), scores[:, 1].double()

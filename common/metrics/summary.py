@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from rankdad.common.metrics.auc import pairs
-from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts
+from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, parts
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
 ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
@@ -42,7 +43,7 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
     """
     part = parts(task, total)
     if isinstance(task, Regression):
-        return Metrics(part.samples, _regression(part))
+        return Metrics(part.samples, numbers(part.samples, part.loss, part.moments))
     area, error, absent = mean_auc(*pairs(part.scores))
     matrices = part.confusion
     values: dict[Metric, float | None] = dict.fromkeys(task.metrics)
@@ -128,14 +129,14 @@ def _f1(task: Classification | MultiLabel, matrices: Tensor) -> float | None:
     return float((twice[seen] / marks[seen]).mean()) if seen.any() else None
 
 
-def _regression(part: Parts) -> dict[Metric, float | None]:
-    samples = part.samples
+def numbers(samples: int, loss: float, moments: Sequence[float]) -> dict[Metric, float | None]:
+    """Return a regression's metrics from the sum of losses and `Parts.moments`."""
     if samples == 0:
         return {"loss": None, "mae": None, "r2": None, "pearson_r": None}
-    label, output, label_square, output_square, product, absolute, square = part.moments
+    label, output, label_square, output_square, product, absolute, square = moments
     spread = deviations(label, label_square, samples)
     return {
-        "loss": part.loss / samples,
+        "loss": loss / samples,
         "mae": absolute / samples,
         "r2": r_squared(square, spread),
         "pearson_r": correlation(

@@ -211,7 +211,7 @@ def tally(
     if isinstance(task, Regression):
         output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
         counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale)])
-        moments = _moments(output, label)
+        moments = deviations_of(output, label)
         found = Tally(counts, torch.cat([losses.sum().reshape(1), moments.sum(dim=1)]))
         if groups is None:
             return found
@@ -267,7 +267,8 @@ def _grid(output: Tensor, label: Tensor, scale: float) -> Tensor:
     return (rows * DIFFERENCES + columns).bincount(minlength=AVERAGES * DIFFERENCES)
 
 
-def _moments(output: Tensor, label: Tensor) -> Tensor:
+def deviations_of(output: Tensor, label: Tensor) -> Tensor:
+    """Return what the moments are sums of, [MOMENTS, n]: see `Parts`."""
     error = output - label
     return torch.stack([label, output, label.square(), output.square(), label * output, error.abs(), error.square()])
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats
+from rankdad.common.metrics.monitoring import check_monitoring, monitoring_shape
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
@@ -21,6 +23,12 @@ def tally_bytes(task: TaskSpec, clustered: bool = False) -> int:
     """Return the size of a packed tally, of samples in groups if it is `clustered`."""
     sizes = shape(task, clustered)
     return 4 * sum(sizes.counts) + 8 * sum(sizes.sums)
+
+
+def monitoring_bytes(task: TaskSpec) -> int:
+    """Return the size of what a site sends between epochs, packed."""
+    counts, sums = monitoring_shape(task)
+    return 4 * sum(counts) + 8 * sum(sums)
 
 
 def pack_tally(total: Tally) -> bytes:
@@ -45,27 +53,50 @@ def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
     Raises:
         ValueError: the size is wrong, a number is out of range, or numbers contradict one another.
     """
-    if len(data) != tally_bytes(task, clustered):
-        raise ValueError(f"got {len(data)} bytes, expected {tally_bytes(task, clustered)}")
-    end = 4 * sum(shape(task, clustered).counts)
-    counts = torch.frombuffer(bytearray(data[:end]), dtype=torch.int32).long()
-    sums = torch.frombuffer(bytearray(data[end:]), dtype=torch.float64)
-    if bool((counts < 0).any()):
-        raise ValueError(f"a count is larger than {MAX_COUNT}")
-    if not bool((sums.abs() <= MAX_SUM).all()):
-        raise ValueError(f"a sum is NaN or larger than {MAX_SUM:g}")
-    total = Tally(counts, sums)
+    sizes = shape(task, clustered)
+    total = _received(data, sum(sizes.counts), sum(sizes.sums))
     part = parts(task, total)
-    if part.loss < 0:
-        raise ValueError("the loss is negative")
-    if part.samples == 0 and bool(sums.any()):
-        raise ValueError("sums of no samples are not 0")
     if isinstance(task, Regression):
-        _check_moments(part)
+        if int(part.grid.sum()) != part.samples:
+            raise ValueError(f"the grid does not add up to the {part.samples} samples")
+        _check_moments(part.samples, part.moments)
     else:
         _check_counts(task, part)
     if part.clusters is not None:
         _check_clusters(part, part.clusters)
+    return total
+
+
+def unpack_monitoring(task: TaskSpec, data: bytes) -> Tally:
+    """Return what a site says between epochs from the network, if some samples can have it.
+
+    Raises:
+        ValueError: as `unpack_tally`.
+    """
+    counts, sums = monitoring_shape(task)
+    total = _received(data, sum(counts), sum(sums))
+    if isinstance(task, Regression):
+        _check_moments(total.samples, total.sums[1:].tolist())
+    check_monitoring(task, total)
+    return total
+
+
+def _received(data: bytes, counts: int, sums: int) -> Tally:
+    end = 4 * counts
+    if len(data) != end + 8 * sums:
+        raise ValueError(f"got {len(data)} bytes, expected {end + 8 * sums}")
+    total = Tally(
+        torch.frombuffer(bytearray(data[:end]), dtype=torch.int32).long(),
+        torch.frombuffer(bytearray(data[end:]), dtype=torch.float64),
+    )
+    if bool((total.counts < 0).any()):
+        raise ValueError(f"a count is larger than {MAX_COUNT}")
+    if not bool((total.sums.abs() <= MAX_SUM).all()):
+        raise ValueError(f"a sum is NaN or larger than {MAX_SUM:g}")
+    if total.loss < 0:
+        raise ValueError("the loss is negative")
+    if total.samples == 0 and bool(total.sums.any()):
+        raise ValueError("sums of no samples are not 0")
     return total
 
 
@@ -92,12 +123,10 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         raise ValueError("a squared error of probabilities is not between 0 and 1")
 
 
-def _check_moments(part: Parts) -> None:
+def _check_moments(samples: int, moments: Sequence[float]) -> None:
     """Sums and sums of squares keep the Cauchy-Schwarz inequality, and the squared error is that of the others."""
-    label, output, label_square, output_square, product, absolute, square = part.moments
-    samples, tiny = part.samples, part.samples * TINY
-    if int(part.grid.sum()) != samples:
-        raise ValueError(f"the grid does not add up to the {samples} samples")
+    label, output, label_square, output_square, product, absolute, square = moments
+    tiny = samples * TINY
     if min(label_square, output_square, absolute, square) < 0:
         raise ValueError("a sum of squares or of absolute errors is negative")
     spans = [math.sqrt(samples) * math.sqrt(one) for one in (label_square, output_square, square)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, public_reason, visible
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
-from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_tally
+from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_monitoring, unpack_tally
 from rankdad.common.privacy import heads
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.protocol.arrays import (
@@ -94,7 +94,11 @@ SUMS = packed(
 BUFFERS = packed(pack_buffers, lambda data, plan, _: unpack_buffers(data, plan.buffers))
 TALLY = packed(
     pack_tally,
-    lambda data, plan, known: unpack_tally(plan.task, data, plan.grouped and known.get("split") == "test"),
+    lambda data, plan, known: (
+        unpack_tally(plan.task, data, plan.grouped)
+        if known.get("split") == "test"
+        else unpack_monitoring(plan.task, data)
+    ),
 )
 BASELINE = packed(
     lambda tally: pack_tally(tally) if tally else b"",
@@ -216,7 +220,8 @@ class Buffers(Control):
 
 
 class Evaluation(Control):
-    """A site's tally of one split; at a test also those of guesses from its own labels, and of the plan's references.
+    """A site's tally of a test, and those of guesses from its own labels and of the plan's references; or its sums of
+    the validation samples: see `rankdad.common.metrics.monitoring`.
 
     A reference that the site does not have is of no samples.
     """

@@ -19,7 +19,7 @@ def chosen(spec: RunSpec, tried: Tried) -> int:
         spec: the run.
         tried: best validation metric of every candidate, and its epoch.
     """
-    sign = -1 if spec.monitor in LOWER_IS_BETTER else 1
+    sign = -1 if spec.training.monitor in LOWER_IS_BETTER else 1
     values = [-float("inf") if value is None else sign * value for value, _ in tried]
     return values.index(max(values))
 

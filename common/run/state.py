@@ -502,14 +502,14 @@ class RunState:
         self._begin_epoch()
 
     def _value(self) -> float | None:
-        return None if self.validation is None else self.validation.values.get(self.spec.monitor)
+        return None if self.validation is None else self.validation.values.get(self.spec.training.monitor)
 
     def _stale(self) -> int:
         """Return the number of epochs since the best one, with the one that ends now; 0 if that is the best."""
         value, best = self._value(), self.best_value
         if value is None or best is None:
             return 0
-        improves = value < best if self.spec.monitor in LOWER_IS_BETTER else value > best
+        improves = value < best if self.spec.training.monitor in LOWER_IS_BETTER else value > best
         return 0 if improves else self.stale + 1
 
     def tensors(self) -> dict[str, Tensor]:

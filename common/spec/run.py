@@ -23,7 +23,7 @@ from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.recording import Recording
 from rankdad.common.spec.solver import DEFAULT, default_method, why_steps
-from rankdad.common.spec.tasks import Metric, TaskSpec
+from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.spec.training import Training
 from rankdad.common.spec.tuning import Candidate, Tuning
 
@@ -126,8 +126,8 @@ class RunSpec(Part):
     @classmethod
     def _monitor_is_measured(cls, training: Training, info: ValidationInfo) -> Training:
         task = info.data.get("task")
-        if task is not None and training.monitor is not None and training.monitor not in task.metrics:
-            raise ValueError(f"monitor: got {training.monitor}, expected one of {', '.join(task.metrics)}")
+        if task is not None and training.monitor not in task.monitors:
+            raise ValueError(f"monitor: got {training.monitor}, expected one of {', '.join(task.monitors)}")
         return training
 
     @field_validator("training")
@@ -244,11 +244,6 @@ class RunSpec(Part):
     def kept_fold(self) -> int | None:
         """Which training makes the model that is kept; None where none does."""
         return self.folds - 1 if isinstance(self.evaluation, Holdout) or self.models > self.tested_folds else None
-
-    @property
-    def monitor(self) -> Metric:
-        """Validation metric that chooses the best model."""
-        return self.training.monitor or self.task.metrics[0]
 
     @property
     def grouped(self) -> bool:

@@ -8,15 +8,18 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 
-Metric = Literal["loss", "accuracy", "auc", "balanced_accuracy", "f1", "calibration_error", "mae", "r2", "pearson_r"]
+Monitor = Literal["loss", "accuracy", "auc_within", "mae", "r2", "pearson_r"]  # what is measured between epochs
+Metric = Literal[Monitor, "auc", "balanced_accuracy", "f1", "calibration_error"]
 OF_CLASSES: tuple[Metric, ...] = ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
-OF_NUMBERS: tuple[Metric, ...] = ("loss", "mae", "r2", "pearson_r")
+OF_NUMBERS: tuple[Monitor, ...] = ("loss", "mae", "r2", "pearson_r")
+MONITORS: tuple[Monitor, ...] = ("loss", "accuracy", "auc_within")
 
 
 class Classification(Part):
     """Predict one of several classes from logits, by cross-entropy; two classes are the binary task."""
 
-    metrics: ClassVar[tuple[Metric, ...]] = OF_CLASSES  # the one that chooses the best model first
+    metrics: ClassVar[tuple[Metric, ...]] = OF_CLASSES
+    monitors: ClassVar[tuple[Monitor, ...]] = MONITORS
 
     name: Literal["classification"] = "classification"
     classes: Annotated[int, Field(ge=2, le=1000)]
@@ -33,7 +36,8 @@ class Classification(Part):
 class MultiLabel(Part):
     """Predict several yes-or-no labels at once from a logit each, by binary cross-entropy."""
 
-    metrics: ClassVar[tuple[Metric, ...]] = OF_CLASSES  # the one that chooses the best model first
+    metrics: ClassVar[tuple[Metric, ...]] = OF_CLASSES
+    monitors: ClassVar[tuple[Monitor, ...]] = MONITORS
 
     name: Literal["multi-label"]
     labels: Annotated[int, Field(ge=1, le=1000)]
@@ -50,7 +54,8 @@ class MultiLabel(Part):
 class Regression(Part):
     """Predict a number; the network learns it in standard deviations from the mean of all sites' training samples."""
 
-    metrics: ClassVar[tuple[Metric, ...]] = OF_NUMBERS  # the one that chooses the best model first
+    metrics: ClassVar[tuple[Metric, ...]] = OF_NUMBERS
+    monitors: ClassVar[tuple[Monitor, ...]] = OF_NUMBERS
     outputs: ClassVar[int] = 1
 
     name: Literal["regression"]
@@ -62,7 +67,12 @@ class Regression(Part):
 
 TaskSpec = Classification | MultiLabel | Regression
 LOWER_IS_BETTER = frozenset[Metric]({"loss", "mae", "calibration_error"})
-LABELS = {"auc": "AUC", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
+LABELS = {"auc": "AUC", "auc_within": "AUC within sites", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
+
+
+def measured(task: TaskSpec) -> tuple[Metric, ...]:
+    """Return all metrics of a task: those of a test, then those that epochs alone have."""
+    return tuple(dict.fromkeys((*task.metrics, *task.monitors)))
 
 
 def shown(metric: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.spec.augmentation import Augmentation
@@ -16,13 +16,18 @@ from rankdad.common.spec.numbers import (
     PositiveInt,
     UpToMillion,
 )
-from rankdad.common.spec.tasks import Metric
+from rankdad.common.spec.tasks import Monitor
 
 Varied = Annotated[Augmentation, Field(discriminator="name")]
 OF_STEPS = (  # settings that the exact solver has no use for
     *("epochs", "batch_size", "batches", "accumulate", "optimizer", "schedule", "lr_scaling", "clip"),
     *("early_stopping", "augmentation", "autocast", "loss_scale"),
 )
+
+
+def _named(monitor: object) -> object:
+    """Return a metric's name: earlier files say null for the default."""
+    return "loss" if monitor is None else monitor
 
 
 class Adam(Part):
@@ -115,8 +120,9 @@ class Training(Part):
     """Multiply the learning rate by the number of sites, or by its square root: the global batch grows with it."""
     clip: PositiveFloat | None = None
     """Largest norm of the aggregated gradient; null does not clip."""
-    monitor: Metric | None = None
-    """Validation metric that chooses the best model; null is auc for classes and labels, the loss for numbers."""
+    monitor: Annotated[Monitor, BeforeValidator(_named)] = "loss"
+    """Validation metric that chooses the best model. \"auc_within\" is over pairs of samples of one site, where a site
+    has enough with an outcome and without it; the AUC of all sites together is known of tests alone."""
     early_stopping: EarlyStopping | None = None
     """When to stop before the last epoch; null never does."""
     validation: Fraction = 0.15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -13,8 +12,6 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import Samples, SiteData
-
-SplitName = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +24,9 @@ class Prepared:
         test: samples that nothing else has seen.
         fit: what all sites' training rows say.
         own: what this site's alone say.
-        first: what they say in the first fold.
+        first: what they say in the first fold: tests of all folds add up, and take deviations from there.
         numbers: whether labels are numbers.
+        people: whose each sample of the validation is; None where each is of another person.
         order_key: what the order of batches is drawn from.
         test_groups: which group each sample of the test is of; None where the run knows of none.
     """
@@ -40,6 +38,7 @@ class Prepared:
     own: OwnFit
     first: Fit
     numbers: bool
+    people: Tensor | None
     order_key: str
     test_groups: Tensor | None
 
@@ -50,14 +49,6 @@ class Prepared:
     def as_learned(self, outputs: Tensor) -> Tensor:
         """Return numbers in the label's own unit as the network learns them."""
         return (outputs - self.fit.target_mean) / self.fit.target_scale if self.numbers else outputs
-
-    def around(self, split: SplitName) -> Fit:
-        """Return the fit that says from where evaluation takes deviations, and around which log-odds bins are fine.
-
-        Tests of all folds add up, and so take those of the first; what chooses the best epoch knows no other fold,
-        where this one's test samples are trained on.
-        """
-        return self.first if split == "test" else self.fit
 
 
 def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) -> Prepared:
@@ -79,5 +70,6 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
     numbers = isinstance(spec.task, Regression)
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
+    people = None if data.groups is None else data.groups[split.validation]
     groups = data.groups[split.test] if spec.grouped and data.groups is not None else None
-    return Prepared(train, validation, test, fit, own, first, numbers, order_key, groups)
+    return Prepared(train, validation, test, fit, own, first, numbers, people, order_key, groups)

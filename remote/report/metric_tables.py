@@ -10,7 +10,7 @@ from typing import Any
 
 from rankdad.common.metrics import Spread
 from rankdad.common.spec import LeaveOneSiteOut
-from rankdad.common.spec.tasks import Classification
+from rankdad.common.spec.tasks import Classification, measured
 from rankdad.remote.report.narrative import NAMES, number, percent
 from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 from rankdad.remote.view import bound
@@ -73,7 +73,7 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
         run: the rows are of.
         rows: metrics by site; `pooled` is all sites together.
     """
-    names = [name for name in run.spec.task.metrics if any(name in row for row in rows.values())]
+    names = [name for name in measured(run.spec.task) if any(name in row for row in rows.values())]
     absent = any(row.get("absent") for row in rows.values())
     head = ["site", "samples", *(["classes without AUC"] if absent else [])]
     groups, columns = [("", len(head))], []

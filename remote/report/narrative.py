@@ -201,10 +201,12 @@ def tested_epochs(run: RunResults) -> str:
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
     if run.spec.candidates:
         return f"the last epoch, {named}: as many as were best for the settings that validation chose"
-    if not (run.metrics[run.metrics["split"] == "validation"]["samples"] > 0).any():
+    validated = run.metrics[run.metrics["split"] == "validation"]
+    if not (validated["samples"] > 0).any():
         return f"the last epoch, {named}, because no samples were set aside for validation"
-    each = " in each fold" if run.spec.tested_folds > 1 else ""
-    monitor = NAMES[run.spec.monitor]
+    each, monitor = " in each fold" if run.spec.tested_folds > 1 else "", NAMES[run.spec.training.monitor]
+    if not validated[run.spec.training.monitor].notna().any():
+        return f"the last epoch, {named}, because the validation samples gave no {monitor}"
     return f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
 
 

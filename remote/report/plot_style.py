@@ -29,6 +29,7 @@ LEGEND = 66  # characters in a row of the legend
 MAX_NAME = 24  # characters of a name beside a plot
 MEASURES = {
     "auc": "AUC (0.5 is chance, 1 best)",
+    "auc_within": "AUC within sites",
     "accuracy": "accuracy (proportion)",
     "mae": "mean absolute error (label's unit)",
     "pearson_r": "Pearson's r (1 is best)",

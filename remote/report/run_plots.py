@@ -29,7 +29,8 @@ from rankdad.remote.report.training_plots import losses, losses_by_step, metric_
 def figures(run: RunResults) -> dict[str, Figure]:
     """Draw what there is to draw, by name; what has too few numbers is left out."""
     tables = {name: getattr(run, name).replace([np.inf, -np.inf], np.nan) for name in ("metrics", "sites", "steps")}
-    run, measures = replace(run, **tables), [name for name in MEASURES if name in run.spec.task.metrics]
+    run, task = replace(run, **tables), run.spec.task
+    measures, by_epoch = ([name for name in MEASURES if name in known] for known in (task.metrics, task.monitors))
     found = {
         "roc": roc_curves(run),
         "precision_recall": precision_recall_curves(run),
@@ -44,7 +45,7 @@ def figures(run: RunResults) -> dict[str, Figure]:
         "confusion": confusion(run),
         "loss_over_epochs": losses(run),
         "loss_over_steps": losses_by_step(run),
-        **{f"{name}_over_epochs": metric_by_epoch(run, name) for name in measures if name in run.metrics},
+        **{f"{name}_over_epochs": metric_by_epoch(run, name) for name in by_epoch if name in run.metrics},
         "rank_over_steps": rank_over_steps(run),
         "spectrum": spectrum(run),
     }

@@ -49,7 +49,7 @@ CAPTIONS = {
     "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
     "loss_over_epochs": "Training and validation loss of all sites together, by epoch.",
     "loss_over_steps": "Training loss of all sites together, by optimizer step.",
-    "auc_over_epochs": "Validation AUC by epoch.",
+    "auc_within_over_epochs": "Validation AUC over pairs of samples of one site, by epoch.",
     "accuracy_over_epochs": "Validation accuracy by epoch.",
     "mae_over_epochs": "Validation mean absolute error by epoch.",
     "pearson_r_over_epochs": "Validation correlation by epoch.",

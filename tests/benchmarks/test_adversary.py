@@ -15,6 +15,7 @@ from benchmarks.privacy.adversary_specs import FILES, LEVELS, OTHER, VICTIM, Hos
 from benchmarks.privacy.adversary_sums import Finding, Sum, atoms, subtracted
 from rankdad.common.errors import RunFailedError
 from rankdad.common.policy import Policy
+from rankdad.common.protocol.messages import Evaluation
 from tests.conftest import run_spec
 
 ONE = {"name": "classification", "classes": 2}
@@ -113,3 +114,21 @@ def test_what_is_moved_in_one_run_alone_does_not_differ_by_few() -> None:
     rng = np.random.default_rng([0, 33])
     found = sequence(STRICT, rng, Outcome(), int(rng.integers(1, 7)))
     assert [one.patients for one in found if one.source.startswith("values")] == []
+
+
+HOLDOUT = {"evaluation": {"name": "holdout"}, "training": {"epochs": 3, "batch_size": 32, "solver": "steps"}}
+
+
+def test_between_epochs_no_number_is_of_a_score(tmp_path: Path) -> None:
+    """Of two classes five numbers leave for each epoch: they were 2,000 cells of one patient or none."""
+    (run,) = asked(tmp_path, RULES, 60, 30, HOLDOUT)
+    sent = [heard.body for heard in run.heard if isinstance(heard.body, Evaluation)]
+    validated = [body.tally for body in sent if body.split == "validation"]
+    assert validated
+    assert {(len(one.counts), len(one.sums)) for one in validated} == {(2, 3)}
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="a test's histograms have cells of one patient")
+def test_cells_of_a_test_are_of_enough_patients(tmp_path: Path) -> None:
+    found = analysed(asked(tmp_path, RULES, 60, 30, HOLDOUT), np.random.default_rng(0), RULES.min_rows)
+    assert [one for one in found if one.source.startswith("cells")] == []

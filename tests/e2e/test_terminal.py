@@ -43,7 +43,7 @@ def test_aggregator_and_site_draw_on_their_terminals_and_name_who_is_gone(tmp_pa
         processes.callback(end, others)
         drawn_whole = [  # a process may be seen in the middle of a drawing
             r"epoch [0-9]+ of 60",
-            r"^AUC +[▁-█]+ best [01][.][0-9]{4} in epoch",
+            r"^loss +[▁-█]+ best [0-9][.][0-9]{4} in epoch",
             r"^alpha +[0-9]+ +– +[0-9]+[.][0-9]{2} +connected$",
             r"^a-hospital-whose-name-is-… ",
         ]
@@ -64,7 +64,7 @@ def test_aggregator_and_site_draw_on_their_terminals_and_name_who_is_gone(tmp_pa
     assert whole.count(" done\n") == 3
     assert len(re.findall(r"^site +rows", whole, re.MULTILINE)) == 1, "what is drawn over leaves nothing"
     assert [number for number in range(1, 61) if f"alpha: epoch {number} of 60 · " not in own] == []
-    assert re.search(r"^AUC [▁-█]+ [01]", own, re.MULTILINE), own
+    assert re.search(r"^loss [▁-█]+ [0-9]", own, re.MULTILINE), own
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_without_a_terminal_every_epoch_is_one_short_line(tmp_path: Path, option
     lines, _, _ = done.stdout.partition("\nrank-dad, 5 sites")
     epochs = [line for line in lines.splitlines() if line.startswith("epoch")]
     assert [line.split(" · ")[0] for line in epochs] == [f"epoch {number} of 30" for number in range(1, 31)]
-    assert all(" · training loss " in line and " · AUC " in line for line in epochs)
+    assert all(" · training loss " in line and " · loss " in line for line in epochs)
     assert max(map(len, lines.splitlines())) <= 100
     assert "\x1b" not in done.stdout
     said = "".join((tmp_path / "run" / "sites" / sites[0] / "log.txt").read_text() if not options else "")
     own = [line for line in said.splitlines() if ": epoch " in line]
     assert len(own) == (0 if options else 30)
-    assert all(len(line) <= 100 and " · AUC 0." in line for line in own)
+    assert all(len(line) <= 100 and " · loss " in line for line in own)

@@ -62,7 +62,7 @@ def test_a_site_says_an_epoch_a_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         out += capsys.readouterr().out
         assert max(len(line) for line in out.splitlines() if "the model is in" not in line) <= MAX_PROGRESS
         assert all(" s · step " in line for line in lines if line.startswith("epoch"))
-        assert lines[1].partition(" · step ")[2].startswith(("2 · AUC 0.", "3 · AUC 0.", "4 · AUC 0."))
+        assert lines[1].partition(" · step ")[2].startswith(("2 · loss ", "3 · loss ", "4 · loss "))
 
 
 def check(folder: Path, table: pd.DataFrame, changes: Any = None, **policy: Any) -> Result:

@@ -15,9 +15,8 @@ import torch
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.projections import Projections
-from rankdad.common.metrics import Tally
+from rankdad.common.metrics import Tally, monitored
 from rankdad.common.metrics.paired import measures
-from rankdad.common.metrics.sums import parts
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.codec import pack, unpack
@@ -62,6 +61,7 @@ GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch
 
 TASK = Classification(classes=3)
 ONE = tallied(TASK, torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]))
+MONITORED = monitored(TASK, torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]), torch.ones(1))
 
 
 def evaluation(**changes: Any) -> Evaluation:
@@ -151,7 +151,9 @@ def evaluating(**changes: Any) -> Lie:
 
     def lie(run: Run) -> Message:
         due = run.aggregator.state.due
-        fields = {"split": due.split or "validation", "epoch": due.epoch} if due else {}
+        split = due.split or "validation" if due else "test"
+        fields: dict[str, Any] = {"split": split, "epoch": due.epoch} if due else {}
+        fields |= {"tally": MONITORED, "baseline": None} if split == "validation" else {}
         return Message(Kind.EVALUATION, run.round, evaluation(**fields | changes))
 
     return lie
@@ -177,15 +179,15 @@ def step_of(weight: float, size: float = 0.0, rows: float = 0.0, columns: float 
 
 def losing(loss: float) -> Tally:
     """A tally with that sum of losses, which stands first among the sums."""
-    sums = ONE.sums.clone()
+    sums = MONITORED.sums.clone()
     sums[0] = loss
-    return replace(ONE, sums=sums)
+    return replace(MONITORED, sums=sums)
 
 
 def more_right() -> Tally:
     """A tally with one hit more than there are samples."""
-    found = replace(ONE, counts=ONE.counts.clone())
-    parts(TASK, found).confusion[0, 0, 0] += 1
+    found = replace(MONITORED, counts=MONITORED.counts.clone())
+    found.counts[1] += 1
     return found
 
 
@@ -207,10 +209,10 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "denies the best": (always(Kind.DECISION, Decision(epoch=0, best=False, stop=False)), "409 d: got epoch=0 best=F"),
     "validates another fold": (evaluating(fold=1), "409 d.fold: got 1, expected 0"),
     "counts too many": (
-        evaluating(tally=replace(ONE, counts=torch.full_like(ONE.counts, -1))),
+        evaluating(tally=replace(MONITORED, counts=torch.full_like(MONITORED.counts, -1))),
         "422 d.tally: a count is larger than 2147483647",
     ),
-    "counts more right than there are": (evaluating(tally=more_right()), "422 d.tally: a confusion matrix does not"),
+    "counts more right than there are": (evaluating(tally=more_right()), "422 d.tally: more hits than"),
     "loses too much": (evaluating(tally=losing(1e308)), "422 d.tally: a sum is NaN or larger than 1e+300"),
     "loses nothing it can": (evaluating(tally=losing(float("nan"))), "422 d.tally: a sum is NaN or larger than"),
     "steps with nothing": (step_of(0.0), "422 m: the weight: is of 0 samples, expected the 8 that the site has"),

@@ -28,7 +28,7 @@ def test_a_run_that_is_over_is_told_from_its_directory(
     stand, traffic = document["stand"], document["traffic"]
     assert (stand["status"], stand["reason"], stand["step"]) == ("completed", "", len(rows))
     assert stand["loss"] == float(rows[-1]["loss"])
-    assert stand["validation"] == summary["metrics"]["validation"][spec.monitor]
+    assert stand["validation"] == summary["metrics"]["validation"][spec.training.monitor]
     assert traffic["up"] == pytest.approx(sum(int(row["bytes_up"]) for row in rows))
     assert traffic["down"] == pytest.approx(sum(int(row["bytes_down"]) for row in rows))
     assert [site["name"] for site in document["sites"]] == list(SITES)

@@ -58,13 +58,13 @@ def test_a_run_keeps_them_every_so_many_steps(site_data: Callable[..., dict[str,
     assert "Singular values of each layer" in page
     assert "Singular values" not in report(tmp_path / "without")
 
-    history = History(SITES, layers, ["loss", "auc"])
+    history = History(SITES, layers, ["loss", "accuracy"])
     retold(history, tmp_path / "with", layers)
     told = json.loads(history.patches({})[0])
     assert told["steps"]["y"]["loss"] == [pytest.approx(float(row["loss"]), rel=1e-4) for row in steps]
     epochs = [row for row in table(tmp_path / "with" / "metrics.csv") if row["split"] == "validation"]
-    own = [float(row["auc"]) for row in epochs if row["site"] == "alpha"]
-    assert np.array(told["epochs"]["y"]["auc:alpha"], float) == pytest.approx(own, rel=1e-4)
+    own = [float(row["accuracy"]) for row in epochs if row["site"] == "alpha"]
+    assert np.array(told["epochs"]["y"]["accuracy:alpha"], float) == pytest.approx(own, rel=1e-4)
     assert len(told["epochs"]["x"]) == 3
     assert told["spectra"]["y"]["step"] == sorted({int(row["step"]) for row in rows})
 

@@ -98,7 +98,7 @@ def test_both_have_the_figures_of_the_run(
     told, params, status = in_mlflow((directory / "mlflow").as_uri())
     check(in_tensorboard(directory), in_table(directory), 3)
     check(told, in_table(directory), 3)
-    assert any(key == "auc/pooled" for _, key in told)
+    assert any(key == "auc_within/pooled" for _, key in told)
     assert all(any(key == f"train_loss/{site}" for _, key in told) for site in SITES)
     assert (params["spec_sha256"], status) == (spec.sha256(), "FINISHED")
     (path, *_) = (directory / "tensorboard").rglob(EVENTS)
@@ -122,12 +122,12 @@ def test_an_aggregator_that_was_killed_writes_no_epoch_twice(tmp_path: Path) -> 
     wait_for_steps(tmp_path / "run", 120)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    before = in_tensorboard(tmp_path / "run")["", "auc/pooled"]
+    before = in_tensorboard(tmp_path / "run")["", "accuracy/pooled"]
     assert len(before) > 10, "it had written some"
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     expected = in_table(tmp_path / "run")
-    assert len(expected["", "auc/pooled"]) == 60
+    assert len(expected["", "accuracy/pooled"]) == 60
     check(in_tensorboard(tmp_path / "run"), expected, 60)
     told, _, status = in_mlflow((tmp_path / "run" / "mlflow").as_uri())
     check(told, expected, 60)
@@ -188,6 +188,6 @@ def test_a_missing_extra_is_one_sentence_before_anything_is_made(
 
 
 def test_a_spec_without_them_has_the_digest_that_it_had() -> None:
-    assert run_spec().sha256() == "c7ad5de5f1a79d319ac6f7baf94a7f8890abe438bbcaf80baae78df4a2cfdbcf"
+    assert run_spec().sha256() == "2c70e4b15c4471d11629efd9e748cf0c60b854c6ca72fbc16f1962c907e09bf9"
     assert run_spec(record={"tensorboard": False, "mlflow": False}).sha256() == run_spec().sha256()
     assert len({run_spec(record={name: True}).sha256() for name in BOTH} | {run_spec().sha256()}) == 3

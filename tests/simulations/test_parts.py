@@ -72,7 +72,7 @@ def test_a_site_of_a_single_part_trains_and_is_tested_where_sites_are_left_out(t
     policy, plan, data = Policy(), make_plan(spec, Replica(spec).model), dict[str, SiteData]()
     for place, (site, patients) in enumerate(zip(SITES, (60, 15, 60), strict=True)):
         write_site(tmp_path / site, patients, place)
-        dealing = Dealing(spec, Secret(bytes([place]) * 32), policy.min_rows, level=policy.min_level.count)
+        dealing = Dealing(spec, Secret(bytes([place]) * 32), policy.min_rows, level=policy.min_level)
         data[site] = admitted(policy, spec, plan, read_site(spec, tmp_path / site, place, dealing=dealing))
     check_policy(policy, spec, plan, list(data.values()))
     lockstep.run(spec, data, tmp_path / "run")

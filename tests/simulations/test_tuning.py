@@ -196,6 +196,6 @@ def test_candidates_that_nothing_tells_apart_are_refused(tmp_path: Path, site_da
 
 
 def test_the_best_metric_wins_and_none_is_the_worst() -> None:
-    loss, auc = spec_of(DECAYS), spec_of(DECAYS, training={"epochs": 2, "validation": 0.3, "monitor": "auc"})
+    loss, auc = spec_of(DECAYS), spec_of(DECAYS, training={"epochs": 2, "validation": 0.3, "monitor": "auc_within"})
     tried = [(None, 0), (0.4, 1), (0.2, 2), (0.2, 0)]
     assert (chosen(loss, tried), chosen(auc, tried), chosen(auc, [(None, 0)] * 2)) == (2, 1, 0)

@@ -18,7 +18,7 @@ from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
 from rankdad.common.gradients.wire import as_received, decode, encode, is_lossless, wire_bytes
-from rankdad.common.metrics import tally_bytes
+from rankdad.common.metrics import monitored, pack_tally, tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
@@ -164,6 +164,7 @@ GOOD = pack(step_of(3), PLAN, up=True)
 BUFFER: bytes = msgpack.unpackb(GOOD)["b"]
 SCORES = torch.tensor([[2.0, 0.5, 0.1], [0.3, 0.2, 0.9], [0.3, 1.2, 0.9]])
 TALLY = tallied(PLAN.task, SCORES, torch.tensor([0, 1, 1]))
+MONITORED = pack_tally(monitored(PLAN.task, SCORES, torch.tensor([0, 1, 1]), torch.ones(3)))
 EVALUATION = Evaluation(split="test", fold=0, epoch=0, tally=TALLY, baseline=TALLY)
 
 
@@ -217,7 +218,8 @@ def hello(**changes: Any) -> bytes:
         (evaluation(tally=b"1234"), "d.tally: got 4 bytes"),
         (evaluation(tally=b"\xff" * tally_bytes(PLAN.task)), "d.tally: a count is larger than"),
         (evaluation(baseline=b""), "d.baseline: got 0 bytes"),
-        (evaluation(split="validation", baseline=b"1"), "d.baseline: got 1 bytes"),
+        (evaluation(split="validation"), "d.tally: got"),
+        (evaluation(split="validation", tally=MONITORED, baseline=b"1"), "d.baseline: got 1 bytes"),
         (evaluation(fold=-1), "d.fold: "),
         (msgpack.packb({"k": 9, "r": ROUND, "p": 0, "d": {"stage": "sums", "values": b""}}), "no stage of preparation"),
         (hello(samples=b"1234"), "d.samples: got 4 bytes, expected 12"),

@@ -40,7 +40,7 @@ from tests.conftest import SITES, run_document, run_spec, written_data
 PLOTS = ["roc", "precision_recall", "calibration", "test_auc_by_site", "test_accuracy_by_site", "confusion"] + [
     "loss_over_epochs",
     "loss_over_steps",
-    "auc_over_epochs",
+    "auc_within_over_epochs",
     "accuracy_over_epochs",
 ]
 
@@ -123,6 +123,8 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Ru
     evaluation = {"name": "holdout"} if folds == 1 else {"name": "k-fold", "folds": folds}
     spec = run_spec(evaluation=evaluation, federation={"sites": sites})
     table = pd.DataFrame(rows, columns=[*METRICS, "accuracy", "auc"])
+    table["auc_within"] = table["auc"].where(table["split"] == "validation")
+    table["auc"] = table["auc"].where(table["split"] == "test")
     tested = table[(table["split"] == "test") & (table["site"] != "pooled") & (table["fold"] == 0)]
     tested = tested.assign(baseline_accuracy=tested["accuracy"] - 0.1)
     study = FoldMetrics(spec.task, ("a",))
@@ -184,9 +186,9 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
 def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     table = read_results(finished).metrics
-    validated = table[(table["split"] == "validation") & (table["site"] == "pooled")].set_index("epoch")["auc"]
+    validated = table[(table["split"] == "validation") & (table["site"] == "pooled")].set_index("epoch")["loss"]
     assert list(validated.index) == [1, 2, 3]
-    best = [1, 2, 3][int(validated.argmax())]
+    best = [1, 2, 3][int(validated.argmin())]
     assert summary["best_epoch"] == best == int(table[table["split"] == "test"]["epoch"].iloc[0])
     assert f"the best epoch, {best} of at most 3" in Page(report(finished)).text
     show_result(summary, finished, read_results(finished).spec)
@@ -384,7 +386,9 @@ def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
     assert set(drawn) == {*PLOTS} - {"confusion"}
     cut = dataclasses.replace(several, metrics=several.metrics[several.metrics["fold"] < folds - 1])
     changed = [name for name, png in run_plots(cut).items() if drawn[name] != png]
-    assert changed == ["loss_over_epochs", "auc_over_epochs", "accuracy_over_epochs"], "the unfinished fold is drawn"
+    assert changed == ["loss_over_epochs", "auc_within_over_epochs", "accuracy_over_epochs"], (
+        "the unfinished fold is drawn"
+    )
 
 
 def test_names_are_no_formulas_and_no_tags() -> None:
