@@ -237,7 +237,7 @@ class Policy(Part):
             asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
             allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(samples, -(-rank // 2))
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=LARGER_STEPS)
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner="rank-dad, or larger batches,")
 
     def check_products(
         self,

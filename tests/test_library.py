@@ -248,7 +248,7 @@ def test_every_kind_of_data_is_the_same_samples(frame: pd.DataFrame, tmp_path: P
     assert given_simulation(without, tmp_path, data=tmp_path / "sites").run.federation.sites == tuple(parts)
     two = given_simulation(RUN, tmp_path, data={"x": frame, "y": frame})
     assert two.run.federation.sites == ("x", "y")
-    pool = write_site(tmp_path / "pool", 60, 0) / "data.npz"
+    pool = write_site(tmp_path / "pool", 90, 0) / "data.npz"
     assert len(dealt_data(given_simulation(run_document(), tmp_path / "npz", data=pool), tmp_path / "npz")) == 3
 
 

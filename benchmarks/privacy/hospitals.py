@@ -67,7 +67,7 @@ class Refused:
 
     code: str
     field: str
-    sentence: str = ""
+    sentence: str = field(default="", compare=False)
 
 
 @dataclass

@@ -68,8 +68,8 @@ def most_of_outputs(sums: Tensor) -> Tensor:
     Args:
         sums: of each patient, [patients, outputs].
     """
-    largest = sums.amax(0)
-    return (sums.sum(0) - largest) * OF_OUTPUT / (1 - OF_OUTPUT)
+    others = sums.scatter(0, sums.argmax(0, keepdim=True), 0.0)
+    return others.sum(0) * OF_OUTPUT / (1 - OF_OUTPUT)
 
 
 def _within(left: Tensor, sizes: Tensor, of: Tensor, people: int, most: Callable[[Tensor], Tensor]) -> Tensor:

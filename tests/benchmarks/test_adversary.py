@@ -13,7 +13,6 @@ from benchmarks.privacy.adversary import OFF, RULES, STRICT, Outcome, analysed, 
 from benchmarks.privacy.adversary_runs import Run, attend
 from benchmarks.privacy.adversary_specs import FILES, LEVELS, OTHER, VICTIM, Hospital
 from benchmarks.privacy.adversary_sums import Finding, Sum, atoms, subtracted
-from rankdad.common.errors import RunFailedError
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.messages import Evaluation
 from tests.conftest import run_spec
@@ -84,16 +83,14 @@ def test_rules_hold_if_nothing_is_found_and_their_absence_if_somebody_is() -> No
 
 
 def test_a_batch_and_a_step_of_all_differ_by_no_fewer_than_a_part_has(tmp_path: Path) -> None:
-    """One step of all 20, at the weights with which another run begins with a batch of 13."""
+    """One step of all 20, at the weights with which another run begins with a batch of half of them."""
     training = {"epochs": 1, "batches": "even", "validation": 0.0, "solver": "steps"}
     changes = [
         {"evaluation": {"name": "holdout"}, "training": training | {"test": 0.1, "batch_size": size}}
         for size in (200, 16)
     ]
-    with pytest.raises(RunFailedError) as refused:
-        asked(tmp_path, RULES, 20, 60, *changes)
-    assert refused.value.code == "steps-of-too-few"
-    found = below(asked(tmp_path / "off", OFF, 20, 60, *changes))
+    assert not [one for one in below(asked(tmp_path, RULES, 20, 60, *changes)) if "batches" in one.source]
+    found = below(asked(tmp_path / "off", OFF, 14, 60, *changes))
     assert min(len(one.patients) for one in found if "batches" in one.source) < 8
 
 

@@ -105,14 +105,14 @@ def test_of_a_sites_data_each_line_has_the_strictest_value_over_all_folds_sums_a
 def test_a_refusal_says_what_the_owner_can_change_before_it_names_a_line_of_the_policy(
     tmp_path: Path, stratified: bool
 ) -> None:
-    """It advised the hospital to let out sums of two rows, where stratified folds would have held out more."""
+    """It advised the hospital to let out sums of two rows, where stratified folds hold out more of a class."""
     rows = [f"{row},{row % 7},{'ab'[row % 7 == 0]}" for row in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["k,a,ill", *rows]))
     data = {"reader": "csv", "file": "t.csv", "key": "k", "features": ["a"], "label": "ill", "values": ["a", "b"]}
     spec = run_spec(
         task={"name": "classification", "classes": 2},
         data=data,
-        evaluation={"name": "k-fold", "folds": 5, "references": ["linear"], "stratified": stratified},
+        evaluation={"name": "k-fold", "folds": 5, "repeats": 2, "references": ["linear"], "stratified": stratified},
         training={"batch_size": 1000},
     )
     plan, policy = make_plan(spec, build_model(spec)), Policy(keyed_folds=True, rows_per_rank=None)
@@ -121,4 +121,4 @@ def test_a_refusal_says_what_the_owner_can_change_before_it_names_a_line_of_the_
     assert refused.value.code == "sums-of-too-few"
     advice = str(refused.value)
     assert ('"stratified": true' in advice) == (not stratified)
-    assert 0 < advice.index("fewer folds") < advice.index('"min_rows"')
+    assert 0 < advice.index("fewer folds") < advice.index('"min_level"')

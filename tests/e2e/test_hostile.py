@@ -305,8 +305,7 @@ def broken(body: bytes) -> Iterator[Row]:
 
 
 def tally_lies(spec: RunSpec, body: Evaluation) -> Iterator[tuple[str, Evaluation]]:
-    """Yield tests whose calibration no samples have, of the model, of the guess and of a reference."""
-    found = parts(spec.task, body.tally)
+    """Yield sums that no samples have, and of tests calibrations, of the model, of the guess and of a reference."""
 
     def changed(tally: Tally, counts: Any = None, sums: Any = None) -> Tally:
         made = Tally(tally.counts.clone(), tally.sums.clone())
@@ -320,7 +319,9 @@ def tally_lies(spec: RunSpec, body: Evaluation) -> Iterator[tuple[str, Evaluatio
         "more": changed(body.tally, sums=[(1, 1e9)]),
         "NaN": changed(body.tally, sums=[(1, float("nan"))]),
     }
-    if hits := (found.calibration.flatten() > 0).nonzero().tolist():
+    if body.split == "validation":
+        lies["more hits"] = changed(body.tally, [(1, 10**6)])
+    elif hits := ((found := parts(spec.task, body.tally)).calibration.flatten() > 0).nonzero().tolist():
         hit = body.tally.counts.numel() - found.calibration.numel() + hits[0][0]
         lies["a hit less"] = changed(body.tally, [(hit, -1)])
         lies["a hit elsewhere"] = changed(body.tally, [(hit, -1), (hit ^ 1, 1)])
@@ -330,7 +331,7 @@ def tally_lies(spec: RunSpec, body: Evaluation) -> Iterator[tuple[str, Evaluatio
             body.model_copy(update={"baseline": tallied(spec.task, torch.zeros(len(labels), 3), labels)}),
         )
     for what, lie in lies.items():
-        for field in ("tally", "baseline"):
+        for field in ("tally", *["baseline"] * (body.baseline is not None)):
             yield f"{what} of {field}", body.model_copy(update={field: lie})
         if body.references:
             yield f"{what} of a reference", body.model_copy(update={"references": (lie, *body.references[1:])})

@@ -13,6 +13,7 @@ import torch
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.gradients.factors import Factor
+from rankdad.common.metrics import monitored
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
 from rankdad.common.spec.tasks import Classification
@@ -78,7 +79,11 @@ class Attacked(Aggregator):
         elif isinstance(body, Evaluation):
             if body.references:
                 changed += list(_false_references(body))
-            one = tallied(self.plan.task, *draw(self.plan.task, 1, 0))
+            outputs, labels = draw(self.plan.task, 1, 0)
+            if body.split == "validation":
+                one = monitored(self.plan.task, outputs, labels, torch.ones(1))
+            else:
+                one = tallied(self.plan.task, outputs, labels)
             for field in ("tally", *(["baseline"] if body.baseline else [])):
                 more = getattr(body, field) + one
                 changed.append((f"d.{field}: is of", body.model_copy(update={field: more})))

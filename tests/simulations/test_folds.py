@@ -274,7 +274,7 @@ def test_even_batches_too_small_for_a_policy_are_refused_before_the_first_step(t
     later = replace(own.splits[2], train=own.splits[2].train[:3])
     data["gamma"] = replace(own, splits=(*own.splits[:2], later, *own.splits[3:]))
     policies = dict.fromkeys(SITES, EVERYTHING.model_copy(update={"min_rows": 3}))
-    with pytest.raises(RunFailedError, match=r"gamma.*training.batch_size: .* steps of 2 samples here"):
+    with pytest.raises(RunFailedError, match=r"gamma.*training.batch_size: .* steps of 1 sample here"):
         run(spec, data, tmp_path / "run", policies=policies)
     assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 1
 

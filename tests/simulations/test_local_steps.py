@@ -197,7 +197,7 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
 
     monkeypatch.setattr(lockstep, "pack", noting)
     spec = run_spec(method={"name": "rank-dad", "rank": 4, "local_steps": "epoch"}, training={"batch_size": 12})
-    run(spec, site_data(spec), tmp_path, policies=dict.fromkeys(SITES, Policy()))
+    run(spec, site_data(spec, (48, 48, 48)), tmp_path, policies=dict.fromkeys(SITES, Policy()))
     assert rows == {2}
     few = run_spec(method={"name": "rank-dad", "rank": 4, "local_steps": "epoch"}, training={"batch_size": 7})
     with pytest.raises(PolicyError, match=r"training.batch_size: .* none of fewer than 8 \(min_rows\)"):

@@ -87,7 +87,9 @@ def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(tmp_path
         }
         spec = run_spec(method={"name": "rank-dad", "rank": 2, "wire": "float64"}, training=training)
         own = dict.fromkeys(spec.federation.sites, policies)
-        weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(len(weights)), policies=own)))
+        weights.append(
+            final_weights(run(spec, site_data(spec, (48, 32, 32)), tmp_path / str(len(weights)), policies=own))
+        )
     first = next(iter(weights[0]))
     assert not torch.allclose(weights[0][first], weights[2][first], rtol=0, atol=1e-4), "somebody had more"
     for name, value in weights[0].items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.policy import Policy
+from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.repeats import alike, equal_repeats
@@ -66,17 +66,17 @@ def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
 
 @pytest.mark.parametrize("evaluation", ["k-fold", "leave-one-site-out"])
 def test_a_site_of_a_single_part_trains_and_is_tested_where_sites_are_left_out(tmp_path: Path, evaluation: str) -> None:
-    """Under the default policy: no fold holds any of 15 patients out, but a model of the others meets them."""
-    training = {"epochs": 1, "validation": 0.2, "batch_size": 64, "solver": "steps"}
+    """Under the default policy: no fold holds out any of 19, six of each class, but a model of others meets them."""
+    training = {"epochs": 1, "validation": 0.2, "batch_size": 16, "solver": "steps"}
     spec = run_spec(evaluation={"name": evaluation}, model={"name": "linear"}, training=training)
     policy, plan, data = Policy(), make_plan(spec, Replica(spec).model), dict[str, SiteData]()
-    for place, (site, patients) in enumerate(zip(SITES, (60, 15, 60), strict=True)):
+    for place, (site, patients) in enumerate(zip(SITES, (60, 19, 60), strict=True)):
         write_site(tmp_path / site, patients, place)
-        dealing = Dealing(spec, Secret(bytes([place]) * 32), policy.min_rows, level=policy.min_level)
+        dealing = Dealing(spec, Secret(bytes([place]) * 32), policy.min_rows, level=MinLevel(count=4))
         data[site] = admitted(policy, spec, plan, read_site(spec, tmp_path / site, place, dealing=dealing))
     check_policy(policy, spec, plan, list(data.values()))
     lockstep.run(spec, data, tmp_path / "run")
-    tested = {"alpha": 60, "beta": 15 if evaluation == "leave-one-site-out" else 0, "gamma": 60}
+    tested = {"alpha": 60, "beta": 19 if evaluation == "leave-one-site-out" else 0, "gamma": 60}
     assert {row["site"]: row["samples"] for row in read_results(tmp_path / "run").sites.to_dict("records")} == tested
     trained = [len(split.train) for split in data["beta"].splits]
-    assert trained == ([15, 0, 15, 15] if evaluation == "leave-one-site-out" else [15] * 6)
+    assert trained == ([19, 0, 19, 19] if evaluation == "leave-one-site-out" else [19] * 6)

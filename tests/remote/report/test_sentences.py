@@ -22,7 +22,8 @@ THREE, NUMBER = {"name": "classification", "classes": 3}, {"name": "regression"}
 def run(**changes: Any) -> RunResults:
     """Of two hospitals, about which nothing is known but what is changed."""
     task = changes.pop("task", {"name": "classification", "classes": 2})
-    spec = run_spec(task=task, evaluation={"name": "k-fold", "refit": False}, federation={"sites": ["north", "south"]})
+    evaluation = {"name": "k-fold", "refit": False, "references": changes.pop("asked", [])}
+    spec = run_spec(task=task, evaluation=evaluation, federation={"sites": ["north", "south"]})
     sites = pd.DataFrame(changes.pop("sites", [hospital(), hospital("south")]))
     rest: Changes = {name: changes.pop(name) for name in ("table1", "coefficients", "solver") if name in changes}
     metrics: Changes = {"test": {"samples": 180}, **changes}
@@ -208,6 +209,12 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         "no-own-model",
         alone(None) | hospitals(auc=0.8, local_samples=0),
         alone(None) | hospitals(auc=0.8, local_samples=1),
+    ),
+    (
+        "no-linear",
+        alone(BETTER)
+        | {"solver": {"name": "steps", "why": "policies", "code": "exact-solver-not-allowed"}, "asked": ["linear"]},
+        alone(BETTER),
     ),
     ("same-model", both_alone("exact"), both_alone("steps")),
     ("same-model", both_alone("exact"), both_alone("exact") | {"task": BALANCED}),
