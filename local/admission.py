@@ -171,7 +171,8 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, owner=owner)
     asks = (
-        f"adds up products of columns for a linear model, where one of them, or the label, sets {{}} {units} apart here"
+        "adds up products of columns for a linear model, where one of them, or the label, sets {} "
+        f"{units} apart here, or in a fold or part"
     )
     _check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
 
@@ -181,7 +182,7 @@ class LinearSets(NamedTuple):
 
     Args:
         told: what they tell of each, by what it is called; none where nothing is told.
-        apart: how few a column, or the label, sets apart where products are known: with each column it is their sum.
+        apart: how few a column, or the label, sets apart: its product with each column, or its slope, is their sum.
     """
 
     told: dict[str, Told]
@@ -195,8 +196,7 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
     the slope is these products times the change of the weights.
     """
     preparing, split, tested = Preparing(spec), data.splits[-1], _tested(spec)
-    everyone = torch.cat([split.train, split.validation, split.test])
-    people = data.people(everyone)
+    people = data.people(torch.cat([split.train, split.validation, split.test]))
     trained = sum(spec.tests(fold) and len(one.train) > 0 for fold, one in enumerate(data.splits))
     fewest = _fewest(data, tested)
     if people < max(1, data.fewest) or not trained or not fewest.isfinite():
@@ -204,23 +204,20 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
     columns = math.prod(spec.data.shape) + 1
     whole, fold = preparing.numbers()
     told = {"here": Told(people // _equations(spec, data), whole + trained * fold, columns)}
-    apart = _apart(data)
-    fewest_apart = float(min((data.people(everyone[rows[everyone]]) for rows in apart), default=math.inf))
     if (held_out := int(fewest)) < people:
         often = spec.tested_folds // spec.folds_per_repeat
         rank = min(columns, often * len(preparing.solving.folds))
         where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
         told[where] = Told(held_out, often * fold, rank)
-        if rank == columns and apart:
-            fewest_apart = float(data.fewest_behind(torch.stack(apart, 1), tested).min())
-    return LinearSets(told, fewest_apart)
+    return LinearSets(told, _fewest_apart(data, tested))
 
 
-def _apart(data: SiteData) -> list[Tensor]:
-    """Return the sets of samples, bool [samples], that a column or the label tells from all others.
+def _fewest_apart(data: SiteData, tested: int) -> float:
+    """Return how few samples, or groups, a column or the label tells from all others, also in a fold or a part.
 
-    The product of such a column with each other is the sum over them. Of two values, as levels and classes have, both
-    are such sets; of more, what differs from the most frequent.
+    The product of such a column with each other is the sum over them, and so is its slope: a level that one patient of
+    a part has gives an equation for that patient with each slope. Of two values, as levels and classes have, both are
+    such sets; of more, what differs from the most frequent.
     """
     samples, sets = data.samples, list[Tensor]()
     labels = samples.labels
@@ -233,7 +230,7 @@ def _apart(data: SiteData) -> list[Tensor]:
             sets += [column == value for value in values]
         elif len(values) > 2:
             sets.append((column != values[counts.argmax()]) & ~column.isnan())
-    return sets
+    return float(data.fewest_behind(torch.stack(sets, 1), tested).min()) if sets else math.inf
 
 
 def _equations(spec: RunSpec, data: SiteData) -> int:

@@ -291,7 +291,7 @@ def test_the_forms_defaults_make_a_model_as_good_as_scikit_learns(tmp_path: Path
         (tmp_path / client / "base").mkdir(parents=True)
         write(tmp_path, client, whole.iloc[at])
         inputs[client] = {"files": ["t.csv"], "label": "y"} | ({} if classes else {"task": task})
-    site_file(tmp_path / "a3" / "base", policy={"min_rows": 1, "rows_per_rank": None})
+    site_file(tmp_path / "a3" / "base", policy={"min_rows": 1, "rows_per_rank": None, "min_level": 1})
     inputs["a3"]["files"].append("site.json")
     shown = Iterations(tmp_path, inputs).go(100)
     tables = {client: pd.read_csv(tmp_path / client / "base" / "t.csv") for client in sizes}

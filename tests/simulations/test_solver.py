@@ -20,7 +20,7 @@ from torch import Tensor
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
 from rankdad.common.needs import patients_for_sums
-from rankdad.common.policy import Policy
+from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -40,7 +40,7 @@ from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 
 SIZES = {"large": 640, "middle": 210, "small": 24}
-ADMITS_24 = Policy(min_rows=1, rows_per_rank=None)  # a member with 24 rows, of which a fold holds out 4
+ADMITS_24 = Policy(min_rows=1, min_level=MinLevel(count=1), rows_per_rank=None)  # a member with 24 rows, of which a fold holds out 4
 COLUMNS = ["age", "bp", "bmi", "sugar", "rate"]
 TASKS: dict[str, dict[str, Any]] = {"sick": {"name": "classification", "classes": 2}, "days": {"name": "regression"}}
 
