@@ -40,14 +40,16 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
     group = min(repeated, key=repeated.__getitem__, default=None)  # the coarsest: a patient's stays are his
     differ = len({frozenset(profile.by_name) for profile in profiles}) > 1
     joining = [name for name, own in found.items() if differ and kinds[name] == "id" and len(own) > 1]
-    columns = [name for name in found if kinds[name] not in LEFT_OUT or name == group or name in joining]
+    single = (name for name, own in found.items() if kinds[name] == "id" and max(column.most for column in own) == 1)
+    key = None if group else next(single, None)  # by which the site's log knows its patients
+    columns = [name for name in found if kinds[name] not in LEFT_OUT or name in (group, key, *joining)]
     policy = Policy(
         files=tuple(escaped(path.name) for path in paths),
         columns=tuple(map(escaped, columns)),
         group=group,
         min_sites=MIN_SITES,
     )
-    return policy, _explained(policy, kinds, joining, columns)
+    return policy, _explained(policy, kinds, joining, columns, key)
 
 
 def _kind(own: list[Column]) -> Kind:
@@ -56,7 +58,9 @@ def _kind(own: list[Column]) -> Kind:
     return next((kind for kind in kinds if kind in LEFT_OUT), kinds[0] if kinds else "empty")
 
 
-def _explained(policy: Policy, kinds: dict[str, Kind], joining: list[str], columns: list[str]) -> list[str]:
+def _explained(
+    policy: Policy, kinds: dict[str, Kind], joining: list[str], columns: list[str], key: str | None
+) -> list[str]:
     lines = [
         f"files: a study may read {', '.join(policy.files or ())}, and no other file.",
         f"columns: a study may read these {len(columns)} of {len(kinds)} columns, and no other: {', '.join(columns)}.",
@@ -70,6 +74,8 @@ def _explained(policy: Policy, kinds: dict[str, Kind], joining: list[str], colum
     )
     if joining:
         lines.append(f"  {', '.join(joining)} is listed to join the tables: it stays here, as all identifiers do.")
+    if key:
+        lines.append(f"  {key} is listed as the key by which patients are known here in later studies: it stays here.")
     if policy.group is None:
         lines.append("group: no column names a person more than once, so that every row counts as one. Is that so?")
     else:

@@ -36,7 +36,7 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
         )
         lacking = ["coefficients"] * (spec.kept_fold is not None)
         lacking += ["reference linear"] * ("linear" in spec.evaluation.references)
-        why += f"; without them there is no {' and no '.join(lacking)}" if lacking else ""
+        why += f"; without them there are no {' and no '.join(lacking)}" if lacking else ""
         return {"name": "steps", "why": why, "code": NOT_EXACT, "from_patients": patients}
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 

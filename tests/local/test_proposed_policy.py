@@ -48,7 +48,7 @@ def test_identifiers_that_name_a_row_each_are_left_out_unless_they_join_tables(d
     names: list[object] = [f"P{row:03}" for row in range(ROWS)]
     write(data / "visits.csv", patient_id=names, age=[30 + row * 7 % 31 for row in range(ROWS)])
     alone, _ = propose(data)
-    assert (alone.columns, alone.group) == (("age",), None)
+    assert (alone.columns, alone.group) == (("patient_id", "age"), None), "the key of later studies"
     write(data / "scans.csv", patient_id=names, volume=[row * 11 % 37 for row in range(ROWS)])
     joined, _ = propose(data)
     assert set(joined.columns or ()) == {"patient_id", "age", "volume"}
