@@ -139,9 +139,8 @@ def origin(name: str) -> CodeOrigin:
     for one in dict.fromkeys(_providers(tuple(sys.path)).get(top, ())):
         provider = distribution(one)
         if _provides(provider, module, places):
-            return CodeOrigin(
-                name, *(re.sub(r"[^\w.!+-]", "-", text)[:LONGEST] for text in (one, str(provider.version)))
-            )
+            told = (re.sub(r"[^a-zA-Z0-9_.!+-]", "-", text)[:LONGEST] for text in (one, str(provider.version)))
+            return CodeOrigin(name, *told)
     return CodeOrigin(name)
 
 
