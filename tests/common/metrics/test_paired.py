@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from benchmarks.paired.bootstrap import auc, deviation, drawn, mean
 from rankdad.common.metrics import BINS, Tally, tally
 from rankdad.common.metrics.paired import (
+    APART,
     DIGITS,
     EDGE,
-    APART,
     LEAST,
     Difference,
     Rows,
