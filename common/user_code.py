@@ -1,18 +1,171 @@
-"""Code of the user's own, named "package.module:function", imported only where the caller allows it."""
+"""Code of the user's own, named "package.module:function", imported only where the caller allows it.
+
+Code of an installed distribution is allowed by its version, too: "package.module:function@distribution==1.2.3".
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import Distribution, distribution, packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from pydantic import Field
 
 from rankdad.common.errors import PolicyError, SpecError, one_line
 
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+NAME = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+FunctionName = Annotated[str, Field(pattern=rf"^{NAME}$")]
+PERMITTED = rf"^{NAME}(@[A-Za-z0-9][\w.-]*==(\*|[\w.!+-]+))?$"
+Permitted = Annotated[str, Field(pattern=PERMITTED)]
+ANY = "*"  # in place of a version
+MOST, LONGEST = 2, 127  # functions that a run loads; characters of a distribution's name or version
+
+
+@dataclass(frozen=True)
+class CodeOrigin:
+    """The installed distribution that provides a function; of a file in a folder both its fields are empty."""
+
+    name: FunctionName
+    distribution: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        """Return where the code comes from, in words."""
+        return f"{self.distribution} {self.version}" if self.distribution else "no installed package"
+
+    @property
+    def entry(self) -> str:
+        """What lists this version and no other."""
+        return f"{self.name}@{self.distribution}=={self.version}" if self.distribution else self.name
+
+
+def permit(name: str, allowed: Collection[str], field: str) -> CodeOrigin:
+    """Return where a function comes from, if the caller allows it; its module is not imported.
+
+    Args:
+        name: "package.module:function".
+        allowed: names that the caller permits, those of installed distributions with a version.
+        field: of the spec, named in errors.
+
+    Raises:
+        PolicyError: the caller does not allow it, or allows another version.
+    """
+    listed = [package for entry in allowed for own, _, package in [entry.partition("@")] if own == name]
+    if not listed:
+        raise PolicyError(
+            field,
+            f"{name} is not allowed here: read its code, then pass --allow-factory {name}, or list it under "
+            "allow_factories in a site's file",
+            code="factory-not-allowed",
+        )
+    found = origin(name)
+    if not any(_is_listed(found, package) for package in listed):
+        expected = " or ".join(package or "no installed package" for package in listed)
+        any_version = f", or {name}@{found.distribution}=={ANY} for any version" * bool(found.distribution)
+        raise PolicyError(
+            field,
+            f"{name} comes from {found} here, expected {expected}: install that, or read this code and list it as "
+            f"{found.entry}{any_version}",
+            code="factory-version-differs",
+        )
+    return found
+
+
+def _is_listed(found: CodeOrigin, package: str) -> bool:
+    name, _, version = package.partition("==")
+    return _plain(name) == _plain(found.distribution) and version in (ANY if name else "", found.version)
+
+
+def _plain(name: str) -> str:
+    """Return a distribution's name as all its spellings have it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pack(functions: Sequence[CodeOrigin]) -> bytes:
+    """Return functions as bytes, for hello."""
+    return " ".join(one.entry for one in functions).encode()
+
+
+def unpack(data: bytes) -> tuple[CodeOrigin, ...]:
+    """Return functions from the network.
+
+    Raises:
+        ValueError: the bytes are others than `pack` makes.
+    """
+    entries = data.decode("ascii").split()
+    if len(entries) > MOST or not all(re.fullmatch(PERMITTED, one) for one in entries):
+        raise ValueError(f"expected at most {MOST} functions, each with its package and version")
+    parts = [re.split("@|==", one) for one in entries]
+    if any(len(text) > LONGEST for _, *package in parts for text in package):
+        raise ValueError(f"a package's name or version has more than {LONGEST} characters")
+    return tuple(CodeOrigin(*own) for own in parts)
+
+
+def by_site(code: Mapping[str, Collection[CodeOrigin]]) -> list[dict[str, Any]]:
+    """Return what sites load, each distribution and version once, with its sites.
+
+    Args:
+        code: by site.
+    """
+    every = sorted({one for own in code.values() for one in own}, key=str)
+    return [{**asdict(one), "sites": [site for site, own in code.items() if one in own]} for one in every]
+
+
+def origin(name: str) -> CodeOrigin:
+    """Return which installed distribution provides a function's module as Python would find it; nothing is imported.
+
+    A file that hides a distribution's, such as one in the present folder, is of none.
+    """
+    _search_here()
+    module, _, _ = name.partition(":")
+    top = _top(module)
+    try:
+        found = None if top == "rankdad" else find_spec(top)  # its version is in hello anyway
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        return CodeOrigin(name)
+    places = [Path(place).resolve() for place in found.submodule_search_locations or [found.origin or ""]]
+    for one in dict.fromkeys(_providers(tuple(sys.path)).get(top, ())):
+        provider = distribution(one)
+        if _provides(provider, module, places):
+            told = (re.sub(r"[^a-zA-Z0-9_.!+-]", "-", text)[:LONGEST] for text in (one, str(provider.version)))
+            return CodeOrigin(name, *told)
+    return CodeOrigin(name)
+
+
+@lru_cache(maxsize=1)  # it takes most of a second
+def _providers(_: tuple[str, ...]) -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def _provides(provider: Distribution, module: str, places: list[Path]) -> bool:
+    """Tell whether a distribution has a module's file, at one of these places of its outermost package."""
+    stem = module.replace(".", "/")
+    files = [file for file in provider.files or () if str(file).startswith((f"{stem}.", f"{stem}/__init__."))]
+    located = [Path(str(provider.locate_file(file))).resolve() for file in files]
+    checkout = _checkout(provider)
+    if checkout is not None:
+        located += [place for place in places if place.is_relative_to(checkout)]
+    return any(file.is_relative_to(place) for file in located for place in places)
+
+
+def _checkout(provider: Distribution) -> Path | None:
+    """Return the folder of a distribution that is installed as editable."""
+    written = json.loads(provider.read_text("direct_url.json") or "{}")
+    if not written.get("dir_info", {}).get("editable"):
+        return None
+    return Path(url2pathname(urlsplit(written["url"]).path)).resolve()
 
 
 def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., Any]:
@@ -20,24 +173,15 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
 
     Args:
         name: "package.module:function".
-        allowed: names that the caller permits to be imported and called.
+        allowed: what the caller permits, as in `permit`.
         field: of the spec, named in errors.
 
     Raises:
         PolicyError: the caller does not allow it; nothing is imported then.
         SpecError: it cannot be imported, or is no function.
     """
-    if name not in allowed:
-        raise PolicyError(
-            field,
-            f"{name} is not allowed here: read its code, then pass --allow-factory {name}, or list it under "
-            "allow_factories in a site's file",
-            code="factory-not-allowed",
-        )
+    permit(name, allowed, field)
     module_name, _, function_name = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script, unlike `python -m`, does not look there
-        sys.path.insert(0, here)
     try:
         function: object = getattr(importlib.import_module(module_name), function_name)
     except (Exception, SystemExit) as error:
@@ -55,3 +199,10 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
+
+
+def _search_here() -> None:
+    """Let Python look for modules in the present folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script, unlike `python -m`, does not look there
+        sys.path.insert(0, here)

@@ -16,7 +16,7 @@ from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import PositiveFloat, PositiveInt, SiteName
-from rankdad.common.user_code import FunctionName
+from rankdad.common.user_code import Permitted
 from rankdad.local.data.loading import Loading
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
@@ -156,8 +156,9 @@ class SiteConfig(Member):
     may be the same by other names."""
     spec: str | None = None
     """A copy of the run's spec: the site then takes part in this run alone."""
-    allow_factories: tuple[FunctionName, ...] = ()
-    """Model factories and readers whose code the site has read and permits to run."""
+    allow_factories: tuple[Permitted, ...] = ()
+    """Model factories and readers whose code the site has read and permits to run: `models:make` from a file, and
+    `models:make@ourmodels==1.2.3` from an installed package; `==*` is any version."""
     weights: str | None = None
     """Folder of the pretrained weights that a run's spec may name."""
     policy: str | None = None

@@ -19,6 +19,7 @@ from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
+from rankdad.common.user_code import origin
 from rankdad.local.admission import check_repeated, check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
@@ -142,6 +143,7 @@ class Contributions:
             retain=self._retain,
             log=None if self._data.parts is None else self._data.parts.heads(),
             alike=self._data.alike(self._spec),
+            functions=tuple(map(origin, self._spec.functions.values())),
         )
 
     def _sums(self, stage: str) -> Sums:

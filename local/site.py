@@ -33,7 +33,9 @@ from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.common.user_code import permit
 from rankdad.local.admission import admitted, checks
+from rankdad.local.agent.words import what_is_loaded
 from rankdad.local.config import PageOptions, SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
@@ -278,6 +280,8 @@ def permitted(
     device = device_here(config.device)
     use_threads(spec.training.threads)
     check_memory(spec)
+    for field, name in spec.functions.items():
+        permit(name, config.allow_factories, field)
     model = build_network(spec, config.allow_factories).to(device)
     plan = make_plan(spec, model)
     planned(policy, plan)
@@ -331,6 +335,8 @@ def check_site(
                 told(lines)
         for warning in policy.warnings(spec):
             _log.warning(warning)
+    for line in what_is_loaded(spec):
+        _print(line)
     _print(
         f"{config.name} can take part in {spec.name} ({spec.trained_by}), and its policy allows it: {_amounts(data)}; "
         f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"

@@ -36,6 +36,7 @@ from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node, names_in
+from rankdad.common.user_code import CodeOrigin, origin
 
 MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
 SLACK = 1.1  # of projections that the wire has rounded: half of a quarter of an octave
@@ -66,6 +67,7 @@ class Checks:
     def __init__(self, spec: RunSpec, plan: Plan, state: RunState, node: Node) -> None:
         self._spec, self._plan, self._state, self._node = spec, plan, state, node
         self._preparing = Preparing(spec)
+        self._model_code = origin(spec.functions["model.factory"]) if "model.factory" in spec.functions else None
         self._max_factor = min(MAX_SIZE, _largest(plan.wire))
         self.samples: Mapping[str, Sequence[Sequence[int]]] = {}
         self.tests: Mapping[str, Sequence[Tally]] = {}
@@ -88,7 +90,7 @@ class Checks:
         if isinstance(body, Step):
             self._check_step(site, message.exchange, body, ago)
         elif isinstance(body, Hello):
-            self._check_hello(body, {site: body.samples})
+            self._check_hello(body, {site: body.samples}, [body.functions])
             self._check_alike(body.alike)
         elif isinstance(body, RegionHello):
             self._check_names("samples", site, body.samples)
@@ -103,7 +105,7 @@ class Checks:
                         code="site-unknown",
                         field=f"d.{field}",
                     )
-            self._check_hello(body, body.samples)
+            self._check_hello(body, body.samples, [body.functions.get(own, ()) for own in body.samples])
             for own in body.samples:
                 self._check_alike(body.alike.get(own, ()))
         elif isinstance(body, RegionGoodbye):
@@ -201,7 +203,15 @@ class Checks:
                 field="b",
             )
 
-    def _check_hello(self, hello: Hello | RegionHello, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    def _check_hello(
+        self,
+        hello: Hello | RegionHello,
+        samples: Mapping[str, Sequence[Sequence[int]]],
+        functions: Sequence[Sequence[CodeOrigin]],
+    ) -> None:
+        if hello.version == self._plan.version:  # and before the weights, of which another model has others
+            for own in functions:
+                self._check_functions(own)
         expected = {"version": self._plan.version, "plan_sha256": self._plan.sha256()}
         expected |= {"spec_sha256": self._plan.spec_sha256, "weights_sha256": self._plan.weights_sha256}
         for field, meaning in SAME.items():
@@ -213,8 +223,8 @@ class Checks:
                     code="hello-differs",
                     field=f"d.{field}",
                 )
-        for site, own in samples.items():
-            most = max(train for train, *_ in own)
+        for site, counts in samples.items():
+            most = max(train for train, *_ in counts)
             steps = math.ceil(most / self._spec.at(site).training.step_size)
             if not 0 < steps <= MAX_STEPS:
                 raise ProtocolError(
@@ -223,6 +233,26 @@ class Checks:
                     code="too-many-steps",
                     field="d.samples",
                 )
+
+    def _check_functions(self, told: Sequence[CodeOrigin]) -> None:
+        """Check that a site tells where its functions come from, and has the aggregator's version of the model's."""
+        by_name, functions = {one.name: one for one in told}, self._spec.functions
+        if len(by_name) < len(told) or by_name.keys() != set(functions.values()):
+            raise ProtocolError(
+                422,
+                f"d.functions: names others than the run loads, expected {', '.join(functions.values()) or 'none'}",
+                code="fields-differ",
+                field="d.functions",
+            )
+        own = self._model_code
+        if own is not None and (got := by_name[own.name]) != own:
+            raise ProtocolError(
+                422,
+                f"d.functions: its model differs: {own.name} comes from {got}, at the aggregator from {own}: install "
+                "the same",
+                code="hello-differs",
+                field="d.functions",
+            )
 
     def _check_alike(self, folds: Sequence[int]) -> None:
         """Check that a site says of each fold of several repeats which one is the first to be alike."""

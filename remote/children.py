@@ -22,6 +22,7 @@ def introduced(children: Sequence[str], messages: Sequence[Message]) -> RegionHe
     samples = {site: counts for hello in hellos for site, counts in hello.samples.items()}
     dropped = {site: count for hello in hellos for site, count in hello.dropped.items()}
     together = {"samples": samples, "dropped": dropped, "warnings": warnings, "retain": all(h.retain for h in hellos)}
+    together["functions"] = {site: own for hello in hellos for site, own in hello.functions.items()}
     together["alike"] = {site: folds for hello in hellos for site, folds in hello.alike.items()}
     return RegionHello.model_validate({**dict(hellos[0]), **together})
 
@@ -35,6 +36,7 @@ def _as_region(child: str, hello: Body) -> RegionHello:
         "dropped": {child: hello.dropped} if hello.dropped else {},
         "warnings": {kind: [child] for kind in hello.warnings},
         "alike": {child: hello.alike} if hello.alike else {},
+        "functions": {child: hello.functions} if hello.functions else {},
     }
     return RegionHello.model_validate({name: value for name, value in hello if name != "log"} | alone)
 

@@ -90,7 +90,8 @@ class PairedFolds:
                 model, other = (reduce(add, (of[site] for site in both)) for of in (models, theirs))
                 squares = torch.stack([found[site][at] for site in both]).sum(dim=0)
                 least = self._least if self._are_all(model, pooled) else NEVER
-                one = sums_of(self._task, model, other, squares, least=least, within=False)
+                alone = pooled is None and len(both) == 1
+                one = sums_of(self._task, model, other, squares, least=least, within=alone)
                 repeat[rival][EVERYWHERE] = repeat[rival].get(EVERYWHERE, Sums()) + one
                 if len(both) > 1 and not self._regions and ranked(self._task):
                     one = sums_within([(own[site], models[site]) for site in both], self._task, model.samples)

@@ -40,6 +40,7 @@ from rankdad.common.run.repeats import equal_repeats
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import measured
 from rankdad.common.spec.tree import TOP
+from rankdad.common.user_code import by_site
 from rankdad.page.history import History
 from rankdad.remote.children import introduced
 from rankdad.remote.coefficients import as_json, as_table
@@ -257,6 +258,9 @@ class Recorder:
             self.progress.partitions = {"repeats": repeats, "run": repeats - len(equal), "sites": different}
         self.progress.tuning = began(self._spec, list(hello.samples.values()))
         self.progress.dropped |= hello.dropped
+        self.progress.functions = by_site(hello.functions)
+        if others := [site for site, own in hello.functions.items() if own != next(iter(hello.functions.values()))]:
+            self.progress.warn("reader-differs", others)  # a reader's, which the aggregator has not
         for warning, sites in hello.warnings.items():
             self.progress.warn(warning, sites)
         self.summarise()

@@ -56,6 +56,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "weights_sha256": progress.weights_sha256,
         "aggregator_sha256": progress.aggregator_sha256,
         "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "functions": progress.functions,
         "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
     }
 

@@ -122,7 +122,7 @@ def _metric(
 ) -> Any:
     rows = [models[model] for models, _ in kept]
     if metric in ("auc", WITHIN):
-        scores = torch.cat([own.bins[:, 0] for own in rows]).double().numpy()
+        scores = torch.cat([(own.scores if metric == WITHIN else own.bins)[:, 0] for own in rows]).double().numpy()
         return auc(scores, positives(spec.task, labels)[:, 0].numpy(), folds, places if metric == WITHIN else None)
     column = 0 if metric == "loss" else 1
     assert isinstance(spec.task, Regression) or metric != "mae"

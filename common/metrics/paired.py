@@ -33,6 +33,9 @@ ROUNDED, SLACK = 0.01, 1e-6  # of sums of squares, which are rounded, once more 
 MOST = 1e290  # of a sum: of a model that diverges squares are no numbers any more, and its interval is endless
 NORMAL = NormalDist().inv_cdf(0.975)
 WITHIN = "auc_within"  # among measures: of the site's own rows alone
+APART = (
+    "auc_within_difference"  # among measures: no squares, but the difference itself, which histograms know less well
+)
 PAIRED, OVER_GROUPS, IN_FOLDS = "paired", " over groups", ", within folds"
 
 
@@ -59,10 +62,12 @@ class Rows:
 
     Args:
         bins: of scores, int64 [n, ranked outputs]; of numbers [n, 0].
+        scores: float64, as the bins.
         means: float64 [n, means]: the loss, and how much of a row is right or how far off it is.
     """
 
     bins: Tensor
+    scores: Tensor
     means: Tensor
 
 
@@ -73,7 +78,7 @@ def compared(task: TaskSpec) -> tuple[Metric, ...]:
 
 def measures(task: TaskSpec) -> tuple[str, ...]:
     """Return the names of the sums that a site returns of each pair of models."""
-    return tuple(compared(task)) if isinstance(task, Regression) else ("auc", WITHIN, "loss", "accuracy")
+    return tuple(compared(task)) if isinstance(task, Regression) else ("auc", WITHIN, APART, "loss", "accuracy")
 
 
 def ranked(task: TaskSpec) -> int:
@@ -87,14 +92,15 @@ def rows(task: TaskSpec, outputs: Tensor, labels: Tensor, losses: Tensor, *, bas
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         error = (outputs.reshape(-1) - labels.double().reshape(-1)).abs()
-        return Rows(torch.zeros(len(labels), 0, dtype=torch.int64), torch.stack([losses, error], dim=1))
+        none = torch.zeros(len(labels), 0, dtype=torch.int64)
+        return Rows(none, none.double(), torch.stack([losses, error], dim=1))
     if isinstance(task, Classification):
         log_odds, right = class_log_odds(outputs), (outputs.softmax(dim=1).argmax(dim=1) == labels).double()
     else:
         log_odds, right = outputs, ((outputs > 0) == (labels > 0.5)).double().mean(dim=1)
     bins = score_bins(log_odds - (default_log_odds(task) if base is None else base.cpu()))
     first = task.outputs - shape(task).ranked
-    return Rows(bins[:, first:], torch.stack([losses, right], dim=1))
+    return Rows(bins[:, first:], log_odds[:, first:], torch.stack([losses, right], dim=1))
 
 
 def positives(task: TaskSpec, labels: Tensor) -> Tensor:
@@ -182,7 +188,7 @@ def squares(
     pooled: Tensor | None,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """Return the sums of squared influences on differences from the first model, rounded.
+    """Return the sums of squared influences on differences from the first model, rounded; and of `APART` these.
 
     Args:
         task: what is predicted.
@@ -211,13 +217,18 @@ def squares(
         moved |= {
             name: first.means[:, at] - other.means[:, at] for at, name in enumerate(names[-first.means.shape[1] :])
         }
-        for at, name in enumerate(names[: len(names) - first.means.shape[1]]):
+        for at, name in enumerate(("auc", WITHIN) if weigh is not None else ()):
             ours, theirs = (None, None) if weigh is None else (weigh[at][0], weigh[at][place])
             if ours is not None and theirs is not None:
                 moved[name] = ours - theirs
         for at, name in enumerate(names):
             found[place - 1, at] = torch.tensor(_over(moved[name], of))[: found.shape[2]]
-    return coarse(found.nan_to_num(MOST, MOST, -MOST).clamp(-MOST, MOST))
+    found = coarse(found.nan_to_num(MOST, MOST, -MOST).clamp(-MOST, MOST))
+    areas = [None if one is None or not ranks else area(_by_rank(one, positive)[1], 2) for one in models]
+    for place, its in enumerate(areas[1:]):
+        if areas[0] is not None and its is not None:
+            found[place, names.index(APART), 0] = areas[0] - its
+    return found
 
 
 def _weights(
@@ -227,19 +238,26 @@ def _weights(
     everywhere, here = list[Tensor | None](), list[Tensor | None]()
     place, kinds = torch.arange(positive.shape[1]), positive.long()
     for at, model in enumerate(models):
-        own = None if model is None else _histograms(model.bins, positive)
-        seen = own if pooled is None else pooled[at]
-        for made, scores in ((everywhere, seen), (here, own)):
-            moves = None if scores is None else influences(scores, alone=alone)
-            made.append(None if model is None or moves is None else moves[place, kinds, model.bins].sum(dim=1))
+        if model is None:
+            everywhere.append(None)
+            here.append(None)
+            continue
+        own = _by_rank(model, positive)
+        seen = own if pooled is None else (model.bins, pooled[at])
+        for made, (bins, scores) in ((everywhere, seen), (here, own)):
+            moves = influences(scores, alone=alone)
+            made.append(None if moves is None else moves[place, kinds, bins].sum(dim=1))
     return everywhere, here
 
 
-def _histograms(bins: Tensor, positive: Tensor) -> Tensor:
-    """Return the histograms [outputs, 2, BINS] of rows."""
-    outputs = bins.shape[1]
-    places = ((2 * torch.arange(outputs) + positive) * BINS + bins).reshape(-1)
-    return places.bincount(minlength=outputs * 2 * BINS).reshape(outputs, 2, BINS)
+def _by_rank(model: Rows, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's place among the different scores of its output, and histograms [outputs, 2, n] of these."""
+    count, outputs = model.scores.shape
+    ranks = torch.zeros_like(model.bins)
+    for at in range(outputs):
+        ranks[:, at] = model.scores[:, at].unique(return_inverse=True)[1]
+    places = ((2 * torch.arange(outputs) + positive) * count + ranks).reshape(-1)
+    return ranks, places.bincount(minlength=outputs * 2 * count).reshape(outputs, 2, count)
 
 
 def _over(moved: Tensor, of: Tensor) -> tuple[float, float]:
@@ -271,6 +289,10 @@ def contradiction(task: TaskSpec, sums: Tensor, tests: Sequence[Tally], least: i
         _, sizes = _groups(parts(task, tests[0]))
         for name, own, (low, high) in zip(measures(task), found, _bounds(task, tests[0], other, least), strict=True):
             square = float(own[0])
+            if name == APART:
+                if (square and not low <= square <= high) or bool(own[1:].any()):  # a region's is 0
+                    return f"the difference of the AUC is {square:g}, expected {low:.6f} to {high:.6f} of these rows"
+                continue
             if not low * (1 - ROUNDED) <= square <= high * (1 + ROUNDED):
                 return f"the squares of {name} are {square:g}, expected {low:g} to {high:g} of these rows"
             if len(own) > 1 and abs(float(own[1])) > math.sqrt(square) * math.sqrt(sizes) * (1 + ROUNDED):
@@ -290,6 +312,7 @@ def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tupl
             each = 4 * counts / number / (number - 1) if alone else 2 * counts / number
             largest = each.sum(dim=1) if alone else each.sum(dim=1).square()
             found.append((0.0, float(largest.max()) if ranked(task) else 0.0))
+        found.append(_apart(histograms(task, model), histograms(task, other)) if ranked(task) else (0.0, 0.0))
     for name, mine, its in zip(compared(task)[-2:], _means(task, ours), _means(task, theirs), strict=True):
         apart, most = max(abs(mine - its) - SLACK * (mine + its), 0.0), mine * mine + its * its
         if name == "accuracy":
@@ -297,6 +320,18 @@ def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tupl
             most = min(mine + its, wrong) * (1 if alone else math.sqrt(sizes))
         found.append((min(apart * apart / max(groups, 1), MOST), most))
     return found
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """Return the least and largest difference of the AUC that rows with these histograms have."""
+    areas, number = [area(one, 2) for one in (ours, theirs)], ours.sum(dim=2)
+    if areas[0] is None or areas[1] is None:
+        return 0.0, 0.0
+    measured, unsure = (number > 0).all(dim=1), 0.0
+    for one in (ours, theirs):
+        _, half, count = pairs(one[measured])
+        unsure += float((half / count).mean())
+    return areas[0] - areas[1] - unsure - SLACK, areas[0] - areas[1] + unsure + SLACK
 
 
 @dataclass(frozen=True)
@@ -360,7 +395,8 @@ def sums_of(task: TaskSpec, model: Tally, other: Tally, found: Tensor, *, least:
         return known + Sums(uncompared=ours.samples)
     factor = groups / (groups - 1) if ours.clusters is not None and groups > 1 else 1.0
     variance, weight = float(found[names.index(WITHIN if within else "auc"), 0]) * factor, ours.samples
-    return known + Sums(weight=weight, auc=weight * (areas[0] - areas[1]), auc_square=weight**2 * variance, folds=1)
+    apart = float(found[names.index(APART), 0]) if within else areas[0] - areas[1]
+    return known + Sums(weight=weight, auc=weight * apart, auc_square=weight**2 * variance, folds=1)
 
 
 def sums_within(found: Sequence[tuple[Sums, Tally]], task: TaskSpec, samples: int) -> Sums:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 from torch import Tensor
 
+from rankdad.common import user_code
 from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, public_reason, visible
 from rankdad.common.gradients.projections import Projections
 from rankdad.common.gradients.routes import Payload
@@ -27,6 +28,7 @@ from rankdad.common.protocol.arrays import (
 from rankdad.common.rounds.paired import pack_scores, unpack_scores, unpack_squares
 from rankdad.common.run.replica import pack_parameters, unpack_parameters
 from rankdad.common.run.weight_sketch import unpack_sketch
+from rankdad.common.user_code import CodeOrigin
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan
@@ -85,6 +87,7 @@ def _numbers(data: bytes, most: int) -> tuple[int, ...]:
 
 Counts = tuple[tuple[int, ...], ...]
 Numbers = tuple[int, ...]
+Functions = tuple[CodeOrigin, ...]
 NUMBERS = packed(lambda numbers: pack_counts([numbers]), lambda data, plan, _: _numbers(data, plan.folds))
 SAMPLES = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, 3))
 ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, len(plan.sites)))
@@ -111,6 +114,7 @@ REFERENCES = packed(
 SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
 SQUARES = packed(pack_sums, lambda data, plan, _: unpack_squares(plan, data))
 SKETCH = packed(pack_sums, lambda data, *_: unpack_sketch(data))
+FUNCTIONS = packed(user_code.pack, lambda data, *_: user_code.unpack(data))
 HEADS = packed(heads.pack, lambda data, *_: heads.unpack(data))
 PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
 
@@ -161,7 +165,8 @@ class Hello(Control):
     `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
     whether the site's policy lets the aggregator keep what the site sends beyond the run's end. `log` tells how far the
     site's log of what has left it has come, where it has one that lasts. Of repeated folds `alike` has for each that is
-    tested the first one that holds out the same samples.
+    tested the first one that holds out the same samples. `functions` tells of what
+    packages the functions of the users' own are.
     """
 
     version: Name
@@ -174,6 +179,7 @@ class Hello(Control):
     retain: bool = False
     log: Annotated[Heads | None, *HEADS] = None
     alike: Annotated[Numbers, *NUMBERS] = ()
+    functions: Annotated[Functions, *FUNCTIONS] = ()
 
 
 class RegionHello(Control):
@@ -191,6 +197,7 @@ class RegionHello(Control):
     warnings: dict[DataWarning, list[Name]]
     retain: bool = False
     alike: dict[Name, Annotated[Numbers, *NUMBERS]] = {}
+    functions: dict[Name, Annotated[Functions, *FUNCTIONS]] = {}
 
 
 class Roster(Control):

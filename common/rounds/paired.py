@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.paired import (
+    APART,
     LEAST,
     WITHIN,
     Rows,
@@ -98,10 +99,11 @@ def contribution(
 
 def combined(spec: RunSpec, sent: Sequence[Tensor]) -> Tensor:
     """Return what a region contributes: its members' sums, but for what is of one site's samples alone."""
-    total = torch.stack(list(sent)).sum(dim=0)
-    if WITHIN in measures(spec.task) and not within_site(spec):
-        total[:, measures(spec.task).index(WITHIN)] = 0.0
-    return coarse(total)
+    total, names = torch.stack(list(sent)).sum(dim=0), measures(spec.task)
+    apart = [names.index(name) for name in (WITHIN, APART) if name in names]
+    found = coarse(total)
+    found[:, apart] = total[:, apart] if within_site(spec) else 0.0
+    return found
 
 
 def _shape(plan: Plan) -> tuple[int, int, int]:

@@ -277,6 +277,13 @@ class RunSpec(Part):
         return columns_of(self.data, self.preparation.keep)
 
     @property
+    def functions(self) -> dict[str, str]:
+        """Functions of the users' own that the run loads, by the field that names them."""
+        model, data = getattr(self.model, "factory", None), getattr(self.data, "function", None)
+        named = {"model.factory": model, "data.function": data}
+        return {field: name for field, name in named.items() if name is not None}
+
+    @property
     def group_noun(self) -> str:
         """What rows are of, in the singular: what the group's column is called, if that is a word for people."""
         column = str(getattr(self.data, "group", "")).lower()

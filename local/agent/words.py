@@ -12,6 +12,7 @@ from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.written import Tabular
+from rankdad.common.user_code import origin
 
 MAX_NAMES = 10  # of columns, labels or sites in a line
 READ_AS = {  # what columns are read for, by the field of the specification
@@ -48,6 +49,11 @@ def what_is_read(spec: RunSpec, most: int | None = MAX_NAMES) -> list[str]:
         for field, what in READ_AS.items()
         if field in columns
     ]
+
+
+def what_is_loaded(spec: RunSpec) -> list[str]:
+    """Return lines that name the functions of the users' own that a run loads here, and the packages of these."""
+    return [f"runs the code of {name} ({field}), of {origin(name)}" for field, name in spec.functions.items()]
 
 
 def what_selects(spec: RunSpec) -> list[str]:
@@ -123,7 +129,7 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     lines = [TWO] * (len(sites) == 2)
     lines.append(f"run: {spec.name}, by {owner or 'somebody unnamed'}, with {_listed(sites)}")
     lines.append(f"rounds may be of as few as {counted(min(sites_together(spec).values()), 'site')}")
-    lines += [*what_is_read(spec), *what_selects(spec)]
+    lines += [*what_is_read(spec), *what_is_loaded(spec), *what_selects(spec)]
     begun = spec.model.pretrained
     if begun is not None:
         lines.append(f"begins with the weights in {begun.file}, sha256 {begun.sha256}, which the policy lets in")

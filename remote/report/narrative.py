@@ -42,6 +42,7 @@ WARNINGS = {
     "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
     "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",
     "rows-left-out": "left out rows, or lets them wait for more patients, and does not tell how many",
+    "reader-differs": "reads its data by code of another package, or version, than the first site",
     "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
 }
 Code = Literal[
@@ -157,6 +158,16 @@ def weights(run: RunResults) -> str:
         same = aggregator == digest
         equal += " and at the aggregator" if same else f", DIFFERENT at the aggregator ({aggregator[:16]}…)"
     return f"{equal}, sha256 {digest}"
+
+
+def functions(run: RunResults) -> dict[str, str]:
+    """Return what packages the functions of the users' own come from, by function."""
+    found = dict[str, str]()
+    for one in run.summary.functions:
+        package = " ".join(filter(None, (one["distribution"], one["version"]))) or "no installed package"
+        before = f"{found[one['name']]}; " if one["name"] in found else ""
+        found[one["name"]] = f"{before}{package} ({', '.join(one['sites'])})"
+    return found
 
 
 def tested(run: RunResults) -> str:

@@ -154,6 +154,8 @@ class Summary(Part, extra="ignore"):
     weights_sha256: dict[str, str] = Field(default={})
     aggregator_sha256: str = ""
     versions: dict[str, str] = Field(default={})
+    functions: tuple[dict[str, Any], ...] = ()
+    """Where functions of the users' own come from: name, distribution, version, and the sites that load them."""
     machine: dict[str, str] = Field(default={})
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rankdad.common.gradients.factors import Factor
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Hello, Kind, Message, Step
 from rankdad.common.run.replica import Replica
+from rankdad.common.user_code import CodeOrigin, origin
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.report.run_report import report
@@ -65,6 +67,39 @@ def test_hello_is_refused_if_it_differs_and_in_what_is_said(
         aggregator.take("beta", hello_of(aggregator, **changes))
     assert error.value.status == 422
     assert aggregator.barrier.missing() == SITES, "it may come again"
+
+
+def test_a_model_of_another_version_is_refused_and_a_readers_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, reader = "torch.nn:Linear", "tests.nowhere:read"
+    spec = run_spec(
+        model={"name": "factory", "factory": model, "arguments": {"in_features": 6, "out_features": 3}},
+        data={"reader": "function", "function": reader, "shape": [6]},
+    )
+    made = Aggregator(spec, Replica(spec, [f"{model}@torch==*"]), tmp_path / "run", time.perf_counter)
+    here, file = origin(model), CodeOrigin(reader)
+    told = (
+        ((), "fields-differ"),
+        ((replace(here, version="1.0"), file), "hello-differs"),
+        ((CodeOrigin(model), file), "hello-differs"),
+    )
+    for functions, code in told:
+        with pytest.raises(ProtocolError) as error:
+            made.take("alpha", hello_of(made, functions=functions))
+        assert (error.value.code, error.value.field) == (code, "d.functions")
+    other = CodeOrigin(reader, "readers", "2.0")
+    for site, own in (("alpha", file), ("beta", file), ("gamma", other)):
+        made.take(site, hello_of(made, functions=(here, own)))
+    made.close()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["warnings"] == {"reader-differs": ["gamma"]}
+    assert [(one["name"], one["distribution"], one["version"], one["sites"]) for one in summary["functions"]] == [
+        (reader, "", "", ["alpha", "beta"]),
+        (reader, "readers", "2.0", ["gamma"]),
+        (model, "torch", here.version, list(SITES)),
+    ]
+    assert "readers 2.0 (gamma)" in report(tmp_path / "run")
 
 
 def test_every_site_that_fails_is_answered_with_the_first_failure(aggregator: Aggregator) -> None:
