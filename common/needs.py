@@ -63,7 +63,7 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
     return [
         Need(
             line=line,
-            field=asked[line][0].field,
+            field=(refused.get(line) or asked[line][0]).field,
             needed=asked[line][1],
             here=policy.model_dump(mode="json")[line],
             lets_out=asked[line][0].lets_out,

@@ -14,12 +14,14 @@ from torch.nn import functional as F
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
+from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.levels import apart
 from rankdad.common.privacy.repeated import epochs_allowed, numbers_of_step, steps_of_all
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import levels_of
@@ -31,6 +33,7 @@ RARE: DataWarning = "rare-values"
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 STEPS = "training by steps (training.solver)"
 EVALUATED = "figures of fewer samples: of one they are its label and its score"
+MAX_MOVED = 10  # columns that a note names
 BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
@@ -258,9 +261,19 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     moved = (found != inputs) & ~(found.isnan() & inputs.isnan())
     if not moved.any():
         return data
+    columns = moved.any(0)
+    names = [f"input {place}" for place in columns.nonzero().flatten().tolist()]
+    if isinstance(spec.data, TableData):
+        placed = zip(spec.data.inputs, blocks(spec.data), strict=True)
+        names = [
+            name
+            for name, (first, levels) in placed
+            if columns[first : first + (levels or 1) + spec.data.is_indicated(name)].any()
+        ]
+    more = f" and {len(names) - MAX_MOVED} more" * (len(names) > MAX_MOVED)
     note = (
-        f"{int(moved.any(1).sum())} rows: what fewer than {least} {_noun(spec, data)}s have of a column is moved to "
-        f"what is usual, in {int(moved.any(0).sum())} columns (min_level)"
+        f"{counted(int(moved.any(1).sum()), 'row')}: what fewer than {least} {_noun(spec, data)}s have of a column is "
+        f"moved to what is usual (min_level): {', '.join(names[:MAX_MOVED])}{more}"
     )
     samples, warnings = replace(data.samples, inputs=found), (*data.warnings, RARE)
     return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))

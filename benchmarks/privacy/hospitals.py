@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
@@ -67,7 +68,7 @@ class Refused:
 
     code: str
     field: str
-    sentence: str = field(default="", compare=False)
+    sentence: str = dataclasses.field(default="", compare=False)  # `field` is another here
 
 
 @dataclass

@@ -40,7 +40,7 @@ from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 
 SIZES = {"large": 640, "middle": 210, "small": 24}
-ADMITS_24 = Policy(min_rows=1, min_level=MinLevel(count=1), rows_per_rank=None)  # a member with 24 rows, of which a fold holds out 4
+ADMITS_24 = Policy(min_rows=1, min_level=MinLevel(count=1), rows_per_rank=None)  # a fold holds out 4 of 24 rows
 COLUMNS = ["age", "bp", "bmi", "sugar", "rate"]
 TASKS: dict[str, dict[str, Any]] = {"sick": {"name": "classification", "classes": 2}, "days": {"name": "regression"}}
 
