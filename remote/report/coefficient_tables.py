@@ -105,8 +105,8 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     if site_sd and pooled["coefficients"]:
         yield "Every site standardises by itself: one more is one of its own SDs, and not one of the column's unit."
     if still := [name_of(pooled["coefficients"], row) for row in pooled["coefficients"] if row["estimate"] is None]:
-        few = "or so few that they count as the usual one (min_level)"
-        yield f"All rows are alike there, as where a level has no row, {few}, and there is no coefficient: {listed(still)}."
+        where = "as where a level has no row, or so few that they count as the usual one (min_level)"
+        yield f"All rows are alike there, {where}, and there is no coefficient: {listed(still)}."
     yield from (sentence.text for sentence in opposite_effects(run))
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
