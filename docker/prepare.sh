@@ -36,6 +36,9 @@ for site in $parties; do
     [ -d "/tmp/split/$site" ] || { echo "error: the run has no site $site, expected all of" $parties >&2; exit 2; }
     cp /tmp/split/"$site"/data/* "/kits/$site/data/"
     cp /tmp/split/"$site"/policy.json "/kits/$site/"
+    mkdir -p "/kits/$site/privacy" "/results/privacy/$site" # what has left is kept there over runs
+    if [ -d "/tmp/split/$site/privacy" ]; then cp -Rn "/tmp/split/$site/privacy/." "/results/privacy/$site/"; fi
+    chown -R "$OWNER" "/results/privacy/$site"
 done
 
 if grep -qsE '"status": "(completed|failed|refused)"' /results/aggregator/summary.json; then

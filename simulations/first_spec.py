@@ -101,9 +101,11 @@ def _settings(
         policy = {"min_rows": least, "rows_per_rank": max(1, least // rank)}
     train = 1 - 1 / FOLDS
     most = min(math.ceil(max(rows) * train / 16), math.floor(min(people) * train / (SPARE * least)))
-    if not own.keyed_folds:  # a step of some leaves at least a third of a fold's patients beside it, which count, too
-        parts = max(2, min(FOLDS, min(people) // own.min_rows))
-        most = most if min(people) * (1 - 1 / parts) / 3 >= least else 1
+    if not own.keyed_folds:  # a small hospital draws half of its patients, and the others count, too
+        halves = min(people) / 4 >= least  # of one of two parts, as a rare class may leave
+        most = max(2, math.ceil(max(rows) * train / 16)) if halves else 1
+        if not halves:  # steps of the same patients each time
+            policy["rows_per_rank"] = None
     steps = max(1, min(10, most))
     large = sum(rows) >= max(LARGE, 50 * inputs)
     wide = sum(rows) < WIDE * inputs

@@ -179,7 +179,7 @@ def test_settings_suit_every_size(tmp_path: Path, rows: tuple[int, ...]) -> None
     ), "one note, of what stands in the file"
     training, policy = file.run.training, file.simulation.policy
     steps = -(-round(max(rows) * 0.8) // training.step_size)
-    assert min(rows) < 10 or min(rows) * 0.8 / steps >= policy.min_rows
+    assert steps == 1 or min(rows) / 4 >= policy.min_rows
     assert 100 <= steps * training.epochs <= 200
     assert file.run.model.name == ("mlp" if sum(rows) > 5000 else "linear")
 
