@@ -38,7 +38,7 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.local.privacy.log import DisclosureLog
 
-RULES = Policy()  # of the attacked site
+RULES = Policy(pretrained=None)  # of the attacked site; weights may be the attacker's
 STRICT = RULES.model_copy(update={"min_level": MinLevel(count=3, by="part")})
 OFF = EVERYTHING.model_copy(update={"keyed_folds": True, "methods": RULES.methods})
 LONGEST = 6  # runs of a sequence

@@ -340,7 +340,7 @@ def test_check_prints_bytes_by_level_and_verify_the_error_of_both_levels() -> No
 @pytest.mark.timeout(600)
 def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
     """Weights are equal at all; the aggregator moves what 8 children send, a region what its 32 do."""
-    assignments = ["run.training.epochs=2", 'simulation.policy={"min_rows": 1}']
+    assignments = ["run.training.epochs=2", 'simulation.policy={"min_rows": 1, "keyed_folds": true}']
     file = read_simulation(DIGITS, assignments, sites=256, regions=8)
     summary = simulate(file, tmp_path / "run", quiet=True)
     assert len(summary["weights_sha256"]) == 264
@@ -357,7 +357,8 @@ def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [1, 4])
 def test_the_error_of_two_levels_is_at_most_1_05_of_that_of_one(tmp_path: Path, rank: int) -> None:
-    file = read_simulation(DIGITS, [f"run.method.rank={rank}"], sites=256, regions=8)
+    keyed = 'simulation.policy={"keyed_folds": true}'  # sites of seven rows
+    file = read_simulation(DIGITS, [f"run.method.rank={rank}", keyed], sites=256, regions=8)
     found, _ = verify(file.run, first_training_rows(file.run, dealt_data(file, tmp_path)))
     for one in found:
         assert one.one_level is not None
