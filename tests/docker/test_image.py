@@ -36,9 +36,11 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         run("--volume", f"{folder}:/kit", image(), "split", SPEC, *DIGITS, "--output", "/kit/all")
         address = f"http://{docker('inspect', '--format', ADDRESS, aggregator)}:8765"
         site = {"name": "hospital-a", "aggregator": address, "allow_plain_http": True}
-        (folder / "SITE.json").write_text(json.dumps(site | {"data": "all/hospital-a/data", "output": "/tmp/out", "privacy": "/tmp/privacy"}))
+        (folder / "SITE.json").write_text(
+            json.dumps(site | {"data": "all/hospital-a/data", "output": "/tmp/out", "privacy": "/tmp/privacy"})
+        )
         with container("--network", net, "--volume", f"{folder}:/kit:ro", image(), "site", "/kit/SITE.json") as name:
-            wait_for(lambda: "292 samples to train on" in logs_of(name), 60, lambda: logs_of(name))
+            wait_for(lambda: "315 samples to train on" in logs_of(name), 60, lambda: logs_of(name))
             wait_for(lambda: "waiting for" in logs_of(aggregator), 60, lambda: logs_of(aggregator))
             yield aggregator, name
 
