@@ -16,7 +16,8 @@ import pytest
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
+from rankdad.local.data import SiteData, read_site
+from rankdad.local.privacy.dealing import Dealing, secret_of_files
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.mounts import LIMITS
 from rankdad.simulations.lockstep import run as lockstep
@@ -78,12 +79,12 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
     shown = platform.run()
     spec = validate(RunSpec, json.loads((platform.remote.output / "run" / "run.json").read_text()))
     clients = {node.client_id: node for node in platform.sites}
-    data = {
-        site: read_site(spec, clients[site].input / "patients.csv", place)
-        for place, site in enumerate(spec.federation.sites)
-    }
-    limits = {name: FIELDS[name].default for name in LIMITS}  # which say whether a linear model is solved exactly
-    policies = dict.fromkeys(data, Policy(**limits))
+    policy, data = Policy(**{name: FIELDS[name].default for name in LIMITS}), dict[str, SiteData]()
+    for place, site in enumerate(spec.federation.sites):
+        file = clients[site].input / "patients.csv"
+        dealing = Dealing(spec, secret_of_files(file), policy.min_rows, level=policy.min_level)
+        data[site] = read_site(spec, file, place, dealing=dealing)
+    policies = dict.fromkeys(data, policy)
     over_http = next(iter(lockstep(spec, data, folder / "http", policies=policies).values())).weights_sha256
     assert digests(platform) == over_http
     assert len(shown["global_stats"]) >= 3
