@@ -340,7 +340,10 @@ def test_check_prints_bytes_by_level_and_verify_the_error_of_both_levels() -> No
 @pytest.mark.timeout(600)
 def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
     """Weights are equal at all; the aggregator moves what 8 children send, a region what its 32 do."""
-    assignments = ["run.training.epochs=2", 'simulation.policy={"min_rows": 1, "keyed_folds": true}']
+    assignments = [
+        "run.training.epochs=2",
+        'simulation.policy={"min_rows": 1, "rows_per_rank": null, "keyed_folds": true}',
+    ]
     file = read_simulation(DIGITS, assignments, sites=256, regions=8)
     summary = simulate(file, tmp_path / "run", quiet=True)
     assert len(summary["weights_sha256"]) == 264
