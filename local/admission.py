@@ -82,9 +82,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         for column, members in levels_of(spec, data.covariates):
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
-            _check_sums(
-                policy, "preparation.harmonise.keep", asks, fewest, f"a run that does not keep {column}", "min_level"
-            )
+            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, f"a run that does not keep {column}")
     return data
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from rankdad.common.errors import PolicyError, RankdadError
+from rankdad.common.errors import PolicyError, RankdadError, one_line
 from rankdad.common.needs import Need, needs, shown
 from rankdad.common.policy import MAX_NAMES, Policy
 from rankdad.common.protocol.plan import Plan
@@ -15,6 +16,7 @@ from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.site import offered_spec, permitted
 
 LISTED = ("files", "columns")
+_log = logging.getLogger(__name__)
 
 
 def stance_on(config: SiteConfig, question: Question) -> Stance:
@@ -46,7 +48,8 @@ def stance_on(config: SiteConfig, question: Question) -> Stance:
     except RankdadError as error:
         lines = [_refusal(one) for one in needed if one.refused]
         found += lines or [Refusal(field=error.public_field[:200], code=error.public_code)]
-    except Exception:
+    except Exception as error:
+        _log.warning("a draft cannot be judged: %s", one_line(error))
         found.append(Refusal(code="unexpected-error"))
     return Stance(refusals=tuple(found[:MAX_REFUSALS]), by_hand=config.approval == "manual")
 

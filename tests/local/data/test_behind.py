@@ -116,7 +116,7 @@ def test_a_column_that_few_held_out_samples_have_is_missing_in_every_fold() -> N
 
 def test_a_kept_level_that_few_samples_have_is_refused() -> None:
     """Sums of products with a level's column are sums over its samples alone."""
-    policy = Policy(min_rows=2, min_level=MinLevel(count=2), rows_per_rank=None)
+    policy = Policy(min_rows=2, rows_per_rank=None)
     plan = make_plan(KEPT, build_model(KEPT))
     admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), (0, 1, 4, 5, 8, 9)))
     admitted(policy, KEPT, plan, data_of(torch.ones(12, 1), ()))
@@ -139,7 +139,7 @@ def test_kept_columns_that_differ_by_few_samples_are_refused() -> None:
     for ward, few in ((women, False), ((2, 3, 6, 7, 10, 11), False), ((0, 1, 4, 5, 8, 10), True)):
         covariates = 1 - torch.cat([members(*women), members(*ward)], 1).double()
         data = replace(data_of(torch.ones(12, 1), women), covariates=covariates)
-        policy = Policy(min_rows=2, min_level=MinLevel(count=2 + few), rows_per_rank=None)
+        policy = Policy(min_rows=2, min_level=MinLevel(count=3 if few else 2), rows_per_rank=None)
         if few:
             with pytest.raises(FewSamplesError, match="two levels differ by fewer") as refused:
                 admitted(policy, spec, plan, data)
