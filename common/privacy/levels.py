@@ -83,7 +83,7 @@ def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tens
     while True:
         gaps, others = found.isnan(), (found != usual) & ~found.isnan() & codes
         sets = torch.cat([gaps, others], 1)
-        places = sets.any(0).nonzero().flatten()
+        places = (sets.any(0) & ~sets.all(0)).nonzero().flatten()  # where all lack a value there is none to fill in
         moved = apart(sets[:, places], groups, fewest)
         if not moved.any():
             return found

@@ -59,6 +59,14 @@ def test_two_columns_that_differ_by_few_patients_are_made_to_differ_by_none(kind
     assert torch.equal(sets[:, 0], one), "nobody gets what they have not"
 
 
+def test_a_column_without_a_value_is_left_beside_one_that_nearly_all_patients_have_gaps_in() -> None:
+    """Each of six patients lacks one of two values; one of them has both. It went on for ever."""
+    table = torch.tensor([[NAN, NAN], [NAN, 1.0]] * 5 + [[NAN, 2.0], [NAN, 3.0]])
+    groups = torch.arange(6).repeat_interleave(2)
+    bounds = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, 2)
+    assert without_rare(table, [], bounds, groups, 3)[:, 0].isnan().all()
+
+
 def test_patients_are_counted_and_not_their_rows() -> None:
     column, groups = torch.tensor([[0.0]] * 6 + [[1.0]] * 4), torch.tensor([0, 1, 2, 3, 4, 4, 5, 5, 5, 5])
     bounds = torch.tensor([[-torch.inf], [torch.inf]])
