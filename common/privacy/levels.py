@@ -53,7 +53,7 @@ def without_rare(
     for first, width in levels:
         own = found[:, first : first + width]  # a view
         usual = torch.zeros(width, dtype=own.dtype)
-        usual[own.nansum(0).argmax()] = 1
+        usual[_shared(own == 1, groups).argmax()] = 1
         for members in (own.isnan(), own == 1):
             own[rare(members).any(1)] = usual
     gaps = rare(found.isnan())
@@ -63,23 +63,23 @@ def without_rare(
         nearest = sign * (sign * found).masked_fill(out | found.isnan(), -torch.inf).amax(0)
         found = torch.where(rare(out) & nearest.isfinite(), nearest, found)
     one_each = found if groups is None else found[_firsts(groups)]
-    usual = one_each.nanmedian(0).values
+    two, more = _of_two(found, groups)
+    usual = torch.where(two, more, one_each.nanmedian(0).values)
     return torch.where(rare((found != usual) & ~found.isnan()), usual, found)
 
 
 def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tensor | None, fewest: int) -> Tensor:
     """Return a table in which no two sets, of unusual levels or of gaps, differ by few patients: they are made one."""
     found, leveled = found.clone(), torch.zeros(found.shape[1], dtype=torch.bool)
-    one_each = found if groups is None else found[_firsts(groups)]
-    usual, fill = one_each.nanmedian(0).values, found.nanmean(0)
+    two, usual = _of_two(found, groups)
+    fill = found.nanmean(0)
     for first, width in levels:
         block = slice(first, first + width)
         leveled[block] = True
         usual[block] = 0
-        usual[first + int(found[:, block].nansum(0).argmax())] = 1
+        usual[first + int(_shared(found[:, block] == 1, groups).argmax())] = 1
         fill[block] = usual[block]
-    low, high = found.nan_to_num(torch.inf).amin(0), found.nan_to_num(-torch.inf).amax(0)
-    codes = (((found == low) | (found == high) | found.isnan()).all(0) & (low < high)) & ~(leveled & (usual == 1))
+    codes = two & ~(leveled & (usual == 1))
     while True:
         gaps, others = found.isnan(), (found != usual) & ~found.isnan() & codes
         sets = torch.cat([gaps, others], 1)
@@ -95,6 +95,19 @@ def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tens
             found[row, block] = (fill if place < found.shape[1] else usual)[block]
 
 
+def _of_two(found: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return which columns hold two values, and of each column which of its least and largest more patients have."""
+    low, high = found.nan_to_num(torch.inf).amin(0), found.nan_to_num(-torch.inf).amax(0)
+    fewer, more = (_shared(found == one, groups) for one in (low, high))
+    two = ((found == low) | (found == high) | found.isnan()).all(0) & (low < high)
+    return two, torch.where(more > fewer, high, low)
+
+
+def _shared(members: Tensor, groups: Tensor | None) -> Tensor:
+    """Return what orders sets by how many patients they are of, and of as many by rows, int64 [sets]."""
+    return count_behind(members, groups) * len(members) + members.sum(0)
+
+
 def apart(sets: Tensor, groups: Tensor | None, fewest: int) -> Tensor:
     """Return who is in a set and not in another from which few patients tell it, bool [rows, sets].
 
@@ -103,20 +116,21 @@ def apart(sets: Tensor, groups: Tensor | None, fewest: int) -> Tensor:
         groups: int64 [rows], which patient each row is of; None where each is of another.
         fewest: patients.
     """
-    people = sets.float()
-    if groups is not None:
-        names, of = groups.unique(return_inverse=True)
-        people = torch.zeros(len(names), sets.shape[1]).index_add_(0, of, people).clamp(max=1)
-    moved, sizes, start = torch.zeros_like(sets), people.sum(0), 0
-    for block in people.split(BLOCK, 1):
-        differ = sizes[start : start + block.shape[1], None] + sizes - 2 * block.T @ people
-        for one, other in ((differ > 0) & (differ < fewest)).nonzero().tolist():
-            moved[:, start + one] |= sets[:, start + one] & ~sets[:, other]
+    of = torch.arange(len(sets)) if groups is None else groups.unique(return_inverse=True)[1]
+    most = (fewest - 1) * int(of.bincount().max()) if len(of) else 0  # rows that so few patients have
+    rows, moved, start = sets.float(), torch.zeros_like(sets), 0
+    sizes = rows.sum(0)
+    for block in rows.split(BLOCK, 1):
+        differ = sizes[start : start + block.shape[1], None] + sizes - 2 * block.T @ rows
+        for one, other in ((differ > 0) & (differ <= most)).nonzero().tolist():
+            own, its = sets[:, start + one], sets[:, other]
+            if len(of[own ^ its].unique()) < fewest:
+                moved[:, start + one] |= own & ~its
         start += block.shape[1]
     return moved
 
 
 def _firsts(groups: Tensor) -> Tensor:
-    """Return the place of a row of each group."""
+    """Return the place of the first row of each group."""
     names, of = groups.unique(return_inverse=True)
-    return torch.zeros(len(names), dtype=torch.int64).scatter_(0, of, torch.arange(len(groups)))
+    return torch.full((len(names),), len(groups)).scatter_reduce(0, of, torch.arange(len(groups)), "amin")

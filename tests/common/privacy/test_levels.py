@@ -67,6 +67,23 @@ def test_a_column_without_a_value_is_left_beside_one_that_nearly_all_patients_ha
     assert without_rare(table, [], bounds, groups, 3)[:, 0].isnan().all()
 
 
+def test_of_two_values_the_one_that_more_patients_have_is_usual_whichever_visit_comes_first() -> None:
+    """Seen by one visit each, the only patient with a 1 had made it everybody's."""
+    table = torch.zeros(12, 1)
+    table[[5, 7]], table[11] = NAN, 1.0
+    groups = torch.tensor([0] * 6 + [1] * 2 + [2] * 4)
+    bounds = torch.tensor([[-torch.inf], [torch.inf]])
+    found = without_rare(table, [], bounds, groups, 3)
+    assert (found[table.flatten() == 0] == 0).all()
+
+
+def test_visits_that_many_patients_have_differently_stay_as_they_are() -> None:
+    """Each patient has a 1 in one visit and a gap in another: of the same patients, and not the same rows."""
+    table, groups = torch.tensor([[0.0, NAN], [1.0, 2.0], [0.0, 3.0]] * 5), torch.arange(5).repeat_interleave(3)
+    bounds = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, 2)
+    assert without_rare(table, [], bounds, groups, 3)[:, 0].tolist() == table[:, 0].tolist()
+
+
 def test_patients_are_counted_and_not_their_rows() -> None:
     column, groups = torch.tensor([[0.0]] * 6 + [[1.0]] * 4), torch.tensor([0, 1, 2, 3, 4, 4, 5, 5, 5, 5])
     bounds = torch.tensor([[-torch.inf], [torch.inf]])
