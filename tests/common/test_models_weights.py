@@ -33,7 +33,7 @@ def beginning(folder: Path, model: dict[str, Any], weights: dict[str, Tensor], *
 
 
 def weights_of(model: dict[str, Any] = MLP) -> dict[str, Tensor]:
-    return build_network(run_spec(model=model, seed=7), ["torch.nn:Linear"]).state_dict()
+    return build_network(run_spec(model=model, seed=7), ["torch.nn:Linear@torch==*"]).state_dict()
 
 
 @pytest.mark.parametrize("model", [MLP, FACTORY])
@@ -41,7 +41,7 @@ def weights_of(model: dict[str, Any] = MLP) -> dict[str, Tensor]:
 def test_a_network_begins_with_the_files_weights(tmp_path: Path, model: dict[str, Any], dtype: torch.dtype) -> None:
     weights = {name: value.to(dtype) for name, value in weights_of(model).items()}
     spec = beginning(tmp_path, model, weights)
-    replica = Replica(spec, ["torch.nn:Linear"], weights=tmp_path)
+    replica = Replica(spec, ["torch.nn:Linear@torch==*"], weights=tmp_path)
     assert replica.weights().keys() == weights.keys()
     for name, value in replica.weights().items():
         assert value.dtype == torch.float32
