@@ -305,7 +305,7 @@ def fed_heart(
 
 @app.command()
 def adversary(
-    runs: Annotated[int, typer.Option(help="That are asked for, refused ones included.", min=1)] = 1000,
+    runs: Annotated[int, typer.Option(help="That are carried out; refused ones are not counted.", min=1)] = 1000,
     seconds: Annotated[float, typer.Option(help="At most; the sequence that is under way is finished.")] = 2400,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.", min=0)] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Move what few patients of a part have, too.")] = False,

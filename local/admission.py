@@ -16,7 +16,6 @@ from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sen
 from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.levels import apart
-from rankdad.common.privacy.repeated import epochs_allowed, numbers_of_step, steps_of_all
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
@@ -26,11 +25,11 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import levels_of
 from rankdad.local.data.folds import Split
+from rankdad.local.privacy.told import REPEATED, beside_steps, check_repeated, check_solving, lets, over, told_before
 from rankdad.local.privacy.usual import usual_inputs
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
-REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 STEPS = "training by steps (training.solver)"
 EVALUATED = "figures of fewer samples: of one they are its label and its score"
 MAX_MOVED = 10  # columns that a note names
@@ -49,7 +48,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     Raises:
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
-    data = _evaluated(policy, usual(policy, spec, data), spec.group_noun)
+    data = _evaluated(policy, spec, usual(policy, spec, data))
     tested = _tested(spec)
     solver, steps = spec.solver, spec.solver == "steps"
     if not steps:
@@ -103,6 +102,13 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
             asks = f"evaluates sets of {counted(fewest, _noun(spec, data))} here"
             allows, owner = f"none of fewer than {policy.min_rows} (min_rows)", _larger_sets(spec, data)
             error = refusal("evaluation", asks, allows, {"min_rows": fewest}, EVALUATED, owner=owner)
+            raise FewSamplesError.of(error, code=TOO_SMALL)
+        if any(one.any() for one in _too_often(policy, spec, data)):
+            told = told_before(data) + beside_steps(spec, data)
+            asks = f"sends sums of the same validation samples after each of {spec.training.epochs} epochs"
+            allows = f"fewer numbers (rows_per_rank {policy.rows_per_rank})"
+            change: dict[str, object] = {"rows_per_rank": lets(told)}
+            error = refusal("training.validation", asks, allows, change, REPEATED, owner="fewer epochs")
             raise FewSamplesError.of(error, code=TOO_SMALL)
 
     def solves(policy: Policy) -> None:
@@ -171,6 +177,7 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested), f"{larger}, or {owner},")
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, owner=owner)
+    check_solving(policy, spec, data, noun, field, owner)
     asks = (
         "adds up products of columns for a linear model, where one of them, or the label, sets {} "
         f"{units} apart here, or in a fold or part"
@@ -277,9 +284,9 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))
 
 
-def _evaluated(policy: Policy, data: SiteData, noun: str) -> SiteData:
+def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     """Leave out the validation and test sets that are too small, and say so."""
-    splits = data.splits
+    splits, noun = data.splits, spec.group_noun
     for name in ("validation", "test"):
         sets = [getattr(split, name) for split in splits]
         people = [data.people(rows) for rows in sets]
@@ -300,9 +307,26 @@ def _evaluated(policy: Policy, data: SiteData, noun: str) -> SiteData:
         )
         for one in splits
     )
-    warnings = tuple(dict.fromkeys(data.warnings))
     level = policy.min_level.count
-    return replace(data, splits=tuple(left), fewest=policy.min_rows, level=level, warnings=warnings)
+    data = replace(data, splits=tuple(left), fewest=policy.min_rows, level=level)
+    if any(often := [bool(one.any()) for one in _too_often(policy, spec, data)]):
+        kept = (
+            replace(split, validation=split.validation[:0]) if too_often else split
+            for split, too_often in zip(data.splits, often, strict=True)
+        )
+        note = (
+            f"validation: {sum(often)} of {len(often)} folds have none here: a sum after each of "
+            f"{spec.training.epochs} epochs, beside what other trainings and runs have told, would be too many numbers "
+            f"of the same {noun}s (rows_per_rank {policy.rows_per_rank}); fewer epochs, or more {noun}s, would do"
+        )
+        data = replace(data, splits=tuple(kept), warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
+    return replace(data, warnings=tuple(dict.fromkeys(data.warnings)))
+
+
+def _too_often(policy: Policy, spec: RunSpec, data: SiteData) -> list[Tensor]:
+    """Return of which validation samples of each training too many numbers would leave: some after each epoch."""
+    much = over(policy, told_before(data) + beside_steps(spec, data))
+    return [much[split.validation] for split in data.splits]
 
 
 def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -> Iterator[str]:
@@ -349,46 +373,6 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
-
-
-def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
-    """Check that not too many numbers leave in batches of all of a training's samples; others are drawn afresh.
-
-    Args:
-        policy: of the site.
-        spec: of the run.
-        plan: of the run.
-        data: of the site.
-        sizes: of every training's batches in an epoch.
-
-    Raises:
-        FewSamplesError: there are too many.
-    """
-    trained = [split.train for split in data.splits]
-    each = [steps_of_all(own, len(rows)) for own, rows in zip(sizes, trained, strict=True)]
-    if policy.rows_per_rank is None or not any(each):
-        return
-    everybody = torch.cat([rows for rows, steps in zip(trained, each, strict=True) if steps]).unique()
-    people, columns, noun = data.people(everybody), math.prod(spec.data.shape) + 1, _noun(spec, data)
-    most = policy.rank(min(len(rows) for rows, steps in zip(trained, each, strict=True) if steps))
-    numbers = numbers_of_step(plan, most, projections=spec.training.sends_projections) * sum(each)
-    epochs, cells = spec.training.epochs, people * columns
-    allowed = epochs_allowed(cells, numbers, policy.rows_per_rank)
-    if allowed >= epochs:
-        return
-    needed = math.ceil(numbers * epochs * policy.rows_per_rank / (2 * columns))
-    often = f"{counted(allowed, 'epoch')} of that, or all " if allowed else "that "
-    error = refusal(
-        "training.epochs",
-        f"sends {numbers * epochs:,} numbers of {counted(people, noun)} here about {columns} columns, in steps each of "
-        "all of a training",
-        f"{often}from {counted(needed, noun)} on "
-        f"(rows_per_rank {policy.rows_per_rank}); smaller batches, of which there are two or more, are of others each "
-        "time",
-        {"rows_per_rank": 2 * cells // (numbers * epochs) or None},
-        REPEATED,
-    )
-    raise FewSamplesError.of(error, code="steps-of-all-repeated")
 
 
 def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:

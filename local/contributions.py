@@ -20,10 +20,11 @@ from rankdad.common.run.state import Due, RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.common.user_code import origin
-from rankdad.local.admission import check_repeated, check_steps
+from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import guesses, monitored_of, outputs_of, tally_of, tested_rows
+from rankdad.local.privacy.told import check_repeated, tell
 
 Tested = Callable[[int, Tensor], None]
 References = Callable[[Prepared], tuple[Tensor | None, ...]]
@@ -108,11 +109,17 @@ class Contributions:
                 code="solver-differs",
                 field="d.exact",
             )
-        if self._run.exact:
-            return
-        sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
-        for check in (check_steps, check_repeated):  # even batches are known only now
-            check(policy, self._spec, self._plan, self._data, sizes)
+        sizes = None
+        if not self._run.exact:
+            sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
+            for check in (check_steps, check_repeated):  # even batches are known only now
+                check(policy, self._spec, self._plan, self._data, sizes)
+        if not tell(policy, self._spec, self._plan, self._data, sizes):
+            raise UserError(
+                "data: another run of the same patients has begun here meanwhile: start again",
+                code="another-run-began",
+                field="data",
+            )
 
     def check_totals(self, stage: str) -> None:
         """Check what a stage of preparation has added up to.

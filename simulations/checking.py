@@ -27,8 +27,9 @@ from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.local.admission import admitted, check_repeated, check_steps
+from rankdad.local.admission import admitted, check_steps
 from rankdad.local.data import SiteData
+from rankdad.local.privacy.told import check_repeated
 from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import footprint

@@ -8,9 +8,10 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,14 +35,20 @@ from benchmarks.privacy.adversary_sums import (
     told_by_ratios,
     where,
 )
+from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
+from rankdad.common.spec import RunSpec
 from rankdad.local.privacy.log import DisclosureLog
 
-RULES = Policy(pretrained=None)  # of the attacked site; weights may be the attacker's
+RULES = Policy()  # of the attacked site
 STRICT = RULES.model_copy(update={"min_level": MinLevel(count=3, by="part")})
 OFF = EVERYTHING.model_copy(update={"keyed_folds": True, "methods": RULES.methods})
 LONGEST = 6  # runs of a sequence
+MILDER: dict[str, Callable[[RunSpec], RunSpec]] = {  # what an attacker asks for, who is refused
+    "weights-not-listed": lambda spec: _changed(spec, "model", pretrained=None),
+    "too-few-sites": lambda spec: _changed(spec, "training", batches="even"),
+}
 
 
 @dataclass(eq=False)
@@ -86,14 +93,14 @@ def bench_adversary(policy: Policy, runs: int, seconds: float, seed: int, consol
 
     Args:
         policy: of the attacked site.
-        runs: refused ones included.
+        runs: that are carried out.
         seconds: at most.
         seed: of all that is drawn.
         console: to print on.
     """
     torch.set_num_threads(1)
     found, began = Outcome(), time.perf_counter()
-    while found.runs + found.refused.total() < runs and time.perf_counter() - began < seconds:
+    while found.runs < runs and time.perf_counter() - began < seconds:
         rng = np.random.default_rng([seed, found.sequences])
         findings = sequence(policy, rng, found, int(rng.integers(1, LONGEST + 1)))
         found.note(findings, time.perf_counter() - began, found.sequences)
@@ -131,16 +138,38 @@ def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: i
         hospitals[VICTIM].admit(int(rng.integers(30, 60) if rng.random() < 0.3 else rng.integers(60, 201)))
         hospitals[OTHER].admit(int(rng.integers(24, 48)))
         hospitals[THIRD].admit(24)
-        done = list[Run]()
-        for number in range(runs):
-            try:
-                spec = ask(rng, home / "weights")
-                done.append(attend(spec, folders, home, policy, f"run-{number}", home / "weights"))
-            except RankdadError as error:
-                outcome.refused[error.code] += 1
+        done, number = list[Run](), 0
+        for _ in range(runs):
+            spec = _asked(rng, home / "weights", outcome)
+            while spec is not None:
+                number += 1
+                try:
+                    done.append(attend(spec, folders, home, policy, f"run-{number}", home / "weights"))
+                    break
+                except RankdadError as error:
+                    outcome.refused[error.code] += 1
+                    asked = spec
+                    spec = MILDER[error.code](asked) if error.code in MILDER else None
+                    spec = None if spec == asked else spec
             _change(hospitals[VICTIM], rng, home, kept=not policy.keyed_folds)
         outcome.runs += len(done)
         return analysed(done, rng, RULES.min_rows)
+
+
+def _asked(rng: np.random.Generator, weights: Path, outcome: Outcome) -> RunSpec | None:
+    """Return a random spec; None of what is none."""
+    try:
+        return ask(rng, weights)
+    except RankdadError as error:
+        outcome.refused[error.code] += 1
+        return None
+
+
+def _changed(spec: RunSpec, part: Literal["model", "training"], **values: object) -> RunSpec:
+    """Return a spec of which a part has other values, as far as it has them."""
+    document = spec.model_dump(mode="json")
+    document[part] |= {name: value for name, value in values.items() if name in document[part]}
+    return validate(RunSpec, document)
 
 
 def _change(hospital: Hospital, rng: np.random.Generator, home: Path, *, kept: bool) -> None:

@@ -1,16 +1,68 @@
-"""Steps of the same patients: of a set whose sums leave at many weights, the numbers are counted against its cells.
+"""Numbers about the same patients at many weights: they are counted against what these patients' cells are.
 
-Whoever has as many numbers about some patients as these have cells can solve for the cells. Batches that are drawn
-afresh hide who is in one; a batch of all patients is the same in every step.
+Whoever has as many numbers about some patients as these have cells, patients times columns, can solve for the cells. A
+number about a set of patients counts as an equal share of the cells of each. Batches that are drawn afresh hide who is
+in one, and are not counted; nor are sums in which there are no weights, which are the same each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from rankdad.common.metrics.monitoring import monitoring_shape
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.spec.tasks import TaskSpec
 
 MEASURES = 2  # of a step, beside the payload: loss and norm
+OF_LABELS = 2  # of the moments of a number: its sum, and that of its squares
+
+
+class Sent(NamedTuple):
+    """Numbers that leave about a set of patients, whom others know to be the same each time.
+
+    Args:
+        people: number of each patient in the set, int64.
+        numbers: how many.
+    """
+
+    people: Tensor
+    numbers: int
+
+
+def shares_told(sent: Iterable[Sent], people: int, columns: int) -> Tensor:
+    """Return what share of each patient's cells is told, float64 [people].
+
+    As long as it is at most 1 of each, the numbers about any patients are no more than these have cells.
+
+    Args:
+        sent: of all trainings.
+        people: that a site has.
+        columns: that a patient has, the label among them.
+    """
+    told = torch.zeros(people, dtype=torch.float64)
+    for some, numbers in sent:
+        if len(some):
+            told[some] += numbers / (len(some) * columns)
+    return told
+
+
+def most_told(rows_per_rank: int | None) -> float:
+    """Return what share of a patient's cells may be told in all: what a step of as many rows tells, twice."""
+    return math.inf if rows_per_rank is None else 2 / rows_per_rank
+
+
+def numbers_of_epoch(task: TaskSpec) -> int:
+    """Return how many numbers leave about validation samples after an epoch.
+
+    How many samples and pairs there are, and what a number's labels come to, is the same in each.
+    """
+    (_, hits), (loss, moments, ordered, _) = monitoring_shape(task)
+    return hits + loss + max(0, moments - OF_LABELS) + ordered
 
 
 def numbers_of_step(plan: Plan, rows: int | None, *, projections: bool) -> int:
@@ -32,17 +84,6 @@ def numbers_of_step(plan: Plan, rows: int | None, *, projections: bool) -> int:
             sent = min(sent, most * (out + columns))
         count += sent + sum(route.projected or ()) * projections
     return count
-
-
-def epochs_allowed(cells: int, numbers: int, rows_per_rank: int) -> int:
-    """Return for how many epochs so many numbers in each may leave about so many cells.
-
-    Args:
-        cells: patients times columns.
-        numbers: of an epoch, all trainings together.
-        rows_per_rank: of the policy: two parts of so many of the cells, at most.
-    """
-    return 2 * cells // (rows_per_rank * numbers)
 
 
 def steps_of_all(sizes: Sequence[int], samples: int) -> int:

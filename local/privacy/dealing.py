@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class Dealt:
         waits: samples that the run may not use.
         run: digest of its specification.
         keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
+        told: what share of the cells of each sample's patient earlier runs have told, float64 [samples]; None without.
+        tell: notes in the site's log what shares the run tells, and returns whether it still may; None without a log.
         log: of the site, where the run is noted in one.
         large: names of patients who have more than `LARGE` of their part's samples.
         beyond: samples that are left out since their patients have too many of their part's.
@@ -49,6 +51,8 @@ class Dealt:
     waits: int = 0
     run: str = ""
     keep: Callable[[], bool] | None = None
+    told: Array | None = None
+    tell: Callable[[Array], bool] | None = None
     log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
     beyond: int = 0
@@ -113,8 +117,8 @@ class Dealing:
         names = names_of(reading)
         patients = patients_of(self.spec, reading, self.by)
         if self.log is None:
-            own = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level.count
-            found, used = refine({}, (), *own)
+            given = patients.sets, patients.strata, self.fewest, self.secret, patients.classes, self.level.count
+            found, used = refine({}, (), *given)
             parts, keep = {name: found[name] for name in used}, None
         else:
             parts, keep = self._asked(self.log, reading, patients)
@@ -128,10 +132,22 @@ class Dealing:
         rows, places = self._rows_of(names, parts)
         beyond = sum(name in parts for name in names) - len(rows)
         sizes, waits = Counter(parts.values()), len(names) - len(rows) - beyond
-        large = _large([names[row] for row in rows], places.tolist(), sizes)
-        log = None if self.run is None else self.log
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large, beyond)
-        return reading.take(rows), dealt
+        own = [names[row] for row in rows]
+        large = _large(own, places.tolist(), sizes)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large=large, beyond=beyond)
+        return reading.take(rows), dealt if self.log is None else self._told(self.log, dealt, own)
+
+    def _told(self, log: DisclosureLog, dealt: Dealt, names: Sequence[str]) -> Dealt:
+        """Return dealt samples with what the log says of their patients, whose names are given."""
+        told, run = log.told(self.run, names), self.run
+        dealt = replace(dealt, told=np.array([told[name] for name in names]))
+        if run is None:
+            return dealt
+
+        def tell(shares: Array) -> bool:
+            return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told)
+
+        return replace(dealt, tell=tell, log=log)
 
     def _asked(
         self, log: DisclosureLog, reading: Reading, patients: Patients

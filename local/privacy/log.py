@@ -27,7 +27,7 @@ from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 3
+VERSION = 4
 SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
@@ -41,12 +41,19 @@ CREATE TABLE runs (
     purpose TEXT NOT NULL,
     fewest INTEGER NOT NULL,
     data BLOB NOT NULL,
+    told INTEGER UNIQUE,
     began TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
 );
 CREATE TABLE used (
     run INTEGER NOT NULL REFERENCES runs (number),
     patient TEXT NOT NULL REFERENCES patients (name),
     part INTEGER NOT NULL,
+    PRIMARY KEY (run, patient)
+) WITHOUT ROWID;
+CREATE TABLE told (
+    run INTEGER NOT NULL REFERENCES runs (number),
+    patient TEXT NOT NULL REFERENCES patients (name),
+    share REAL NOT NULL,
     PRIMARY KEY (run, patient)
 ) WITHOUT ROWID;
 CREATE TABLE versions (
@@ -260,6 +267,40 @@ class DisclosureLog:
             if run is not None:
                 log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
 
+    def told(self, run: str | None, patients: Iterable[str]) -> dict[str, float]:
+        """Return what share of each patient's cells has been told; see `common.privacy.repeated`.
+
+        Args:
+            run: the run's identity: of one that goes on, what had been told when it was noted what it tells.
+            patients: all whom it uses.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            return _told(log, run, {secret.name(patient): patient for patient in patients})
+
+    def tell(self, run: str, shares: Mapping[str, float], before: Mapping[str, float]) -> bool:
+        """Note what share of each patient's cells a run tells, once; return whether it may begin.
+
+        Args:
+            run: the run's identity.
+            shares: of each patient whom it uses.
+            before: what `told` said: if another run tells of them meanwhile, nothing is noted.
+
+        Raises:
+            UserError: the log cannot be written, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            number, known = log.execute("SELECT number, told FROM runs WHERE run = ?", [run]).fetchone() or (None, None)
+            names = {secret.name(patient): patient for patient in shares}
+            if known is not None or number is None or _told(log, run, names) != before:
+                return known is not None
+            log.execute("UPDATE runs SET told = (SELECT 1 + count(told) FROM runs) WHERE number = ?", [number])
+            rows = [(number, name, shares[patient]) for name, patient in sorted(names.items()) if shares[patient]]
+            log.executemany("INSERT INTO told VALUES (?, ?, ?)", rows)
+            return True
+
     def exists(self) -> bool:
         """Tell whether there is a log, or one is lost; none is made by asking."""
         return self._path.exists() or any(witness.found(self._results))
@@ -429,6 +470,15 @@ class DisclosureLog:
 
     def _error(self, problem: str, code: str) -> UserError:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
+
+
+def _told(log: sqlite3.Connection, run: str | None, patients: Mapping[str, str]) -> dict[str, float]:
+    """Return what has been told of patients, by name, given their keyed hashes."""
+    (own,) = log.execute("SELECT told FROM runs WHERE run = ?", [run]).fetchone() or (None,)
+    earlier = "SELECT number FROM runs WHERE told < ?" if own else "SELECT number FROM runs WHERE told IS NOT NULL"
+    sums = f"SELECT patient, sum(share) FROM told WHERE run IN ({earlier}) GROUP BY patient"
+    found = dict(log.execute(sums, [own] if own else []))
+    return {patient: found.get(name, 0.0) for name, patient in patients.items()}
 
 
 def _versions(log: sqlite3.Connection, about: str) -> list[Version]:
