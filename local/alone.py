@@ -11,7 +11,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.gradients.methods import MethodState
 from rankdad.common.gradients.methods.base import Contribution
-from rankdad.common.metrics import BY_SPLIT
+from rankdad.common.metrics import measured_on
 from rankdad.common.protocol.messages import (
     Body,
     Comparison,
@@ -137,7 +137,7 @@ def _answer(spec: RunSpec, body: Body) -> Body:
             raise RankdadError("there are no samples to train on in one of the folds", code="no-samples")
         return Roster(train=tuple((train,) for train, *_ in body.samples), exact=is_exact(spec, ()))
     if isinstance(body, Evaluation):
-        found = BY_SPLIT[body.split](spec.task, body.tally)
+        found = measured_on(body.split, spec.task, spec.training.monitor, body.tally)
         where = {"split": body.split, "fold": body.fold, "epoch": body.epoch}
         return PooledMetrics.model_validate({**where, **vars(found)})
     return Comparison(drift=0.0, replica={}) if isinstance(body, Sketch) else body

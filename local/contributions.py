@@ -182,7 +182,7 @@ class Contributions:
         with replica.evaluating(self._run.best_weights if split == "test" else {}) as model:
             outputs = outputs_of(model, samples.inputs, task.outputs, self._own.training.batch_size)
         if split == "validation":
-            tally = monitored_of(task, prepared, outputs, self._data.fewest)
+            tally = monitored_of(task, self._spec.training.monitor, prepared, outputs, self._data.fewest)
             return Evaluation(split=split, fold=due.fold, epoch=due.epoch, tally=tally, baseline=None)
         self._tested(due.fold, prepared.in_units(outputs))
         self._outputs, self._others = outputs, None

@@ -13,7 +13,7 @@ from rankdad.common.metrics import Tally, empty, monitored, tally
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
 from rankdad.common.preparation import Inputs
-from rankdad.common.spec.tasks import TaskSpec
+from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.baseline import guess
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.losses import losses
@@ -54,18 +54,19 @@ def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = B
     return stacked
 
 
-def monitored_of(task: TaskSpec, prepared: Prepared, outputs: Tensor, fewest: int) -> Tally:
+def monitored_of(task: TaskSpec, monitor: Metric, prepared: Prepared, outputs: Tensor, fewest: int) -> Tally:
     """Return what outputs for the validation samples, [n, width] as of `outputs_of`, add up to between epochs.
 
     Args:
         task: what is predicted.
+        monitor: the metric that is looked at.
         prepared: the fold's samples.
         outputs: for those of validation.
         fewest: people with an outcome, and without it, that pairs are of.
     """
     true, centre = prepared.validation.labels, prepared.fit.target_mean
     numbers, known, loss = prepared.in_units(outputs), prepared.in_units(true), losses(task, outputs.double(), true)
-    return monitored(task, numbers, known, loss, centre=centre, people=prepared.people, fewest=fewest)
+    return monitored(task, monitor, numbers, known, loss, centre=centre, people=prepared.people, fewest=fewest)
 
 
 def tally_of(task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None) -> Tally:

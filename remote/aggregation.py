@@ -17,7 +17,7 @@ from rankdad.common.gradients.factors import MAX_NORM, norm
 from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.base import shares
 from rankdad.common.gradients.projections import pooled_projections
-from rankdad.common.metrics import BY_SPLIT, Tally
+from rankdad.common.metrics import Tally, measured_on
 from rankdad.common.preparation.coefficients import OWN, untold
 from rankdad.common.protocol.messages import (
     Body,
@@ -173,7 +173,7 @@ def pooled_buffers(plan: Plan, sent: Sequence[Buffers]) -> Buffers:
 def _evaluation(spec: RunSpec, sent: Sequence[Evaluation]) -> PooledMetrics:
     total: Tally = reduce(add, (one.tally for one in sent))
     first = sent[0]
-    metrics = BY_SPLIT[first.split](spec.task, total)
+    metrics = measured_on(first.split, spec.task, spec.training.monitor, total)
     where: dict[str, Any] = {"split": first.split, "fold": first.fold, "epoch": first.epoch}
     if first.split == "test":
         tests = [(one.tally, one.baseline, *one.references) for one in sent if one.baseline is not None]

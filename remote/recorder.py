@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.gradients.factors import Factor, singular_values
-from rankdad.common.metrics import BY_SPLIT, Metrics, Tally
+from rankdad.common.metrics import Metrics, Tally, measured_on
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import (
@@ -386,7 +386,8 @@ class Recorder:
                 references[name][site] = tally
         epoch: dict[str, dict[str, float]] = {}
         rows: dict[str, PooledMetrics | Metrics] = {"pooled": pooled}
-        rows |= {site: BY_SPLIT[pooled.split](task, tally) for site, tally in models.items()}
+        monitor = self._spec.training.monitor
+        rows |= {site: measured_on(pooled.split, task, monitor, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
             loss = self._train_loss(site) if pooled.split == "validation" else ""
             known = {str(name): value for name, value in metrics.values.items() if value is not None}

@@ -11,7 +11,7 @@ from rankdad.common.metrics.agreement import agreement, cells
 from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import Interval, intervals
-from rankdad.common.metrics.monitoring import BY_SPLIT, monitored
+from rankdad.common.metrics.monitoring import measured_on, monitored
 from rankdad.common.metrics.repeats import mean_intervals, mean_metrics, mean_tally, mean_values
 from rankdad.common.metrics.risk import Risks, mean_risk_summary, risk_summary
 from rankdad.common.metrics.site_calibration import calibration_by_site, expected
@@ -28,7 +28,6 @@ from rankdad.common.metrics.tally_codec import (
 
 __all__ = [
     "BINS",
-    "BY_SPLIT",
     "Interval",
     "Metrics",
     "Pairs",
@@ -50,6 +49,7 @@ __all__ = [
     "mean_risk_summary",
     "mean_tally",
     "mean_values",
+    "measured_on",
     "monitored",
     "monitoring_bytes",
     "pack_tally",

@@ -1,8 +1,9 @@
 """What sites send between epochs: sums over all of a site's validation samples, and nothing by score.
 
-The same samples are asked in every epoch, and histograms of their scores would tell each one's, epoch after epoch. A
-site ranks its own samples instead, and sends how many pairs of a sample with an outcome and one without it the network
-has in order: their share is the AUC within sites.
+The same samples are asked in every epoch, and each number tells more of them: so there is the loss, and what else the
+monitored metric is made of. Histograms of scores would tell each sample's, epoch after epoch. A site ranks its own
+samples instead, and sends how many pairs of a sample with an outcome and one without it the network has in order: their
+share is the AUC within sites.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def monitoring_shape(task: TaskSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def monitored(
     task: TaskSpec,
+    monitor: Metric,
     outputs: Tensor,
     labels: Tensor,
     losses: Tensor,
@@ -36,6 +38,7 @@ def monitored(
 
     Args:
         task: what the outputs mean.
+        monitor: the metric that is looked at.
         outputs: [n, task.outputs]: logits, or the number itself.
         labels: int64 [n] of classes, 0 or 1 [n, labels] of labels, or numbers [n].
         losses: [n], a sample's loss each.
@@ -46,8 +49,8 @@ def monitored(
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     loss, samples = losses.sum().reshape(1), torch.tensor([len(labels)])
     if isinstance(task, Regression):
-        moments = deviations_of(outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre)
-        return Tally(samples, torch.cat([loss, moments.sum(dim=1)]))
+        moments = deviations_of(outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre).sum(dim=1)
+        return Tally(samples, torch.cat([loss, moments * (monitor != "loss")]))
     if isinstance(task, Classification):
         scores, positive = class_log_odds(outputs), labels.unsqueeze(1) == torch.arange(task.classes)
         hits = outputs.argmax(dim=1) == labels
@@ -55,15 +58,16 @@ def monitored(
         scores, positive = outputs, labels > 0.5
         hits = (outputs > 0) == positive
     pairs = torch.zeros(2, shape(task).ranked, dtype=torch.float64)
-    for at in range(pairs.shape[1]):
+    for at in range(pairs.shape[1] * (monitor == "auc_within")):
         own = positive[:, at - pairs.shape[1]]
         if min(_people(own, people), _people(~own, people)) >= fewest:
             pairs[:, at] = torch.tensor(exact_pairs(scores[:, at - pairs.shape[1]], own), dtype=torch.float64)
-    return Tally(torch.cat([samples, hits.sum().reshape(1)]), torch.cat([loss, pairs.flatten()]))
+    right = hits.sum().reshape(1) * (monitor == "accuracy")
+    return Tally(torch.cat([samples, right]), torch.cat([loss, pairs.flatten()]))
 
 
-def monitoring(task: TaskSpec, total: Tally) -> Metrics:
-    """Turn sums into the metrics that a network can be chosen by, each None where there is nothing to measure.
+def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
+    """Turn sums into the loss and the monitored metric, each None where there is nothing to measure, as all others.
 
     The AUC within sites is that of one class against the rest, the mean over classes or labels of which a site has
     enough people with and without.
@@ -72,16 +76,21 @@ def monitoring(task: TaskSpec, total: Tally) -> Metrics:
     _, hits = total.counts.split(counts)
     loss, moments, ordered, pairs = total.sums.split(sums)
     values: dict[Metric, float | None] = dict.fromkeys(task.monitors)
+    absent = 0
     if isinstance(task, Regression):
-        return Metrics(total.samples, numbers(total.samples, float(loss), moments.tolist()))
-    area, _, absent = mean_auc(ordered, torch.zeros_like(ordered), pairs)
-    if total.samples:
+        found = numbers(total.samples, float(loss), moments.tolist())
+    else:
+        area, _, absent = mean_auc(ordered, torch.zeros_like(ordered), pairs)
         each = shape(task).groups * total.samples
-        values |= {"loss": float(loss) / total.samples, "accuracy": int(hits) / each, "auc_within": area}
-    return Metrics(total.samples, values, absent=absent)
+        found = {"loss": float(loss) / total.samples, "accuracy": int(hits) / each} if total.samples else {}
+        found["auc_within"] = area
+    values |= {name: value for name, value in found.items() if name in ("loss", monitor)}
+    return Metrics(total.samples, values, absent=absent if monitor == "auc_within" else 0)
 
 
-BY_SPLIT = {"validation": monitoring, "test": summarise}  # how what sites send of a split becomes metrics
+def measured_on(split: str, task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
+    """Turn what sites send of a split into metrics."""
+    return monitoring(task, monitor, total) if split == "validation" else summarise(task, total)
 
 
 def check_monitoring(task: TaskSpec, total: Tally) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankdad.common.metrics.monitoring import monitoring_shape
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec.tasks import TaskSpec
+from rankdad.common.spec.tasks import Metric, TaskSpec
 
 MEASURES = 2  # of a step, beside the payload: loss and norm
 OF_LABELS = 2  # of the moments of a number: its sum, and that of its squares
@@ -56,13 +56,14 @@ def most_told(rows_per_rank: int | None) -> float:
     return math.inf if rows_per_rank is None else 2 / rows_per_rank
 
 
-def numbers_of_epoch(task: TaskSpec) -> int:
-    """Return how many numbers leave about validation samples after an epoch.
+def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
+    """Return how many numbers leave about validation samples after an epoch: the loss, and those of another metric.
 
     How many samples and pairs there are, and what a number's labels come to, is the same in each.
     """
     (_, hits), (loss, moments, ordered, _) = monitoring_shape(task)
-    return hits + loss + max(0, moments - OF_LABELS) + ordered
+    others = {"loss": 0, "accuracy": hits, "auc_within": ordered}
+    return loss + others.get(monitor, moments - OF_LABELS)
 
 
 def numbers_of_step(plan: Plan, rows: int | None, *, projections: bool) -> int:

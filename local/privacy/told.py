@@ -59,7 +59,7 @@ def of_solving(spec: RunSpec, data: SiteData) -> Iterator[tuple[Tensor, int]]:
 def of_validation(spec: RunSpec, data: SiteData) -> Iterator[tuple[Tensor, int]]:
     """Yield what leaves about each training's validation samples between epochs."""
     for split in data.splits:
-        yield split.validation, numbers_of_epoch(spec.task) * spec.training.epochs
+        yield split.validation, numbers_of_epoch(spec.task, spec.training.monitor) * spec.training.epochs
 
 
 def of_steps(

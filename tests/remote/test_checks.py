@@ -81,7 +81,7 @@ class Attacked(Aggregator):
                 changed += list(_false_references(body))
             outputs, labels = draw(self.plan.task, 1, 0)
             if body.split == "validation":
-                one = monitored(self.plan.task, outputs, labels, torch.ones(1))
+                one = monitored(self.plan.task, "loss", outputs, labels, torch.ones(1))
             else:
                 one = tallied(self.plan.task, outputs, labels)
             for field in ("tally", *(["baseline"] if body.baseline else [])):

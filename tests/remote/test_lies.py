@@ -61,7 +61,7 @@ GOODBYE = Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch
 
 TASK = Classification(classes=3)
 ONE = tallied(TASK, torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]))
-MONITORED = monitored(TASK, torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]), torch.ones(1))
+MONITORED = monitored(TASK, "loss", torch.tensor([[2.0, 0.5, 0.1]]), torch.tensor([0]), torch.ones(1))
 
 
 def evaluation(**changes: Any) -> Evaluation:
@@ -187,7 +187,7 @@ def losing(loss: float) -> Tally:
 def more_right() -> Tally:
     """A tally with one hit more than there are samples."""
     found = replace(MONITORED, counts=MONITORED.counts.clone())
-    found.counts[1] += 1
+    found.counts[1] = 2
     return found
 
 

@@ -11,8 +11,8 @@ from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_a
 from torch import Tensor
 
 from rankdad.common.metrics import (
-    BY_SPLIT,
     Tally,
+    measured_on,
     monitored,
     monitoring_bytes,
     pack_tally,
@@ -22,17 +22,18 @@ from rankdad.common.metrics import (
     within_sites,
 )
 from rankdad.common.metrics.auc import class_log_odds
-from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, tallied
 
 SITES = (0, 1, 40, 90, 31)
+MONITORED = [(task, monitor) for task in TASKS for monitor in task.monitors]
 
 
-def sent(task: TaskSpec, seed: int) -> tuple[list[Tally], Tensor, Tensor]:
+def sent(task: TaskSpec, monitor: Metric, seed: int) -> tuple[list[Tally], Tensor, Tensor]:
     """Return what sites send of samples, and the samples."""
     outputs, labels = draw(task, sum(SITES), seed)
     sets = zip(outputs.split(SITES), labels.split(SITES), strict=True)
-    found = [monitored(task, x, y, losses(task, x, y), centre=0.2) for x, y in sets]
+    found = [monitored(task, monitor, x, y, losses(task, x, y), centre=0.2) for x, y in sets]
     return [unpack_monitoring(task, pack_tally(one)) for one in found], outputs, labels
 
 
@@ -49,30 +50,34 @@ def auc_within(task: TaskSpec, outputs: Tensor, labels: Tensor) -> float:
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_metrics_over_sites_are_scikit_learns(task: TaskSpec) -> None:
-    tallies, outputs, labels = sent(task, 3)
-    found = BY_SPLIT["validation"](task, reduce(add, tallies))
+@pytest.mark.parametrize(("task", "monitor"), MONITORED)
+def test_metrics_over_sites_are_scikit_learns(task: TaskSpec, monitor: Metric) -> None:
+    """Beside the loss there is the one that is monitored, and no other."""
+    tallies, outputs, labels = sent(task, monitor, 3)
+    found = measured_on("validation", task, monitor, reduce(add, tallies))
     assert found.samples == sum(SITES)
     assert tuple(found.values) == task.monitors
+    assert {name for name, value in found.values.items() if value is not None} == {"loss", monitor}
     assert found.values["loss"] == pytest.approx(float(losses(task, outputs, labels).mean()), rel=1e-12)
     if isinstance(task, Regression):
-        assert found.values["mae"] == pytest.approx(mean_absolute_error(labels, outputs[:, 0]), rel=1e-12)
-        assert found.values["r2"] == pytest.approx(r2_score(labels, outputs[:, 0]), rel=1e-12)
-        return
-    hits = outputs.argmax(1) if isinstance(task, Classification) else (outputs > 0).double()
-    assert found.values["accuracy"] == pytest.approx(accuracy_score(labels.flatten(), hits.flatten()), rel=1e-12)
-    assert found.values["auc_within"] == pytest.approx(auc_within(task, outputs, labels), rel=1e-12)
+        known = {"mae": mean_absolute_error(labels, outputs[:, 0]), "r2": r2_score(labels, outputs[:, 0])}
+        known["pearson_r"] = float(torch.corrcoef(torch.stack([labels.double(), outputs[:, 0].double()]))[0, 1])
+    else:
+        hits = outputs.argmax(1) if isinstance(task, Classification) else (outputs > 0).double()
+        known = {"accuracy": accuracy_score(labels.flatten(), hits.flatten())}
+        known["auc_within"] = auc_within(task, outputs, labels)
+    assert monitor == "loss" or found.values[monitor] == pytest.approx(known[monitor], rel=1e-12)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_metrics_are_those_of_a_test_but_for_bins(task: TaskSpec) -> None:
-    tallies, outputs, labels = sent(task, 4)
+@pytest.mark.parametrize(("task", "monitor"), MONITORED)
+def test_metrics_are_those_of_a_test_but_for_bins(task: TaskSpec, monitor: Metric) -> None:
+    tallies, outputs, labels = sent(task, monitor, 4)
     sets = zip(outputs.split(SITES), labels.split(SITES), strict=True)
     tested = [tallied(task, x, y, centre=0.2) for x, y in sets]
-    found, known = (BY_SPLIT["validation"](task, reduce(add, tallies)), summarise(task, reduce(add, tested)))
+    found, known = measured_on("validation", task, monitor, reduce(add, tallies)), summarise(task, reduce(add, tested))
     expected = dict(known.values) | {"auc_within": within_sites(task, tested).get("auc")}
-    assert all(value == pytest.approx(expected[name], abs=2e-3) for name, value in found.values.items())
+    assert found.values["loss"] == pytest.approx(expected["loss"], rel=1e-9)
+    assert found.values[monitor] == pytest.approx(expected[monitor], abs=2e-3)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -83,8 +88,9 @@ def test_no_number_is_of_a_score(task: TaskSpec) -> None:
 
 def test_ties_count_half() -> None:
     task, labels = Classification(classes=2), torch.tensor([0, 1, 0, 1])
-    one = monitored(task, torch.zeros(4, 2), labels, torch.ones(4))
-    assert BY_SPLIT["validation"](task, one).values == {"loss": 1.0, "accuracy": 0.5, "auc_within": 0.5}
+    one = monitored(task, "auc_within", torch.zeros(4, 2), labels, torch.ones(4))
+    values = measured_on("validation", task, "auc_within", one).values
+    assert values == {"loss": 1.0, "accuracy": None, "auc_within": 0.5}
 
 
 @pytest.mark.parametrize("task", [Classification(classes=2), MultiLabel(name="multi-label", labels=1)])
@@ -96,8 +102,8 @@ def test_pairs_are_of_enough_people_on_either_side(task: TaskSpec) -> None:
 
     def area(rows: slice, fewest: int, people: Tensor | None = None) -> float | None:
         loss = losses(task, outputs.double(), true)[rows]
-        one = monitored(task, outputs[rows], true[rows], loss, fewest=fewest, people=people)
-        return BY_SPLIT["validation"](task, one).values["auc_within"]
+        one = monitored(task, "auc_within", outputs[rows], true[rows], loss, fewest=fewest, people=people)
+        return measured_on("validation", task, "auc_within", one).values["auc_within"]
 
     whole = area(slice(None), 7)
     assert whole is not None
@@ -109,7 +115,7 @@ def test_pairs_are_of_enough_people_on_either_side(task: TaskSpec) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_sums_that_no_samples_have_are_refused(task: TaskSpec) -> None:
-    one = reduce(add, sent(task, 5)[0])
+    one = reduce(add, sent(task, "mae" if isinstance(task, Regression) else "auc_within", 5)[0])
     lies = {name: Tally(one.counts.clone(), one.sums.clone()) for name in ("loss", "samples", "last")}
     lies["loss"].sums[0] = -1
     lies["samples"].counts[0] = 0

@@ -164,7 +164,7 @@ GOOD = pack(step_of(3), PLAN, up=True)
 BUFFER: bytes = msgpack.unpackb(GOOD)["b"]
 SCORES = torch.tensor([[2.0, 0.5, 0.1], [0.3, 0.2, 0.9], [0.3, 1.2, 0.9]])
 TALLY = tallied(PLAN.task, SCORES, torch.tensor([0, 1, 1]))
-MONITORED = pack_tally(monitored(PLAN.task, SCORES, torch.tensor([0, 1, 1]), torch.ones(3)))
+MONITORED = pack_tally(monitored(PLAN.task, "loss", SCORES, torch.tensor([0, 1, 1]), torch.ones(3)))
 EVALUATION = Evaluation(split="test", fold=0, epoch=0, tally=TALLY, baseline=TALLY)
 
 
