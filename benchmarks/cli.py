@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ app.command()(paper)
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
+SeedsOption = Annotated[str, typer.Option(help="Seeds of the runs.")]
 SPECS = Path(__file__).parent.parent / "simulations" / "specs"
 
 
@@ -109,7 +111,7 @@ def start(
 @app.command()
 def methods(
     file: FileArgument = SPECS / "digits.json",
-    seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
+    seeds: SeedsOption = "0",
     compare: Annotated[
         list[str] | None, typer.Option("--method", metavar="JSON", help="A method; dsgd and the file's own without it.")
     ] = None,
@@ -126,7 +128,7 @@ def methods(
 @app.command()
 def staleness(
     file: FileArgument = SPECS / "digits.json",
-    seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
+    seeds: SeedsOption = "0",
     most: Annotated[str, typer.Option("--staleness", help="Values of federation.staleness.")] = "0,2",
     set_: SetOption = None,
     data: DataOption = None,
@@ -143,7 +145,7 @@ def staleness(
 def target(
     file: FileArgument = SPECS / "mnist-local.json",
     sites: Annotated[str, typer.Option(help="How samples are dealt out: even, unequal, dirichlet, own.")] = "even",
-    seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
+    seeds: SeedsOption = "0",
     compare: Annotated[
         list[str] | None, typer.Option("--method", metavar="JSON", help="A method; without it a list of all kinds.")
     ] = None,
@@ -171,9 +173,7 @@ def target(
     from benchmarks.target.bench import Options, bench_target
     from benchmarks.target.settings import SITES, TARGETS
 
-    kinds = sites.split(",")
-    if wrong := [kind for kind in kinds if kind not in SITES]:
-        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(SITES)}", param_hint="--sites")
+    kinds = _names("--sites", sites, SITES)
     options = Options(every, stop, processes, flower_python if flower else None, output)
     goals = [_target(text) for text in targets or TARGETS]
     bench_target(file, set_ or [], data, kinds, _whole_numbers("--seeds", seeds), compare, goals, options)
@@ -213,11 +213,7 @@ def reduce(
     """Time every reduction beside the backward pass, and compare its error with the best there is: five minutes."""
     from benchmarks.reduce import NETWORKS, bench_reduce
 
-    names = networks.split(",")
-    for name in names:
-        if name not in NETWORKS:
-            raise typer.BadParameter(f"got {name!r}, expected {', '.join(NETWORKS)}", param_hint="--networks")
-    bench_reduce(names, _whole_numbers("--ranks", ranks), steps, threads, data)
+    bench_reduce(_names("--networks", networks, NETWORKS), _whole_numbers("--ranks", ranks), steps, threads, data)
 
 
 @app.command()
@@ -367,9 +363,7 @@ def inversion(
 
     from benchmarks.privacy.inversion import MODELS, bench_inversion, cases
 
-    names = models.split(",")
-    if wrong := [name for name in names if name not in MODELS]:
-        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(MODELS)}", param_hint="--models")
+    names = _names("--models", models, MODELS)
     chosen = cases(names, _whole_numbers("--batches", batches), _whole_numbers("--steps", steps))
     bench_inversion(chosen, Console(width=120))
 
@@ -390,10 +384,7 @@ def parts(
 
     from benchmarks.parts import METRICS, bench_parts
 
-    names = data.split(",")
-    if wrong := [name for name in names if name not in METRICS]:
-        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(METRICS)}", param_hint="--data")
-    bench_parts(names, _whole_numbers("--seeds", seeds), heart, output, Console(width=120))
+    bench_parts(_names("--data", data, METRICS), _whole_numbers("--seeds", seeds), heart, output, Console(width=120))
 
 
 @app.command()
@@ -434,6 +425,13 @@ def _target(text: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise typer.BadParameter(f"got {text!r}, expected such as auc=0.995, mae=4 or pearson_r=0.7", param_hint="--target")
+
+
+def _names(option: str, text: str, known: Collection[str]) -> list[str]:
+    names = text.split(",")
+    if wrong := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"got {wrong[0]!r}, expected {', '.join(known)}", param_hint=option)
+    return names
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

@@ -5,15 +5,19 @@ Every error names the file, the field, its value and what was expected.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import json
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, to_json
 
 from rankdad.common.errors import SpecError, UserError, visible
 
@@ -35,7 +39,7 @@ CODES = {  # of errors, by pydantic's types of them; "field-invalid" for all oth
 class Part(BaseModel):
     """A frozen part of a specification that forbids unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -43,6 +47,29 @@ class Part(BaseModel):
         if not isinstance(obj, Mapping):
             return super().model_validate(obj, **options)
         return cls.model_validate_json(to_json(obj, fallback=repr), **options)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe fields by the strings below them: pydantic itself would read all sources at every start."""
+        found, said = handler(schema), dict[str, str]()
+        for part in reversed(cls.__mro__[: cls.__mro__.index(Part)]):
+            said |= dict.fromkeys(inspect.get_annotations(part), "") | _strings_below(part)
+        for name, field in handler.resolve_ref_schema(found).get("properties", {}).items():
+            if text := said.get(name):
+                field["description"] = text
+        return found
+
+
+def _strings_below(part: type) -> dict[str, str]:
+    """Return the strings below a class's fields, by field."""
+    (tree,) = ast.parse(inspect.getsource(part)).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(below.value.value)
+        for field, below in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
 
 
 P = TypeVar("P", bound=BaseModel)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rankdad.remote.host import Host
+if TYPE_CHECKING:  # a site's terminal shows the same figures, and needs no server for them
+    from rankdad.remote.host import Host
 
 Kind = Literal["stopped", "absent", "gone", "behind", "awaited", "in"]
 

@@ -262,15 +262,8 @@ def check(
 
     document = replace(load_json(file), set_ or [])
     typer.echo(f"checking {file} …", err=True)  # at once: what the rest needs is imported in ten seconds
-    from rankdad.common.memory import check_memory
-    from rankdad.common.policy import EVERYTHING
-    from rankdad.common.protocol.plan import make_plan
-    from rankdad.common.run.replica import Replica
     from rankdad.common.spec import RunSpec
     from rankdad.simulations.checking import check_policy, show_contribution, show_needs, show_plan
-    from rankdad.simulations.dealing import dealt_data, told_of_identifiers
-    from rankdad.simulations.resolving import with_columns
-    from rankdad.simulations.spec import read_simulation
 
     document = load_json(file)
     dealt = {"--sites": sites, "--regions": regions, "--data": data}
@@ -307,6 +300,14 @@ def check(
             code="option-unused",
             field="--offline",
         )
+    from rankdad.common.memory import check_memory
+    from rankdad.common.policy import EVERYTHING
+    from rankdad.common.protocol.plan import make_plan
+    from rankdad.common.run.replica import Replica
+    from rankdad.simulations.dealing import dealt_data, told_of_identifiers
+    from rankdad.simulations.resolving import with_columns
+    from rankdad.simulations.spec import read_simulation
+
     document = replace(document, set_ or [])
     if isinstance(document, dict) and "simulation" in document:
         read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))

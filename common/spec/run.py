@@ -54,7 +54,6 @@ class RunSpec(Part):
     method: Annotated[MethodSpec, Field(discriminator="name", validate_default=True)] = DEFAULT
     """How gradients travel; of a run that names none as dsgd, where no gradient has a larger rank than 2."""
     federation: Federation
-    """Who takes part."""
     tuning: Tuning | None = None
     """Settings to choose by validation within each fold's training samples; null takes those above."""
     record: Recording = Recording()

@@ -34,10 +34,11 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
     Raises:
         DataError: a cell holds something else.
     """
-    texts = table.texts(column)
     found = np.array(table.numbers(column), np.float64)
     most = min(float(np.finfo(dtype).max), MOST)
-    wrong = [row for row in np.flatnonzero(~(np.abs(found) <= most)).tolist() if texts[row].lower() not in MISSING]
+    odd = np.flatnonzero(~(np.abs(found) <= most)).tolist()
+    texts = table.texts(column) if odd else []
+    wrong = [row for row in odd if texts[row].lower() not in MISSING]
     if wrong:
         hint = hint or _advice(table, column, texts, wrong)
     for row in wrong:

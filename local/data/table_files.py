@@ -172,7 +172,7 @@ def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
             raise DataError(path, problem, place=f"row {number}", code="row-short", field="data.delimiter", row=number)
         return
     for column in cells:
-        if "\n" in "".join(cells[column]):
+        if "\n" in "".join(cells[column].tolist()):  # which pandas gives by one only slowly
             for row, text in cells[column].items():
                 if "\n" in text and text.count(delimiter) >= max(2, width - 1):
                     what = f"a cell holds {text.count(chr(10)) + 1} lines with columns of their own"

@@ -107,7 +107,7 @@ class Table:
         if column in (self.decimals.doubtful or ()):
             read = whole_number
         return [
-            math.nan if not text else float(cell) if isinstance(cell, int | float) else read(text)
+            math.nan if not text else float(cell) if isinstance(cell, (int, float)) else read(text)
             for cell, text in zip(cells, self.texts(column), strict=True)
         ]
 

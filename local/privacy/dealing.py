@@ -180,8 +180,10 @@ class Dealing:
         for patients in of.values():
             most = most_rows([len(own) for own in patients.values()], self.share)
             for name, own in patients.items():
-                order = sorted(range(len(own)), key=lambda place, name=name: self.secret.number("row", name, place))  # type: ignore[misc]
-                rows += [own[place] for place in order[:most]] if len(own) > most else own
+                if len(own) > most:
+                    order = sorted(range(len(own)), key=lambda place, name=name: self.secret.number("row", name, place))  # type: ignore[misc]
+                    own = [own[place] for place in order[:most]]
+                rows += own
         rows.sort()
         return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
 
