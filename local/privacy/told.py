@@ -47,8 +47,8 @@ def told_before(data: SiteData) -> Tensor:
 
 
 def of_solving(spec: RunSpec, data: SiteData) -> Iterator[tuple[Tensor, int]]:
-    """Yield what a linear model's sums are about: all samples, and those of each training."""
-    whole, fold = Preparing(spec).numbers()
+    """Yield what a linear model's sums at some weights are about: all samples, and those of each training."""
+    whole, fold = Preparing(spec).solving.numbers()
     last = data.splits[-1]
     yield torch.cat([last.train, last.validation, last.test]), whole
     for number, split in enumerate(data.splits):
@@ -93,7 +93,7 @@ def check_solving(policy: Policy, spec: RunSpec, data: SiteData, noun: str, fiel
     """
     before, own = told_before(data), told_here(spec, data, of_solving(spec, data))
     if before.any() and over(policy, before + own).any():
-        asks = f"sends {_percent(own)} of what the cells of a {noun} here are, as numbers for a linear model"
+        asks = f"sends numbers for a linear model that are {_percent(own)} of the cells of a {noun} here"
         raise FewSamplesError.of(_told_already(policy, asks, before, own, field, owner), code="linear-needs-samples")
 
 
