@@ -389,7 +389,7 @@ def parts(
 
 @app.command()
 def ordinary(
-    patients: Annotated[str, typer.Option(help="Patients of each of the three hospitals.")] = "40,100,200,240",
+    patients: Annotated[str, typer.Option(help="Patients of each of the three hospitals.")] = "40,100,200,240,300",
 ) -> None:
     """Run an ordinary study, and a changed one a week later, under the default policy: six minutes."""
     import torch
