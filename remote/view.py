@@ -307,7 +307,8 @@ def _epoch_line(p: Progress, epoch: Epoch) -> str:
     values = pooled.values if pooled is not None and pooled.samples else {}
     error = pooled.auc_error if pooled is not None else None
     first = {name: value for name, value in values.items() if name == monitor}
-    metrics = figures(first | dict(values), error)[:MAX_METRICS]
+    others = {name: value for name, value in values.items() if value is not None}
+    metrics = figures(first | others, error)[:MAX_METRICS]
     left = _time_left(p) if p.status == "running" else ""
     return fitted([place, *metrics[:1], left, *metrics[1:], _step_time(p), f"{times_fewer(p.ratio)} bytes"])
 

@@ -195,7 +195,7 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
         largest = math.sqrt(2 * loss) * ends
     else:  # by how much a row's probability is wrong is no more than its loss
         slope = slope[:: len(slope) // count]
-        largest = torch.full((count,), min(loss, rows))
+        largest = slope.new_full((count,), min(loss, rows))
     return "slope: expected no more than its loss allows" if (slope > largest * (1 + SLACK) + TINY).any() else None
 
 

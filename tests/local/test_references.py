@@ -1,6 +1,7 @@
 """What the model is measured against: the same model alone, and linear models, each as somebody else would make it."""
 
-from __future__ import annotations
+from __future__ import math
+import annotations
 
 import json
 from collections.abc import Callable
@@ -218,6 +219,15 @@ def test_sums_of_sites_lead_to_the_model_of_all_rows_together(task: TaskSpec) ->
         assert np.abs(given[:, 0].numpy() - model.predict(inputs)).max() < 1e-6
     else:
         assert np.abs(given.softmax(1).numpy() - model.predict_proba(inputs)).max() < 1e-6
+
+
+@pytest.mark.parametrize("rows", [8, math.inf])
+def test_a_loss_that_no_float32_holds_is_checked_as_any_other(rows: float) -> None:
+    """A site whose answer would tell of few says a loss so large; of weighted classes no number of rows bounds it."""
+    slope = torch.ones(4, dtype=torch.float64)
+    sums = {"loss": torch.tensor([1e300], dtype=torch.float64), "slope": slope}
+    assert linear.contradiction(Classification(classes=2), sums, rows) is None
+    assert linear.contradiction(Classification(classes=2), {**sums, "slope": slope * 1e301}, rows) is not None
 
 
 def test_labels_have_a_line_each() -> None:

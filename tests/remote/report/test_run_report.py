@@ -176,7 +176,7 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
     drawn = [values["aria-label"] or "" for tag, values in page.tags if tag == "svg"]
     captions = re.findall(r"Figure (\d+)\. (.*?)(?= Figure \d|$)", page.text)
     assert [int(number) for number, _ in captions] == list(range(1, len(drawn) + 1)), "figures are numbered"
-    assert len(drawn) == 10
+    assert len(drawn) == 8
     assert all(shown.startswith(said) for (_, shown), said in zip(captions, drawn, strict=True)), "and have alt texts"
     assert "script" not in dict(page.tags)
     assert "://" not in html
