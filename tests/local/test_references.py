@@ -1,9 +1,9 @@
 """What the model is measured against: the same model alone, and linear models, each as somebody else would make it."""
 
-from __future__ import math
-import annotations
+from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
