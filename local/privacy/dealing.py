@@ -229,8 +229,26 @@ def purpose_of(spec: RunSpec) -> str:
             "columns": columns,
             "outcome": outcome,
             "sites": list(spec.federation.sites),
+            "read": {field: list(names) for field, names in spec.columns.items()},
+            "figures": figures_of(spec),
         }
     )
+
+
+def figures_of(spec: RunSpec) -> list[str]:
+    """Return the kinds of figures that a run sends, of those that `local.privacy.cli` explains."""
+    sums = spec.task.name == "regression" or isinstance(spec.data, TableData) or spec.preparation.standardise != "none"
+    due = {
+        "gradients": spec.solver != "exact" and spec.local is None,
+        "local-steps": spec.solver != "exact" and spec.local is not None,
+        "sums": sums or getattr(spec.task, "class_weights", None) == "balanced",
+        "table-1": isinstance(spec.data, TableData),
+        "products": spec.solver != "steps" or "linear" in spec.references,
+        "coefficients": spec.solver != "steps",
+        "metrics": True,
+        "references": bool(spec.references),
+    }
+    return [kind for kind, is_due in due.items() if is_due]
 
 
 def secret_of_files(path: Path) -> Secret:

@@ -6,6 +6,7 @@ Both are in one file, so that neither is lost without the other. Patients are na
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import sqlite3
@@ -73,6 +74,8 @@ class Disclosed:
         began: when, in UTC.
         parts: patients of each part that it used.
         fewest: what the policy asked for then.
+        named_by: what names patients, in all runs.
+        owner: who asked for it, as far as the log counts that; "" where it does not.
     """
 
     run: str
@@ -80,6 +83,8 @@ class Disclosed:
     began: str
     parts: tuple[int, ...]
     fewest: int
+    named_by: str = ""
+    owner: str = ""
 
 
 class DisclosureLog:
@@ -133,7 +138,7 @@ class DisclosureLog:
 
         Args:
             run: the run's identity; None where there is none yet.
-            purpose: what the run is and is for, as JSON: the same whenever it goes on.
+            purpose: what the run is and is for, as JSON: its `spec` is the same whenever it goes on.
             named_by: what names patients, such as a column: one patient by two names would be two.
             patients: whom the run would use.
             fewest: of a part.
@@ -160,7 +165,7 @@ class DisclosureLog:
             row = log.execute("SELECT number, purpose, data FROM runs WHERE run = ?", [run]).fetchone()
             if row is not None:
                 began: dict[str, int] = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row[:1]))
-                self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn, row[2])
+                self._check_goes_on(str(run), _spec(row[1]) == _spec(purpose), began, own, withdrawn, row[2])
                 return {hashed[name]: part for name, part in began.items()}
             self._check_names(log, secret, hashed)
             short = {name: bytes.fromhex(name) for name in own.sets}
@@ -275,13 +280,23 @@ class DisclosureLog:
             if patient is not None:
                 numbers = "SELECT run FROM used WHERE patient = ?"
             found = log.execute(
-                f"SELECT number, run, purpose, began, fewest FROM runs WHERE number IN ({numbers}) ORDER BY number",
+                "SELECT number, run, purpose, began, fewest, coalesce(named_by, '') FROM runs, site "
+                f"WHERE number IN ({numbers}) ORDER BY number",
                 [] if patient is None else [secret.name(patient)],
             ).fetchall()
             sizes = "SELECT count(*) FROM used WHERE run = ? GROUP BY part ORDER BY part"
+            owners = {asked.partition(" ")[0]: owner for asked, owner in log.execute("SELECT run, owner FROM asked")}
             return tuple(
-                Disclosed(run, purpose, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
-                for number, run, purpose, began, fewest in found
+                Disclosed(
+                    run,
+                    purpose,
+                    began,
+                    tuple(size for (size,) in log.execute(sizes, [number])),
+                    fewest,
+                    named_by,
+                    owners.get(run, ""),
+                )
+                for number, run, purpose, began, fewest, named_by in found
             )
 
     def heads(self) -> Heads:
@@ -429,6 +444,11 @@ class DisclosureLog:
 
     def _error(self, problem: str, code: str) -> UserError:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
+
+
+def _spec(purpose: str) -> object:
+    """Return the digest of a run's specification; a later version notes more of the same run."""
+    return json.loads(purpose).get("spec")
 
 
 def _versions(log: sqlite3.Connection, about: str) -> list[Version]:
