@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.errors import DataError, UserError, counted, visible
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret, most_rows, refine
@@ -41,6 +41,7 @@ class Dealt:
         log: of the site, where the run is noted in one.
         large: names of patients who have more than `LARGE` of their part's samples.
         beyond: samples that are left out since their patients have too many of their part's.
+        gone: what is to be said of known patients whom the table lacks; "" where that costs no part.
     """
 
     parts: Array
@@ -52,6 +53,7 @@ class Dealt:
     log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
     beyond: int = 0
+    gone: str = ""
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
@@ -68,6 +70,8 @@ class Dealt:
         notes = [told]
         if self.waits:
             notes.append(f"{self.waits} samples wait: alone, or beside what has left, they are too few for a part")
+        if self.gone:
+            notes.append(self.gone)
         if self.beyond:
             notes.append(f"{self.beyond} samples are left out: with them a patient had too large a share of a part's")
         if self.large:
@@ -118,19 +122,21 @@ class Dealing:
             parts, keep = {name: found[name] for name in used}, None
         else:
             parts, keep = self._asked(self.log, reading, patients)
+        gone = "" if self.log is None else _gone(*self.log.gone(patients.sets, parts))
         if not parts:
             raise DataError(
                 reading.source,
                 f"has fewer patients for this run than the policy's min_rows, {self.fewest}: nothing may leave",
                 code="too-few-patients",
                 field="min_rows",
+                hint=f"; {gone}" * bool(gone),
             )
         rows, places = self._rows_of(names, parts)
         beyond = sum(name in parts for name in names) - len(rows)
         sizes, waits = Counter(parts.values()), len(names) - len(rows) - beyond
         large = _large([names[row] for row in rows], places.tolist(), sizes)
         log = None if self.run is None else self.log
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large, beyond)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, log, large, beyond, gone)
         return reading.take(rows), dealt
 
     def _asked(
@@ -168,6 +174,19 @@ class Dealing:
                 rows += [own[place] for place in order[:most]] if len(own) > most else own
         rows.sort()
         return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
+
+
+def _gone(patients: int, others: int) -> str:
+    """Say what to do about known patients whom a run lacks, and with how many others of their parts; "" of none."""
+    if not patients:
+        return ""
+    are, these = ("is", "this one has") if patients == 1 else ("are", "these have")
+    return (
+        f"{counted(patients, 'patient')} of earlier runs {are} not in this one's table, or left out by its rules, and "
+        f"{others} others of the same parts are left out with them: with and without would tell of them. If {these} "
+        "withdrawn, name them with `rankdad purge`, and the others are used again once enough newcomers join them; "
+        "else put the rows back"
+    )
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:

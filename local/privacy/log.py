@@ -196,6 +196,25 @@ class DisclosureLog:
                         log.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", [about, number, packed])
             return may
 
+    def gone(self, patients: Collection[str], used: Collection[str]) -> tuple[int, int]:
+        """Return how many known patients a run lacks so that parts are left out, and how many it has of these parts.
+
+        Args:
+            patients: of all that the run has read.
+            used: those whom it uses.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            names, using = ({secret.name(one) for one in several} for several in (patients, used))
+            withdrawn = {name for (name,) in log.execute("SELECT name FROM withdrawn")}
+            members: dict[int, set[str]] = {}
+            for name, part in log.execute("SELECT name, part FROM patients"):
+                members.setdefault(part, set()).update({name} - withdrawn)
+        left_out = [own for own in members.values() if own & names and not own & using]
+        return sum(len(own - names) for own in left_out), sum(len(own & names) for own in left_out if own - names)
+
     def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
         """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
         known = dict(log.execute("SELECT patient, spelling FROM spellings"))

@@ -174,6 +174,31 @@ def test_rows_of_a_patient_beyond_a_share_of_a_part_are_left_out_and_the_same_in
     assert (set(dealt.large), dealt.beyond) == ({"p7", "p8"}, 0)
 
 
+def test_known_patients_who_are_gone_unsaid_are_counted_with_those_whom_that_costs(tmp_path: Path) -> None:
+    """A row that was deleted without `rankdad purge` cost a hospital of 45 a part, and no sentence said why."""
+    reading, log = reading_of(45), DisclosureLog(tmp_path, "alpha", SECRET)
+    _, first = Dealing(run_spec(), SECRET, 8, log, "first").deal(reading)
+    assert first.kept()
+    assert first.gone == ""
+    rest = reading.take(np.arange(1, 45))
+    _, second = Dealing(run_spec(), SECRET, 8, log, "second").deal(rest)
+    others = first.sizes[int(first.parts[0])] - 1
+    assert log.gone(rest.keys or (), [f"p{row}" for row in range(45) if first.parts[row] != first.parts[0]]) == (
+        1,
+        others,
+    )
+    assert second.waits == others
+    assert second.gone in second.notes()
+    with pytest.raises(DataError) as raised:
+        Dealing(run_spec(), SECRET, 23, log, "third").deal(rest)
+    assert (raised.value.code, raised.value.field) == ("too-few-patients", "min_rows")
+    assert "purge" in str(raised.value)
+    assert "purge" not in raised.value.public_message
+    log.withdraw(["p0"])
+    _, fourth = Dealing(run_spec(), SECRET, 8, log, "fourth").deal(rest)
+    assert (fourth.gone, fourth.waits) == ("", others)
+
+
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
     with pytest.raises(DataError) as raised:
         Dealing(run_spec(), SECRET, 8).deal(reading_of(40, [f"g{row % 7}" for row in range(40)]))
