@@ -169,6 +169,11 @@ class Policy(Part):
         """Return the policy as a file holds it: every line is there to be changed."""
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
+    def others(self) -> dict[str, tuple[object, object]]:
+        """Return the lines in which it is not the default: each as it is here, and as it is there."""
+        own, default = self.model_dump(mode="json"), Policy().model_dump(mode="json")
+        return {line: (own[line], default[line]) for line in own if own[line] != default[line]}
+
     def check(self, spec: RunSpec, plan: Plan) -> None:
         """Check a run as far as that needs no data.
 
