@@ -12,6 +12,7 @@ import secrets
 import sqlite3
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -85,6 +86,25 @@ class Disclosed:
     fewest: int
     named_by: str = ""
     owner: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How many patients a run does not use, by the reason.
+
+    Args:
+        gone: known ones whom the run has not read, so that parts are left out.
+        beside_gone: others of the parts of these.
+        beside_withdrawn: others of the parts of those who have withdrawn.
+        changed: of parts of which the run divides or changes a few.
+        new: of no part yet.
+    """
+
+    gone: int = 0
+    beside_gone: int = 0
+    beside_withdrawn: int = 0
+    changed: int = 0
+    new: int = 0
 
 
 class DisclosureLog:
@@ -196,8 +216,8 @@ class DisclosureLog:
                         log.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", [about, number, packed])
             return may
 
-    def gone(self, patients: Collection[str], used: Collection[str]) -> tuple[int, int]:
-        """Return how many known patients a run lacks so that parts are left out, and how many it has of these parts.
+    def waiting(self, patients: Collection[str], used: Collection[str]) -> Waiting:
+        """Return why patients wait whom a run has read and does not use.
 
         Args:
             patients: of all that the run has read.
@@ -207,13 +227,20 @@ class DisclosureLog:
             UserError: the log cannot be read, or is another site's.
         """
         with self._connected() as (log, secret):
-            names, using = ({secret.name(one) for one in several} for several in (patients, used))
+            here, using = ({secret.name(one) for one in several} for several in (patients, used))
             withdrawn = {name for (name,) in log.execute("SELECT name FROM withdrawn")}
-            members: dict[int, set[str]] = {}
+            parts: dict[int, set[str]] = {}
             for name, part in log.execute("SELECT name, part FROM patients"):
-                members.setdefault(part, set()).update({name} - withdrawn)
-        left_out = [own for own in members.values() if own & names and not own & using]
-        return sum(len(own - names) for own in left_out), sum(len(own & names) for own in left_out if own - names)
+                parts.setdefault(part, set()).add(name)
+        counts, new = Counter[str](), here - withdrawn - using
+        for members in parts.values():
+            own, gone = members & here - withdrawn, members - here - withdrawn
+            new -= members
+            if not own or own & using:
+                continue
+            counts["gone"] += len(gone)
+            counts["beside_gone" if gone else "beside_withdrawn" if members & withdrawn else "changed"] += len(own)
+        return Waiting(**counts, new=len(new))
 
     def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
         """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
