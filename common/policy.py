@@ -169,6 +169,11 @@ class Policy(Part):
         """Return the policy as a file holds it: every line is there to be changed."""
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
+    def others(self) -> dict[str, tuple[object, object]]:
+        """Return the lines in which it is not the default: each as it is here, and as it is there."""
+        own, default = self.model_dump(mode="json"), Policy().model_dump(mode="json")
+        return {line: (own[line], default[line]) for line in own if own[line] != default[line]}
+
     def check(self, spec: RunSpec, plan: Plan) -> None:
         """Check a run as far as that needs no data.
 
@@ -232,7 +237,7 @@ class Policy(Part):
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             change = _fewer_per_row(samples, least)
             raise refusal(_rank_field(spec.method), asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
-        name, rank = _largest_whole(plan)
+        name, rank = largest_whole(plan)
         if rank > 2 * most:
             asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
             allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
@@ -427,7 +432,7 @@ class Policy(Part):
     def _check_rank(self, spec: RunSpec, plan: Plan) -> None:
         method, rows = spec.method, rows_sent(spec)
         if isinstance(method, Dsgd) and self.max_rank is not None:
-            name, rank = _largest_whole(plan)
+            name, rank = largest_whole(plan)
             if rank > 2 * self.max_rank:
                 asks, change = f"sends the gradient of {name} whole, of rank {rank}", {"max_rank": -(-rank // 2)}
                 allows = f"at most {2 * self.max_rank} (max_rank {self.max_rank})"
@@ -471,7 +476,7 @@ def _lost(method: MethodSpec) -> str:
     return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
 
 
-def _largest_whole(plan: Plan) -> tuple[str, int]:
+def largest_whole(plan: Plan) -> tuple[str, int]:
     """Return the layer whose gradient is sent whole and has the largest rank, and that; ("", 0) where none is."""
     whole = [(min(route.matrix), route.name) for route in plan.routes if route.dense]
     rank, name = max(whole, key=lambda one: one[0], default=(0, ""))

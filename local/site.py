@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
-from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError, visible
+from rankdad.common.errors import PolicyError, RankdadError, SpecError, UnreachableError, UserError, visible
 from rankdad.common.files import owned, write_json
 from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
@@ -377,16 +377,25 @@ def _data(
         dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
     )
     looked(read)
-    data = admitted(policy, spec.at(config.name), plan, read)
+    try:
+        data = admitted(policy, spec.at(config.name), plan, read)
+    except PolicyError:
+        _say(read.notes)  # which patients wait, and why, may be what the refusal comes from
+        raise
     if run is not None and data.parts is not None and not data.parts.kept():
         raise UserError(
             f"data: another run has begun at {config.name} while this one read its data: start again",
             code="another-run-began",
             field="data",
         )
-    for note in data.notes:
-        _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
+    _say(data.notes)
     return data
+
+
+def _say(notes: Sequence[str]) -> None:
+    """Tell the person at the site what reading the data has shown."""
+    for note in notes:
+        _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
 
 
 def _amounts(data: SiteData) -> str:

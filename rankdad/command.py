@@ -49,7 +49,13 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
         summary: of the application.
         several: commands that torchrun may start as several processes.
     """
-    app = typer.Typer(help=summary, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        help=summary,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
     def begin(context: typer.Context, _version: Version = False) -> None:
         if is_launched() and context.invoked_subcommand not in several:

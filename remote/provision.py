@@ -198,6 +198,7 @@ class Kits:
 
 def _person_words(name: str, consortium: Consortium) -> str:
     submits = (
+        f"    rankdad ask RUN.json --to {OWNER_FILE}        # whether the sites would take part: nothing is submitted\n"
         f"    rankdad submit RUN.json --to {OWNER_FILE}     # then: logs RUN, cancel RUN, fetch RUN --output DIR\n"
         if name in consortium.owners
         else ""
@@ -227,7 +228,11 @@ def _site_words(name: str, consortium: Consortium) -> str:
         f"3. Whether all is in order:          rankdad check SITE.json\n"
         f"4. Take part in a run:               rankdad site SITE.json\n"
         f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n"
-        f'   With "approval": "manual" in SITE.json each waits for:   rankdad approve RUN SITE.json\n\n'
+        f'   With "approval": "manual" in SITE.json each waits for:   rankdad approve RUN SITE.json\n'
+        f"5. What has left, for the data protection officer:   rankdad disclosures SITE.json --report FILE.html\n"
+        f"   A patient withdraws:                              rankdad purge SITE.json PATIENT\n"
+        f"   After every run, keep a copy of the folder {PRIVACY}:  rankdad privacy export SITE.json FILE\n"
+        f"   On another machine, put it in place:              rankdad privacy import SITE.json FILE\n\n"
         f"{_proofs(name, consortium)}{valid}\n"
     )
 

@@ -14,6 +14,7 @@ from rankdad.remote.coefficients import not_compared, opposite
 from rankdad.remote.table_one import outcome_names
 from rankdad.remote.view import figures, size, times_fewer
 
+MAX_SITES = 5  # that a line names
 DIFFERING = {"in_the_large": "observed/expected", "slope": "calibration slope"}
 
 
@@ -60,6 +61,18 @@ def _not_run(summary: dict[str, Any]) -> int:
     """Return how many repeats of the folds are equal to one before at every site."""
     known = summary.get("partitions")
     return known["repeats"] - known["run"] if known else 0
+
+
+def _partitions(summary: dict[str, Any]) -> Iterator[str]:
+    """Say how many of the repeats are different partitions of each site's samples."""
+    known, again = summary.get("partitions"), _not_run(summary)
+    if not known:
+        return
+    if again:
+        yield f"repeats: {again} of {known['repeats']} are equal to one before at every site, and not run again"
+    counts = sorted(known["sites"].items(), key=lambda one: int(one[1]))  # those of fewest first
+    named = ", ".join(f"{site} {count}" for site, count in counts[:MAX_SITES]) + ", …" * (len(counts) > MAX_SITES)
+    yield f"{' ' * 8 if again else 'repeats:'} different partitions of {known['repeats']}: {named}"
 
 
 def _settings(model: dict[str, Any]) -> str:
@@ -110,10 +123,7 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         yield f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(test['samples'], 'sample')}"
         yield from _study(summary["metrics"], spec)
         yield from _effects(summary["coefficients"], spec)
-    if again := _not_run(summary):
-        few = ", ".join(f"{site} {count}" for site, count in summary["partitions"]["sites"].items())
-        yield f"repeats: {again} of {summary['partitions']['repeats']} are equal to one before at every site, and not"
-        yield f"         run again; different partitions: {few}"
+    yield from _partitions(summary)
     for model in summary.get("tuning", [])[-1:]:  # the one that is kept
         if model["chosen"]:
             yield f"chosen:  {_settings(model)}"
@@ -122,7 +132,7 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     if summary["undertrained"]:
         yield f"warning: {summary['undertrained']['warning']}"
     for warning, sites in summary["warnings"].items():
-        named = ", ".join(sites[:5]) + ", …" * (len(sites) > 5)
+        named = ", ".join(sites[:MAX_SITES]) + ", …" * (len(sites) > MAX_SITES)
         yield f"warning: {warning.replace('-', ' ')}: {counted(len(sites), 'site')} ({named})"
     if summary["rows_dropped"]:
         rows, where = sum(summary["rows_dropped"].values()), len(summary["rows_dropped"])

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.preparation.description import blocks
+from rankdad.common.policy import Policy
+from rankdad.common.preparation.description import COUNTED, blocks
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.table_schema import Labelled
@@ -26,6 +27,7 @@ FEWEST = 10  # values of a column from which a site's can be told to lie elsewhe
 EXPECTED = 5.0  # rows of a level, or class, that a site lacks: fewer are missing by chance
 FACTOR = 5.0  # of means, and of deviations: other units, not another population
 OUTLYING = 0.5  # deviation by mean and root of the rows: of one outlier 1, of four a half; units change neither
+MOST_FEW = Policy().min_rows - 1  # rows that lack a column where too few do, by the default policy
 MAX_CELLS = 20_000  # sites · columns, beyond which only all sites together have columns
 MAX_RATIO = 20.0  # logarithm of it: what is said of more
 MAX_NAMED = 4  # columns in a sentence
@@ -54,7 +56,7 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
     found = list(_worries(spec, {site: group for site, group in sites.items() if group["rows"]}))
     for group in (pooled, *sites.values()):
         for column in group["columns"].values():
-            del column["values"]  # which would tell how many rows lack it
+            del column["values"], column["hidden"]  # which would tell how many rows lack it
     kinds: dict[str, list[str]] = {}
     counts = pooled["label"].get("counts", ())
     absent = [outcome_names(spec)(place) for place, count in enumerate(counts) if not count]
@@ -101,6 +103,7 @@ def _columns(spec: RunSpec, sums: list[Sums]) -> Iterator[tuple[str, Group]]:
         if any(few) or any(one[at][3] for one in table):
             found["held_back"] = True
         found["values"] = sum(int(one[at][0]) for one in table)
+        found["hidden"] = sum(int(one[at][3]) for one in table) + MOST_FEW * sum(few)
         if levels:
             told = [[0 if one[place][4] else int(one[place][1]) for place in places] for one in table]
             found["levels"] = dict(zip(levels, map(sum, zip(*told, strict=True)), strict=True))
@@ -138,6 +141,8 @@ def _finite(value: float) -> float | None:
 Worry = tuple[str, tuple[str, ...], str]  # its kind, the sites, a sentence
 SENTENCES = {
     "gaps-over-20-percent": f"{{}} lacks more than {100 * GAPS:.0f} % of {{}}",
+    "gaps-held-back": f"{{}} does not tell whether it lacks more than {100 * GAPS:.0f} % of {{}}: for its policy too "
+    "few have a value, or lack one",
     "levels-absent": "{} has no row with {}",
     "other-units": "{} may have other units: {}; convert them in its table",
     "shifted-columns": "{} differs much from the other sites: {}",
@@ -149,6 +154,7 @@ OF_TWO = {
     "shifted-columns": "{} differ much: {}",
     "shifted-label": "{}: {}: is the label the same?",
 }  # where nobody can say which of two is the odd one
+ROUNDED = {"levels-absent": "{} has no row, or a few, with {}"}
 
 
 def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
@@ -158,13 +164,18 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
     def note(kind: str, where: tuple[str, ...], what: str) -> None:
         said.setdefault((kind, where), []).append(what)
 
+    rounded = {site for site, group in sites.items() if _is_rounded(group)}
     for name in next(iter(sites.values()))["columns"] if sites else ():
         columns = {site: group["columns"][name] for site, group in sites.items()}
         for site, column in columns.items():
             rows, missing = sites[site]["rows"], column["missing"]
             if missing / rows > GAPS:
-                many = f"{missing:,}" + " or more" * ("held_back" in column)
-                note("gaps-over-20-percent", (site,), f"{name} ({many} of {rows:,} rows, {100 * missing / rows:.1f} %)")
+                about = site in rounded and missing < rows  # that a column is empty all may know
+                many = "about " * about + f"{missing:,}" + " or more" * ("held_back" in column)
+                share = f"{100 * missing / rows:.{0 if about else 1}f} %"
+                note("gaps-over-20-percent", (site,), f"{name} ({many} of {rows:,} rows, {share})")
+            elif (missing + column["hidden"]) / rows > GAPS:
+                note("gaps-held-back", (site,), name)
             for level in _absent(name, column, columns.values()):
                 note("levels-absent", (site,), level)
         for one in _odd(name, columns):
@@ -179,7 +190,21 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
         said.items(), key=lambda one: (order.index(one[0][1][0]), kinds.index(one[0][0]))
     ):
         sentence = SENTENCES[kind] if len(where) == 1 else OF_TWO.get(kind, SENTENCES[kind])
+        sentence = ROUNDED.get(kind, sentence) if rounded.issuperset(where) else sentence
         yield kind, where, sentence.format(" and ".join(where), _listed(found))
+
+
+def _is_rounded(group: Group) -> bool:
+    """Tell whether a site's counts look rounded, as its policy has it: the aggregator is not told."""
+    for column in group["columns"].values():
+        if column["missing"] % COUNTED and column["missing"] < group["rows"]:
+            return False
+        if any(count % COUNTED for count in sorted(column.get("levels", {}).values())[:-1]):
+            return False
+        sd = column.get("sd")
+        if sd and not math.isclose(sd, float(f"{sd:.3g}"), rel_tol=1e-9):
+            return False
+    return True
 
 
 def _is_same(one: Group, other: Group) -> bool:

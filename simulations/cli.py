@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankdad.common.spec import RunSpec
     from rankdad.local.config import SiteConfig
     from rankdad.local.drivers.http import RefusedError
-    from rankdad.simulations.spec import SimulationFile
+    from rankdad.simulations.spec import SimulationFile, SimulationSpec
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
 SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites, in place of the file's.")]
@@ -233,15 +233,33 @@ def split(
         raise UserError(
             f"{taken[0]}: already there; choose another --output or remove it", code="already-there", field="--output"
         )
+    notes = _as_simulated(read.simulation)
     for name, config in write_sites(read, output, aggregator).items():
         places = {"data": os.path.relpath(config.data, output), "output": name, "policy": f"{name}/{FILE}"}
         places |= {"privacy": f"{name}/privacy"}
         document = config.model_dump(mode="json", exclude_defaults=True) | places
         path = output / f"{name}.json"
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if notes:
+            (output / name / "README.txt").write_text("\n\n".join(notes) + "\n", encoding="utf-8")
         typer.echo(str(path))
+    for note in notes:
+        typer.echo(f"note: {note}")
     if read.run.federation.regions:
         typer.echo("note: all name this one aggregator; give the sites of a region the address of its own")
+
+
+def _as_simulated(simulation: SimulationSpec) -> list[str]:
+    """Return what of a simulation should not come to a hospital with real data."""
+    from rankdad.common.policy import FILE
+
+    notes = list[str]()
+    if others := simulation.policy.others():
+        lines = ", ".join(f"{line} {json.dumps(own)} ({json.dumps(usual)})" for line, (own, usual) in others.items())
+        notes.append(f"{FILE} is the simulation's, and other than a hospital's default (in brackets): {lines}")
+    if not simulation.policy.keyed_folds:
+        notes.append("the secret in privacy follows from the simulation's file: whoever has that file knows the parts")
+    return [*notes, "for patients of your own make kits with `rankdad provision`"] if notes else []
 
 
 def check(

@@ -7,8 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rankdad.common.errors import PolicyError, UserError
+from rankdad.common.models import build_network
 from rankdad.common.policy import Policy
-from rankdad.local.admission import linear_sets, usual
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.spec.solver import NOT_EXACT
+from rankdad.local.admission import admitted, linear_sets, usual
+from rankdad.simulations.checking import check_policy
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.spec import SimulationFile
@@ -24,6 +28,22 @@ def policy_lines(file: SimulationFile) -> dict[str, int | None]:
     while more := _lines(file, file.simulation.policy.mended(lines)):  # of smaller parts others are needed
         lines |= more
     return lines
+
+
+def at_hospitals(file: SimulationFile) -> str:
+    """Return what hospitals do with a simulation's run by the default policy."""
+    policy, run = Policy(), file.run
+    file = file.model_copy(update={"simulation": file.simulation.model_copy(update={"policy": policy})})
+    try:
+        with TemporaryDirectory() as folder:
+            data = dealt_data(with_columns(file), Path(folder))
+            plan = make_plan(run, build_network(run))
+            check_policy(policy, run, plan, list(data.values()))
+            found = [admitted(policy, run, plan, site) for site in data.values()]
+    except UserError:
+        return "refuse this run"
+    steps = any(NOT_EXACT in site.warnings for site in found)
+    return "train it by steps, and tell no coefficients" if steps else "take part in it as it is"
 
 
 def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:

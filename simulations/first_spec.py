@@ -11,7 +11,7 @@ from typing import Any
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec.written import Written
-from rankdad.simulations.first_policy import policy_lines
+from rankdad.simulations.first_policy import at_hospitals, policy_lines
 from rankdad.simulations.first_schema import Guess, Wishes, guess_schema
 from rankdad.simulations.hospitals import read_hospitals
 from rankdad.simulations.spec import SimulationFile
@@ -77,6 +77,7 @@ def first_spec(
         said = f"{sites[people.index(min(people))]} has {min(people)} {what}: sums or steps of some folds are of fewer"
         said += f" than a hospital's own policy asks for ({asked})"
         document["notes"].append(f"{said}; the simulation's sites allow {allowed} (simulation.policy)")
+        document["notes"].append(f"without these lines in their own policies, real hospitals {at_hospitals(made)}")
     return document
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
@@ -79,6 +82,19 @@ def test_a_site_of_several_processes_refuses_what_one_alone_has(
     done = CliRunner().invoke(app, ["site", str(files / "site.json"), *words.split()])
     assert isinstance(done.exception, UserError), done.output
     assert (done.exception.code, done.exception.field) == ("option-unused", field)
+
+
+def test_every_command_takes_h_for_help() -> None:
+    def commands(one: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, below in getattr(one, "commands", {}).items():
+            yield from commands(below, (*path, name))
+
+    found = list(commands(get_command(app)))
+    assert ("privacy", "export") in found
+    for path in found:
+        done = CliRunner().invoke(app, [*path, "-h"])
+        assert (done.exit_code, "--help" in done.output) == (0, True), path
 
 
 def test_version_and_help_are_said_without_anything_large() -> None:

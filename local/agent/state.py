@@ -15,6 +15,7 @@ import fcntl
 import getpass
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -47,6 +48,20 @@ class Decision(Part):
     decision: Literal["accepted", "refused"]
     by: str
     reason: str = ""
+
+
+def owners_of(config: SiteConfig) -> dict[str, str]:
+    """Return who has submitted each run that the site's audit log tells of, by the run's identity."""
+    try:
+        lines = (Path(config.output) / AUDIT).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}  # a site without an agent has none
+    found = dict[str, str]()
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # a line that a full disk has cut
+            told = json.loads(line)
+            found[told["id"]] = told["owner"]
+    return found
 
 
 class RunFolder:

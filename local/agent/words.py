@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rankdad.common.errors import counted
-from rankdad.common.policy import Policy, rows_sent
+from rankdad.common.policy import Policy, largest_whole, rows_sent
+from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
+from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.written import Tabular
@@ -68,10 +70,14 @@ def what_selects(spec: RunSpec) -> list[str]:
         ]
         lines.append(f"values of the outcome: {rule or _listed(classes) or 'numbers'}")
         lines.append(
-            f"rows with the same {data.group} are one {spec.group_noun}" if data.group else "a row is one person"
+            f"rows with the same {data.group} are one {spec.group_noun}" if data.group else "a row counts as one person"
         )
-        told = {"refuse": "are refused", "drop": "are left out", "impute": "get the mean of all sites"}
-        lines.append(f"rows that lack a value {told[getattr(data, 'missing', 'refuse')]}")
+        told = {
+            "refuse": "rows that lack a value are refused",
+            "drop": "rows that lack a value are left out",
+            "impute": "inputs that are missing get the mean of all sites; rows without an outcome are left out",
+        }
+        lines.append(told[getattr(data, "missing", "refuse")])
         if data.missing_values:
             tokens = data.missing_values
             own = [f"{c}: {' or '.join(told)}" for c, told in tokens.items()] if isinstance(tokens, dict) else tokens
@@ -99,18 +105,25 @@ def what_selects(spec: RunSpec) -> list[str]:
 def what_may_be_learned(spec: RunSpec, policy: Policy) -> list[str]:
     """Return lines that say what an owner who means to could still find out of single people."""
     least = counted(policy.min_rows, _unit(spec))
-    lines = [f"  of every step and sum what {least} or more add up to; over thousands of steps maybe single rows"]
+    lines = [f"  of every step and sum what {least} or more add up to; over many steps maybe single rows"]
+    if spec.validation and spec.training.epochs >= policy.min_rows * (math.prod(spec.data.shape) + 1):
+        lines.append("  single rows of a small validation set, by its loss in so many epochs")
     if policy.keyed_folds:
         lines.append(
             "  of a fold, or of another run, the difference that one person makes: everybody can compute who is in "
             'which fold ("keyed_folds": false in the policy ends that)'
         )
-    if policy.columns is None or policy.files is None:
-        lines.append("  by more runs, other columns: the policy lists none (files, columns)")
+    if free := [line for line in ("files", "columns") if getattr(policy, line) is None]:
+        lines.append(f"  by more runs, other {' and '.join(free)}: the policy lists none ({', '.join(free)})")
     if isinstance(spec.data, TableData):
-        lines.append("  how many rows have each level, and which column has a gap")
+        about, level = "about " * (policy.min_rows > 1), policy.min_level.count
+        but = f" that {level} or more have" * (level > 1)
+        lines.append(f"  {about}how many rows have each level{but}, and which columns have gaps")
     if policy.group is None and isinstance(spec.data, Tabular):
-        lines.append("  single people, if the run counts one person's rows as several: the policy has no group")
+        counted_as = (
+            f"{spec.data.group} is not what one person is" if spec.data.group else "one person has several rows"
+        )
+        lines.append(f"  single people, if {counted_as} here: the policy has no group")
     if spec.grouped and not policy.keyed_folds and policy.largest_share == 1:
         lines.append("  sums of a part that are nearly one person's, who has most of its rows (largest_share)")
     return ["a determined owner could still learn:", *lines]
@@ -136,26 +149,47 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     data = spec.data
     rows, training = rows_sent(spec), spec.training
     lines.append(f"method: {spec.trained_by}, task: {spec.task.name}")
-    most_rows = f"at most {counted(rows or 0, 'row')} of a layer's gradient (rank)"
-    sent = "gradients whole, of any rank" if rows is None else most_rows
+    what, whole = "gradient" if spec.local is None else "change of weights", largest_whole(plan)[1]
+    most_rows = f"at most {counted(rows or 0, 'row')} of a layer's {what} (rank)"
+    if whole > (rows or whole):
+        most_rows += f", whole and of rank {whole} where that is smaller"
+    of_rank = f"of rank {whole} at most" if spec.method.name == "dsgd" else "of any rank"
+    sent = f"each layer's {what} whole, {of_rank}" if rows is None else most_rows
     even = ", or two thirds of the rows here if they are fewer (batches are even)" * (spec.batches == "even")
     if spec.solver != "exact":
-        lines.append(f"sends in every step {sent}, of at most {counted(training.step_size, 'row')} of data{even}")
+        each = ", after several batches, each" * (spec.local_steps not in (None, 1))
+        data_rows = f"of at most {counted(training.step_size, 'row')} of data"
+        lines.append(f"sends in every step {sent}{each or ','} {data_rows}{even}")
         least = counted(policy.min_rows, _unit(spec))
         lines.append(f"  the smallest step may be of {least}: of fewer it is refused (min_rows)")
         most = policy.rank(training.step_size)
         if rows is not None and most is not None and most < rows:
             lines.append(f"  the policy lets {most} of them out (rows_per_rank {policy.rows_per_rank})")
-    if plan.stages:
-        lines.append(f"sends sums for preparation before that: {_listed([stage.name for stage in plan.stages])}")
+    solving = Preparing(spec).solving.stages
+    if prepares := [stage.name for stage in plan.stages if stage.name not in solving]:
+        lines.append(f"sends sums for preparation before that: {_listed(prepares)}")
+    if spec.validation:
+        lines.append(
+            "sends in every epoch the loss of the validation rows, and sums of what the model has right or off"
+        )
+    if not isinstance(spec.evaluation, Holdout) or training.test:
+        lines.append("sends at a test about what is predicted of each row, and its outcome, without a name")
     if plan.references:
         lines.append(f"sends how well models to compare with do: {', '.join(plan.references)}")
     if isinstance(data, TableData):
-        lines.append("sends once Table 1: of each column counts, mean and spread, or rows by level")
+        rounded = ", rounded" * (policy.min_rows > 1)
+        lines.append(f"sends once Table 1: of each column counts, mean and spread, or rows by level{rounded}")
     trainings = f", {spec.folds} times" if spec.folds > 1 else ""
+    products = "sends sums of products of all columns, of all rows together, and slopes of each training"
     if spec.solver != "steps":
         where = ", if the policies allow that, else by steps" * (spec.solver == "auto")
-        lines.append(f"solves the model exactly{where}: sends sums of products of all columns{trainings}")
+        lines.append(f"solves the model exactly{where}: {products}")
+        if policy.site_coefficients and solving:
+            lines.append(
+                "  and the model's coefficients for the rows here alone, if they are enough (site_coefficients)"
+            )
+    elif "linear" in spec.references:
+        lines.append(f"for the reference linear {products}")
     if spec.solver != "exact":
         up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
         lines.append(f"at most {up:,} bytes up and {down:,} down in a step")

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
 PASSPHRASE = "RANKDAD_PASSPHRASE"  # in the environment, where nobody can be asked
+FIGURES = {  # by what the log calls them, see `local.privacy.dealing`
+    "gradients": "a gradient of every step, its loss and norm",
+    "local-steps": "the difference of weights that each round of local steps makes, its loss and norm",
+    "sums": "sums over training samples, for labels and for what the run standardises, imputes or harmonises",
+    "table-1": "Table 1: of each column counts, mean and spread, or rows by level",
+    "products": "sums of products of all columns and slopes of a linear model, if all policies allowed these",
+    "coefficients": "coefficients of a linear model of this site's rows, if it was solved exactly and the policy did "
+    "not keep them (site_coefficients)",
+    "metrics": "losses, counts and histograms behind the metrics of validation and test sets",
+    "references": "the same of models to compare with",
+}
 privacy = typer.Typer(help="Move a site's secret, log and policy to another machine.", no_args_is_help=True)
 
 
@@ -29,9 +40,12 @@ def disclosures(
     config, log = _opened(file)
     found = log.runs()
     if report is not None:
+        from rankdad.local.agent.state import owners_of
         from rankdad.local.describing import render
 
-        text = render("disclosures.html", site=config.name, runs=[_row(one) for one in found])
+        owners = owners_of(config)
+        rows = [_row(one) | {"owner": owners.get(one.run, one.owner)} for one in found]
+        text = render("disclosures.html", site=config.name, runs=rows)
         try:
             report.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -175,8 +189,15 @@ def _row(one: Disclosed) -> dict[str, Any]:
     """Return what is shown of a run."""
     import json
 
+    from rankdad.local.agent.words import READ_AS
+
+    known = {"name": "a run", "task": "", "method": "", "columns": [], "outcome": [], "sites": []}
+    told = known | json.loads(one.purpose)  # older versions have noted less
+    read = [(READ_AS.get(field, field), names) for field, names in told.get("read", {}).items()]
+    figures = [FIGURES.get(kind, kind) for kind in told.get("figures", ())]
     counts = {"patients": sum(one.parts), "parts": len(one.parts), "fewest": min(one.parts, default=0)}
-    return {**json.loads(one.purpose), **counts, "run": one.run, "began": one.began, "asked": one.fewest}
+    noted = {"run": one.run, "began": one.began, "asked": one.fewest, "named_by": one.named_by}
+    return {**told, **counts, **noted, "read": read or [("inputs", told["columns"])], "figures": figures}
 
 
 def _passphrase(*, again: bool = False) -> str:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.errors import DataError, UserError, counted, visible
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret, most_rows, refine
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import Array, Reading
-from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.log import DisclosureLog, Waiting
 from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
 
 LARGE = 1 / 3  # of a part's samples
@@ -43,6 +43,7 @@ class Dealt:
         log: of the site, where the run is noted in one.
         large: names of patients who have more than `LARGE` of their part's samples.
         beyond: samples that are left out since their patients have too many of their part's.
+        why: some of the site's samples wait, and what would help; "" without a log.
     """
 
     parts: Array
@@ -56,6 +57,7 @@ class Dealt:
     log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
     beyond: int = 0
+    why: str = ""
 
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
@@ -71,7 +73,8 @@ class Dealt:
         told = f"folds and validation are made of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
         notes = [told]
         if self.waits:
-            notes.append(f"{self.waits} samples wait: alone, or beside what has left, they are too few for a part")
+            alone = "alone, or beside what has left, they are too few for a part"
+            notes.append(f"{self.waits} samples wait: {self.why or alone}")
         if self.beyond:
             notes.append(f"{self.beyond} samples are left out: with them a patient had too large a share of a part's")
         if self.large:
@@ -122,19 +125,26 @@ class Dealing:
             parts, keep = {name: found[name] for name in used}, None
         else:
             parts, keep = self._asked(self.log, reading, patients)
+        why = "" if self.log is None else _why(self.log.waiting(patients.sets, parts), self.fewest)
         if not parts:
+            few = f"has fewer patients for this run than the policy's min_rows, {self.fewest}"
+            if len(patients.sets) >= self.fewest:
+                few = (
+                    f"has {len(patients.sets)} patients, but no part of {self.fewest} (min_rows) that this run may use"
+                )
             raise DataError(
                 reading.source,
-                f"has fewer patients for this run than the policy's min_rows, {self.fewest}: nothing may leave",
+                f"{few}: nothing may leave",
                 code="too-few-patients",
                 field="min_rows",
+                hint=f". {why}" * bool(why),
             )
         rows, places = self._rows_of(names, parts)
         beyond = sum(name in parts for name in names) - len(rows)
         sizes, waits = Counter(parts.values()), len(names) - len(rows) - beyond
         own = [names[row] for row in rows]
         large = _large(own, places.tolist(), sizes)
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large=large, beyond=beyond)
+        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large=large, beyond=beyond, why=why)
         return reading.take(rows), dealt if self.log is None else self._told(self.log, dealt, own)
 
     def _told(self, log: DisclosureLog, dealt: Dealt, names: Sequence[str]) -> Dealt:
@@ -186,6 +196,34 @@ class Dealing:
                 rows += own
         rows.sort()
         return np.array(rows, np.int64), np.array([parts[names[row]] for row in rows], np.int64)
+
+
+def _why(waiting: Waiting, fewest: int) -> str:
+    """Say why patients wait, and what would help."""
+    told = list[str]()
+    if waiting.gone:
+        are, those = ("is", "whoever has") if waiting.gone == 1 else ("are", "those who have")
+        told.append(
+            f"{counted(waiting.gone, 'patient')} of earlier runs {are} not in this run's table, or left out by its "
+            f"rules, and so {waiting.beside_gone} in the same parts are left out, too: name {those} withdrawn with "
+            "`rankdad purge`, or put the rows back"
+        )
+    if waiting.beside_withdrawn:
+        told.append(
+            f"{counted(waiting.beside_withdrawn, 'patient')} had a part with others who have withdrawn: wait until at "
+            f"least {fewest} newcomers join them"
+        )
+    if waiting.new:
+        told.append(
+            f"{counted(waiting.new, 'patient')} since the last run are too few for a part, or of a class that too few "
+            f"have: wait for at least {fewest}"
+        )
+    if waiting.changed:
+        told.append(
+            f"{counted(waiting.changed, 'patient')} lie in parts of which this run would use or change a few: ask its "
+            "owner for the columns, values and rules of earlier runs"
+        )
+    return "; ".join(told)
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
@@ -247,8 +285,26 @@ def purpose_of(spec: RunSpec) -> str:
             "columns": columns,
             "outcome": outcome,
             "sites": list(spec.federation.sites),
+            "read": {field: list(names) for field, names in spec.columns.items()},
+            "figures": figures_of(spec),
         }
     )
+
+
+def figures_of(spec: RunSpec) -> list[str]:
+    """Return the kinds of figures that a run sends, of those that `local.privacy.cli` explains."""
+    sums = spec.task.name == "regression" or isinstance(spec.data, TableData) or spec.preparation.standardise != "none"
+    due = {
+        "gradients": spec.solver != "exact" and spec.local is None,
+        "local-steps": spec.solver != "exact" and spec.local is not None,
+        "sums": sums or getattr(spec.task, "class_weights", None) == "balanced",
+        "table-1": isinstance(spec.data, TableData),
+        "products": spec.solver != "steps" or "linear" in spec.references,
+        "coefficients": spec.solver != "steps",
+        "metrics": True,
+        "references": bool(spec.references),
+    }
+    return [kind for kind, is_due in due.items() if is_due]
 
 
 def secret_of_files(path: Path) -> Secret:

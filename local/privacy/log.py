@@ -6,11 +6,13 @@ Both are in one file, so that neither is lost without the other. Patients are na
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import sqlite3
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -80,6 +82,8 @@ class Disclosed:
         began: when, in UTC.
         parts: patients of each part that it used.
         fewest: what the policy asked for then.
+        named_by: what names patients, in all runs.
+        owner: who asked for it, as far as the log counts that; "" where it does not.
     """
 
     run: str
@@ -87,6 +91,27 @@ class Disclosed:
     began: str
     parts: tuple[int, ...]
     fewest: int
+    named_by: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How many patients a run does not use, by the reason.
+
+    Args:
+        gone: known ones whom the run has not read, so that parts are left out.
+        beside_gone: others of the parts of these.
+        beside_withdrawn: others of the parts of those who have withdrawn.
+        changed: of parts of which the run divides or changes a few.
+        new: of no part yet.
+    """
+
+    gone: int = 0
+    beside_gone: int = 0
+    beside_withdrawn: int = 0
+    changed: int = 0
+    new: int = 0
 
 
 class DisclosureLog:
@@ -140,7 +165,7 @@ class DisclosureLog:
 
         Args:
             run: the run's identity; None where there is none yet.
-            purpose: what the run is and is for, as JSON: the same whenever it goes on.
+            purpose: what the run is and is for, as JSON: its `spec` is the same whenever it goes on.
             named_by: what names patients, such as a column: one patient by two names would be two.
             patients: whom the run would use.
             fewest: of a part.
@@ -167,7 +192,7 @@ class DisclosureLog:
             row = log.execute("SELECT number, purpose, data FROM runs WHERE run = ?", [run]).fetchone()
             if row is not None:
                 began: dict[str, int] = dict(log.execute("SELECT patient, part FROM used WHERE run = ?", row[:1]))
-                self._check_goes_on(str(run), row[1] == purpose, began, own, withdrawn, row[2])
+                self._check_goes_on(str(run), _spec(row[1]) == _spec(purpose), began, own, withdrawn, row[2])
                 return {hashed[name]: part for name, part in began.items()}
             self._check_names(log, secret, hashed)
             short = {name: bytes.fromhex(name) for name in own.sets}
@@ -197,6 +222,32 @@ class DisclosureLog:
                         packed = b"".join(name + digest for name, digest in sorted(digests.items()))
                         log.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", [about, number, packed])
             return may
+
+    def waiting(self, patients: Collection[str], used: Collection[str]) -> Waiting:
+        """Return why patients wait whom a run has read and does not use.
+
+        Args:
+            patients: of all that the run has read.
+            used: those whom it uses.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, secret):
+            here, using = ({secret.name(one) for one in several} for several in (patients, used))
+            withdrawn = {name for (name,) in log.execute("SELECT name FROM withdrawn")}
+            parts: dict[int, set[str]] = {}
+            for name, part in log.execute("SELECT name, part FROM patients"):
+                parts.setdefault(part, set()).add(name)
+        counts, new = Counter[str](), here - withdrawn - using
+        for members in parts.values():
+            own, gone = members & here - withdrawn, members - here - withdrawn
+            new -= members
+            if not own or own & using:
+                continue
+            counts["gone"] += len(gone)
+            counts["beside_gone" if gone else "beside_withdrawn" if members & withdrawn else "changed"] += len(own)
+        return Waiting(**counts, new=len(new))
 
     def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
         """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
@@ -316,13 +367,23 @@ class DisclosureLog:
             if patient is not None:
                 numbers = "SELECT run FROM used WHERE patient = ?"
             found = log.execute(
-                f"SELECT number, run, purpose, began, fewest FROM runs WHERE number IN ({numbers}) ORDER BY number",
+                "SELECT number, run, purpose, began, fewest, coalesce(named_by, '') FROM runs, site "
+                f"WHERE number IN ({numbers}) ORDER BY number",
                 [] if patient is None else [secret.name(patient)],
             ).fetchall()
             sizes = "SELECT count(*) FROM used WHERE run = ? GROUP BY part ORDER BY part"
+            owners = {asked.partition(" ")[0]: owner for asked, owner in log.execute("SELECT run, owner FROM asked")}
             return tuple(
-                Disclosed(run, purpose, began, tuple(size for (size,) in log.execute(sizes, [number])), fewest)
-                for number, run, purpose, began, fewest in found
+                Disclosed(
+                    run,
+                    purpose,
+                    began,
+                    tuple(size for (size,) in log.execute(sizes, [number])),
+                    fewest,
+                    named_by,
+                    owners.get(run, ""),
+                )
+                for number, run, purpose, began, fewest, named_by in found
             )
 
     def heads(self) -> Heads:
@@ -479,6 +540,11 @@ def _told(log: sqlite3.Connection, run: str | None, patients: Mapping[str, str])
     sums = f"SELECT patient, sum(share) FROM told WHERE run IN ({earlier}) GROUP BY patient"
     found = dict(log.execute(sums, [own] if own else []))
     return {patient: found.get(name, 0.0) for name, patient in patients.items()}
+
+
+def _spec(purpose: str) -> object:
+    """Return the digest of a run's specification; a later version notes more of the same run."""
+    return json.loads(purpose).get("spec")
 
 
 def _versions(log: sqlite3.Connection, about: str) -> list[Version]:

@@ -204,7 +204,7 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
         said = rankdad("approve", wanted, file, status=1)  # whose input ends without an answer
         assert "Let this site take part?" in said
         said = rankdad("approve", wanted, file, "--yes")
-        for words in ("shape [6]", "method: dsgd", "of any rank, of at most 8 rows of data", "bytes up", "2 epochs"):
+        for words in ("shape [6]", "method: dsgd", "whole, of rank", "bytes up", "2 epochs"):
             assert words in said
         assert all_.until_over(wanted)[wanted].state is State.ENDED, all_.said()
         assert f"{unwanted}: is refused already" in rankdad("approve", unwanted, file, "--yes", status=2)
@@ -212,7 +212,7 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
     assert [line["what"] for line in lines if line["what"] != "asked"] == ["accepted", "finished"]
     accepted = next(line for line in lines if line["what"] == "accepted")
     assert accepted["by"]
-    assert any("gradients whole" in words for words in accepted["leaves"])
+    assert any("gradient whole" in words for words in accepted["leaves"])
 
 
 def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path, data: Path) -> None:

@@ -6,13 +6,14 @@ import json
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.common.logs import LogOptions
 from rankdad.common.models import build_model, build_network
-from rankdad.common.policy import EVERYTHING
+from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.service import Offers
 from rankdad.local.agent.processes import Listen
@@ -99,6 +100,32 @@ def test_all_that_a_run_reads_and_selects_rows_by_is_told_on_one_screen() -> Non
         assert word in told
     assert "x39" not in told
     assert "x39" in "\n".join(what_is_read(spec, most=None))
+
+
+def test_what_is_said_to_leave_and_to_be_learned_holds_under_its_condition() -> None:
+    """It was said that products leave in every training, ranks have no limit and counts are exact."""
+    data = {"reader": "csv", "file": "t.csv", "features": ["age", "sex"], "categorical": {"sex": ["f", "m"]}}
+    data |= {"label": "ill", "values": ["no", "yes"], "missing": "impute"}
+    study = {"task": {"name": "classification", "classes": 2}, "data": data, "model": {"name": "linear"}}
+    study["evaluation"] = {"name": "k-fold", "folds": 5}
+
+    def told(policy: Policy, solver: str, **changes: Any) -> str:
+        training = {"epochs": 40, "batch_size": 16, "validation": 0.2, "solver": solver}
+        spec = run_spec(**study | {"training": training} | changes)
+        return "\n".join(what_leaves(spec, make_plan(spec, build_model(spec)), policy, "anna"))
+
+    steps = told(Policy(), "steps")
+    for condition in ("of rank 2 at most", "rounded", "about how many", "that 3 or more have", "small validation set"):
+        assert condition in steps
+    assert not [word for word in ("any rank", "products", "coefficients", "thousands") if word in steps]
+    exact = told(EVERYTHING, "exact")
+    assert "of all rows together" in exact
+    assert "site_coefficients" in exact
+    assert not [word for word in ("rounded", "about how many", "or more have", "linear-1") if word in exact]
+    assert "site_coefficients" not in told(EVERYTHING.model_copy(update={"site_coefficients": False}), "exact")
+    listed = told(Policy(columns=("*",)), "steps", data={**data, "group": "patient"})
+    assert "other files: the policy lists none (files)" in listed
+    assert "if patient is not what one person is here" in listed
 
 
 @pytest.mark.parametrize("batches", ["full", "even"])

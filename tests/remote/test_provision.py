@@ -75,7 +75,9 @@ def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path)
             "token",
         ),
     ]
-    assert "rankdad site SITE.json" in (kit / "README.txt").read_text()
+    words = (kit / "README.txt").read_text()
+    for command in ("check", "site", "disclosures", "purge", "privacy export"):
+        assert f"rankdad {command} SITE.json" in words, command
     for secret in ("token", "certificate.key", "../../ca/ca.key", "../../aggregator/server.key"):
         assert stat.S_IMODE((kit / secret).stat().st_mode) == 0o600, secret
     for folder in (kit, made / "ca", made / "aggregator"):

@@ -208,6 +208,27 @@ def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:
     assert (shown["missing"], shown["held_back"]) == (0, True)
 
 
+def test_warnings_say_about_where_counts_are_rounded_and_name_what_is_held_back(tmp_path: Path) -> None:
+    """A column of which six patients have a value was in no warning, and 43 of 123 rows were said to be 40."""
+    found = tables(123)
+    found["alpha"].loc[:42, "weight"] = np.nan
+    found["alpha"].loc[6:, "age"] = np.nan
+    found["beta"]["sex"] = np.where(np.arange(123) < 2, "m", "f")
+    found["gamma"]["age"] = np.nan
+    found["gamma"].loc[:3, "weight"] = np.nan  # of which nobody need be told
+    spec = spec_of(training={"epochs": 1, "batch_size": 400})
+    summary = trained(spec, found, tmp_path, min_rows=8)
+    gaps = [line for line in summary["table1"]["warnings"] if "lacks" in line or "no row" in line]
+    assert [line.partition(": for")[0].partition(" (5")[0] for line in gaps] == [
+        "alpha lacks more than 20 % of weight (about 40 of 123 rows, 33 %)",
+        "alpha does not tell whether it lacks more than 20 % of age",
+        "beta has no row, or a few, with sex = m",
+        "gamma lacks more than 20 % of age (123 of 123 rows, 100.0 %)",
+    ]
+    assert summary["warnings"]["gaps-held-back"] == ["alpha"]
+    assert "hidden" not in json.dumps(summary["table1"])
+
+
 def test_two_tables_that_differ_by_a_patient_look_alike_to_others(tmp_path: Path) -> None:
     sites = list[dict[str, Any]]()
     for place in range(12):

@@ -119,6 +119,10 @@ def test_what_is_split_has_the_whole_policy_to_be_changed(
     assert (own / "policy.json").read_text() == Policy(min_rows=4, rows_per_rank=2).text()
     config = SiteConfig.read(tmp_path / "demo" / "hospital-b.json")
     assert (config.policy, config.privacy) == (str(own / "policy.json"), str(own / "privacy"))
+    for told in (done.output, (own / "README.txt").read_text()):
+        assert "min_rows 4 (8), rows_per_rank 2 (4)" in told, (
+            "a policy that is weaker than the default was copied unsaid"
+        )
 
 
 def test_check_takes_a_run_that_stands_under_its_name_alone(tmp_path: Path) -> None:

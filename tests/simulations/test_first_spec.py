@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from typer.testing import CliRunner
 
 from rankdad.common.documents import load_json, validate
-from rankdad.common.errors import UserError
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.local.cli import mount as mount_local
 from rankdad.remote.report.run_report import report
 from rankdad.simulations.cli import mount
@@ -182,6 +182,31 @@ def test_settings_suit_every_size(tmp_path: Path, rows: tuple[int, ...]) -> None
     assert steps == 1 or min(rows) / 4 >= policy.min_rows
     assert 100 <= steps * training.epochs <= 200
     assert file.run.model.name == ("mlp" if sum(rows) > 5000 else "linear")
+
+
+@pytest.mark.parametrize("rows", [(30, 400), (9, 12), (90, 100, 150)])
+def test_what_hospitals_would_do_by_their_own_policies_is_what_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...]
+) -> None:
+    """The simulation was solved exactly; at the hospitals the same run made steps, and had no coefficients."""
+    for place, count in enumerate(rows):
+        generator = np.random.default_rng(place)
+        table = pd.DataFrame(generator.normal(size=(count, 3)).round(3), columns=["a", "b", "c"])
+        table["y"] = (table["a"] + generator.normal(size=count) > 0).astype(int)
+        (tmp_path / f"site{place}").mkdir()
+        table.to_csv(tmp_path / f"site{place}" / "t.csv", index=False)
+    document = first_spec(tmp_path, "y")
+    (note,) = (note for note in document["notes"] if "real hospitals" in note)
+    (tmp_path / "sim.json").write_text(json.dumps(document))
+    words = ("simulate", "sim.json", "--lockstep", "--output", "run", "--set", "simulation.policy={}")
+    monkeypatch.chdir(tmp_path)
+    try:
+        run(*words)
+    except RankdadError:
+        assert "refuse this run" in note
+    else:
+        assert load_json(tmp_path / "run" / "summary.json")["solver"]["name"] == "steps"
+        assert "tell no coefficients" in note
 
 
 def reference(inputs: Any, labels: Any) -> float:

@@ -320,11 +320,15 @@ def test_a_first_run_does_as_well_as_scikit_learn(write: Callable[[Path], Folder
     document = begun(tmp_path / "data", expected)
     classes = document["run"]["task"]["name"] == "classification"
     document["run"]["evaluation"]["refit"] = False
-    test = simulate(validate(SimulationFile, document), tmp_path / "run", quiet=True)["metrics"]["test"]
+    file = validate(SimulationFile, document)
+    test = simulate(file, tmp_path / "run", quiet=True)["metrics"]["test"]
     rows = np.concatenate([expected.matrix(site) for site in expected.tables])
     patients = [name for names in expected.people.values() for name in names] or None
     best = reference(rows[:, :-1], rows[:, -1], patients, classes=classes)
-    assert test["samples"] == len(rows) or write is few, "a hospital of a single part is not tested"
+    patients_of = {site: len(set(expected.people.get(site, range(len(own))))) for site, own in expected.tables.items()}
+    two = [site for site, count in patients_of.items() if count >= 2 * file.simulation.policy.min_rows]
+    assert two == [site for site in expected.tables if (write, site) != (few, "small")]
+    assert test["samples"] == sum(len(expected.matrix(site)) for site in two), "of a single part none is tested"
     if classes:
         assert test["auc"] > best - 0.02
     else:

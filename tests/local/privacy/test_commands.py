@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -15,9 +16,11 @@ from typer.testing import CliRunner
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
 from rankdad.common.policy import Policy
+from rankdad.local.agent.state import AUDIT
 from rankdad.local.config import SiteConfig
 from rankdad.local.privacy import archive
 from rankdad.local.privacy.archive import sealed
+from rankdad.local.privacy.cli import FIGURES
 from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from tests.conftest import run_spec
@@ -70,6 +73,33 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
     said("disclosures", site, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert all(word in page for word in ("age, nihss", "classification of dead", "alpha, beta, gamma", "24 in 3 parts"))
+    assert all(word in page for word in ("<dd>key</dd>", "<dt>Outcome</dt><dd>dead</dd>", FIGURES["table-1"]))
+    assert FIGURES["products"] not in page
+
+
+def test_the_page_names_owners_and_shows_runs_of_which_an_older_version_noted_less(site: Path, tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path / "alpha", "alpha")
+    old = {"spec": "0", "name": "old", "task": "t", "method": "m", "columns": ["age"], "outcome": ["o"], "sites": []}
+    for number, purpose in ((1, json.dumps(old)), (2, "{}")):
+        known = str(number) * 16, purpose, "key", patients(NAMES), 8
+        log.parts(*known, expected=log.parts(*known))
+    log.count(f"{'1' * 16} 0", "dr-counted", 5, None)
+    (tmp_path / "alpha-result").mkdir(exist_ok=True)
+    line = {"what": "accepted", "id": "0" * 16, "owner": "dr-audited"}
+    (tmp_path / "alpha-result" / AUDIT).write_text(json.dumps(line) + '\n{"what"')
+    said("disclosures", site, "--report", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert re.findall("<dt>Owner</dt><dd>([a-z-]+)", page) == ["dr-audited", "dr-counted", "not"]
+    assert page.count("not noted by the version of then") == 2
+
+
+def test_a_run_that_an_older_version_began_goes_on(site: Path, tmp_path: Path) -> None:
+    """The log notes more of a run than it did, and refused what was interrupted before."""
+    less = {key: value for key, value in json.loads(purpose_of(SPEC)).items() if key not in ("read", "figures")}
+    log, known = DisclosureLog(tmp_path / "alpha", "alpha"), ("key", patients(NAMES), 8)
+    began = log.parts("1" * 16, json.dumps(less), *known)
+    assert log.parts("1" * 16, json.dumps(less), *known, expected=began) == began
+    assert log.parts("1" * 16, purpose_of(SPEC), *known) == began
 
 
 def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_named(site: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing, Dealt, dealing_of, secret_of_files
-from rankdad.local.privacy.log import FILE, DisclosureLog
+from rankdad.local.privacy.log import FILE, DisclosureLog, Waiting
 from rankdad.local.site import taking_part
 from tests.conftest import examples, run_spec, site_config, write_site
 
@@ -172,6 +172,33 @@ def test_rows_of_a_patient_beyond_a_share_of_a_part_are_left_out_and_the_same_in
     assert used.keys == again.keys
     _, dealt = Dealing(run_spec(), SECRET, 8).deal(reading)
     assert (set(dealt.large), dealt.beyond) == ({"p7", "p8"}, 0)
+
+
+def test_known_patients_who_are_gone_unsaid_are_counted_with_those_whom_that_costs(tmp_path: Path) -> None:
+    """A row that was deleted without `rankdad purge` cost a hospital of 45 a part, and no sentence said why."""
+    reading, log = reading_of(45), DisclosureLog(tmp_path, "alpha", SECRET)
+    _, first = Dealing(run_spec(), SECRET, 8, log, "first").deal(reading)
+    assert first.kept()
+    assert first.why == ""
+    rest = reading.take(np.arange(1, 45))
+    _, second = Dealing(run_spec(), SECRET, 8, log, "second").deal(rest)
+    others = first.sizes[int(first.parts[0])] - 1
+    used = [f"p{row}" for row in range(45) if first.parts[row] != first.parts[0]]
+    assert log.waiting(rest.keys or (), used) == Waiting(gone=1, beside_gone=others)
+    assert second.waits == others
+    assert any(second.why in note for note in second.notes())
+    with pytest.raises(DataError) as raised:
+        Dealing(run_spec(), SECRET, 23, log, "third").deal(rest)
+    assert (raised.value.code, raised.value.field) == ("too-few-patients", "min_rows")
+    assert "purge" in str(raised.value)
+    assert "purge" not in raised.value.public_message
+    log.withdraw(["p0"])
+    _, fourth = Dealing(run_spec(), SECRET, 8, log, "fourth").deal(rest)
+    assert ("purge" in fourth.why, fourth.waits) == (False, others)
+    assert log.waiting(rest.keys or (), used) == Waiting(beside_withdrawn=others)
+    assert log.waiting([*(rest.keys or ()), "new", "newer"], []) == Waiting(
+        beside_withdrawn=others, changed=44 - others, new=2
+    )
 
 
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
