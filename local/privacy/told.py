@@ -65,11 +65,11 @@ def of_validation(spec: RunSpec, data: SiteData) -> Iterator[tuple[Tensor, int]]
 def of_steps(
     policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, int]]:
-    """Yield what an epoch's steps of all of a training's samples tell of these."""
+    """Yield what steps of all of a training's samples tell of these."""
     for split, own in zip(data.splits, sizes, strict=True):
         if steps := steps_of_all(own, len(split.train)):
-            rows = policy.rank(len(split.train))
-            yield split.train, steps * numbers_of_step(plan, rows, projections=spec.training.sends_projections)
+            each = numbers_of_step(plan, policy.rank(len(split.train)), projections=spec.training.sends_projections)
+            yield split.train, steps * each * spec.training.epochs
 
 
 def over(policy: Policy, told: Tensor) -> Tensor:
@@ -111,27 +111,27 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
         FewSamplesError: there are too many.
     """
     steps = list(of_steps(policy, spec, plan, data, sizes))
-    each, before = told_here(spec, data, steps), told_before(data) + beside_steps(spec, data)
-    epochs, most = spec.training.epochs, most_told(policy.rows_per_rank)
-    if not steps or not over(policy, before + epochs * each).any():
+    own, before = told_here(spec, data, steps), told_before(data) + beside_steps(spec, data)
+    if not steps or not over(policy, before + own).any():
         return
     noun, columns = "sample" if data.groups is None else spec.group_noun, _columns(spec)
-    allowed = max(0, int(((most - before)[each > 0] / each[each > 0]).min()))
+    most, told = most_told(policy.rows_per_rank), own > 0
+    allowed = max(0, int(spec.training.epochs * ((most - before[told]) / own[told]).min()))
     people, numbers = data.people(torch.cat([rows for rows, _ in steps]).unique()), sum(number for _, number in steps)
     asks = (
-        f"sends {numbers * epochs:,} numbers of {counted(people, noun)} here about {columns} columns, in steps each of "
+        f"sends {numbers:,} numbers of {counted(people, noun)} here about {columns} columns, in steps each of "
         "all of a training"
     )
     often = counted(allowed, "epoch") + " of that" if allowed else "none of that"
-    often += f" beside what has been told already, {_percent(before)} of their cells" if before.any() else ""
+    often += f" beside what else is told, {_percent(before)} of their cells" if before.any() else ""
     if not before.any():
-        needed = math.ceil(numbers * epochs / (most * columns))
+        needed = math.ceil(numbers / (most * columns))
         often += f", or all from {counted(needed, noun)} on" if allowed else f" but from {counted(needed, noun)} on"
     often += (
         f" (rows_per_rank {policy.rows_per_rank}); smaller batches, of which there are two or more, are of others each "
         "time"
     )
-    change: dict[str, object] = {"rows_per_rank": lets(before + epochs * each)}
+    change: dict[str, object] = {"rows_per_rank": lets(before + own)}
     error = refusal("training.epochs", asks, often, change, REPEATED)
     raise FewSamplesError.of(error, code="steps-of-all-repeated")
 
@@ -150,8 +150,7 @@ def tell(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Seque
         return True
     told = told_here(spec, data, of_solving(spec, data))
     if sizes is not None:
-        steps = told_here(spec, data, of_steps(policy, spec, plan, data, sizes))
-        told = beside_steps(spec, data) + spec.training.epochs * steps
+        told = beside_steps(spec, data) + told_here(spec, data, of_steps(policy, spec, plan, data, sizes))
     return data.parts.tell(told.numpy())
 
 
