@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rankdad.common.errors import counted
@@ -13,6 +12,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.tasks import shown
 from rankdad.common.spec.written import Tabular
 from rankdad.common.user_code import origin
 
@@ -106,8 +106,6 @@ def what_may_be_learned(spec: RunSpec, policy: Policy) -> list[str]:
     """Return lines that say what an owner who means to could still find out of single people."""
     least = counted(policy.min_rows, _unit(spec))
     lines = [f"  of every step and sum what {least} or more add up to; over many steps maybe single rows"]
-    if spec.validation and spec.training.epochs >= policy.min_rows * (math.prod(spec.data.shape) + 1):
-        lines.append("  single rows of a small validation set, by its loss in so many epochs")
     if policy.keyed_folds:
         lines.append(
             "  of a fold, or of another run, the difference that one person makes: everybody can compute who is in "
@@ -169,9 +167,9 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     if prepares := [stage.name for stage in plan.stages if stage.name not in solving]:
         lines.append(f"sends sums for preparation before that: {_listed(prepares)}")
     if spec.validation:
-        lines.append(
-            "sends in every epoch the loss of the validation rows, and sums of what the model has right or off"
-        )
+        monitor = spec.training.monitor
+        sums = f", and sums for their {shown(monitor)}" * (monitor != "loss")
+        lines.append(f"sends in every epoch the loss of the validation rows{sums}")
     if not isinstance(spec.evaluation, Holdout) or training.test:
         lines.append("sends at a test about what is predicted of each row, and its outcome, without a name")
     if plan.references:

@@ -115,7 +115,13 @@ def test_what_is_said_to_leave_and_to_be_learned_holds_under_its_condition() -> 
         return "\n".join(what_leaves(spec, make_plan(spec, build_model(spec)), policy, "anna"))
 
     steps = told(Policy(), "steps")
-    for condition in ("of rank 2 at most", "rounded", "about how many", "that 3 or more have", "small validation set"):
+    for condition in (
+        "of rank 2 at most",
+        "rounded",
+        "about how many",
+        "that 3 or more have",
+        "loss of the validation rows",
+    ):
         assert condition in steps
     assert not [word for word in ("any rank", "products", "coefficients", "thousands") if word in steps]
     exact = told(EVERYTHING, "exact")
