@@ -152,8 +152,8 @@ class SiteConfig(Member):
     privacy: str = "privacy"
     """Folder that lasts, for the site's secret and the log of what has left it: one for all runs."""
     other_patients: PositiveInt | None = None
-    """Number of the run whose patients may be mostly others than those of former runs, as its refusal says: else they
-    may be the same by other names."""
+    """Number of the run whose patients may be mostly others than those of former runs, or of whose file no row has
+    moved, as its refusal says: else patients may be the same by other names, or others by the same place."""
     spec: str | None = None
     """A copy of the run's spec: the site then takes part in this run alone."""
     allow_factories: tuple[Permitted, ...] = ()

@@ -18,10 +18,11 @@ from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret, most_rows, refine
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.local.data.reading import Array, Reading
+from rankdad.local.data.reading import PLACE, Array, Reading
 from rankdad.local.privacy.log import DisclosureLog, Waiting
 from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
 
+DIGITS = 32  # of a digest
 LARGE = 1 / 3  # of a part's samples
 MOST_NAMED = 3  # patients in a note
 MOST_ASKED = 50  # times until nothing changes any more: each leaves out a part at least, but for odd cases
@@ -167,7 +168,7 @@ class Dealing:
         Which values are rare depends on who is used and by part on the parts, and who is used on what has changed.
         With a part less other values may be rare: the log is asked until nothing changes.
         """
-        ask = partial(log.parts, self.run, purpose_of(self.spec), reading.named_by)
+        ask = partial(log.parts, self.run, purpose_of(self.spec), _named_by(reading))
         limits = self.fewest, self.level.count
         parts, before, names = ask(patients, *limits), dict[str, int](), names_of(reading)
         for _ in range(MOST_ASKED):
@@ -305,6 +306,15 @@ def figures_of(spec: RunSpec) -> list[str]:
         "references": bool(spec.references),
     }
     return [kind for kind, is_due in due.items() if is_due]
+
+
+def _named_by(reading: Reading) -> str:
+    """Return by what patients are named; by their place they are only as long as the file is the same."""
+    source = Path(reading.source)
+    if reading.named_by != PLACE or not source.is_file():
+        return reading.named_by
+    with source.open("rb") as opened:
+        return f"{PLACE}, {source.name} with the sha256 {hashlib.file_digest(opened, 'sha256').hexdigest()[:DIGITS]}"
 
 
 def secret_of_files(path: Path) -> Secret:

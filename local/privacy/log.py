@@ -24,6 +24,7 @@ from rankdad.common.privacy.heads import Heads, chained
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.privacy.versions import Version, changed, with_version
 from rankdad.common.spec.table_schema import spelling
+from rankdad.local.data.reading import PLACE
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
@@ -179,7 +180,8 @@ class DisclosureLog:
         """
         with self._connected() as (log, secret):
             ((known_by,),) = log.execute("SELECT named_by FROM site").fetchall()
-            if known_by not in (None, named_by):
+            another = known_by not in (None, named_by)
+            if another and not (known_by.startswith(PLACE) and named_by.startswith(PLACE)):
                 known_by = visible(known_by, 200)
                 raise self._error(
                     f"names patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient would "
@@ -195,6 +197,8 @@ class DisclosureLog:
                 self._check_goes_on(str(run), _spec(row[1]) == _spec(purpose), began, own, withdrawn, row[2])
                 return {hashed[name]: part for name, part in began.items()}
             self._check_names(log, secret, hashed)
+            if another:
+                self._check_places(log)
             short = {name: bytes.fromhex(name) for name in own.sets}
             said = [
                 {short[name]: values[place] for name, values in own.values.items()} for place in range(len(own.columns))
@@ -267,6 +271,18 @@ class DisclosureLog:
                 f"{problem}: if they are the same, name them as in former runs; if they are others, "
                 f'"other_patients": {number} in the site\'s file says so',
                 "patients-replaced",
+            )
+
+    def _check_places(self, log: sqlite3.Connection) -> None:
+        """Check that rows of a file that has changed are confirmed to be where they were: only that names patients."""
+        ((number,),) = log.execute("SELECT 1 + coalesce(max(number), 0) FROM runs").fetchall()
+        if self._others != number:
+            raise self._not_known(
+                "patients are known by their place in a file, and it has changed since the last run: rows may have "
+                f'moved. If none has, and new ones stand at the end, "other_patients": {number} in the site\'s file '
+                "says so",
+                "rows-may-have-moved",
+                ". A column that names patients (data.key), from the first run on, makes that unnecessary",
             )
 
     def _not_known(self, problem: str, code: str, hint: str = "") -> DataError:

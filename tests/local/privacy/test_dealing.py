@@ -424,3 +424,27 @@ def test_where_patients_lie_in_parts_others_hear_the_same_of_all_that_is_wrong_w
         heard.add((raised.value.public_code, raised.value.public_field))
         assert raised.value.code != "data-refused", "the site itself hears what it is"
     assert (heard == {("data-refused", "")}) == dealt
+
+
+def test_where_patients_are_known_by_place_a_changed_file_is_refused_until_the_site_says_that_no_row_has_moved(
+    tmp_path: Path,
+) -> None:
+    spec, log = run_spec(data={"reader": "npz", "file": "data.npz", "shape": [6]}), tmp_path / "privacy"
+    same, longer = write_site(tmp_path / "same", 40, 1), write_site(tmp_path / "longer", 60, 1)
+
+    def keeps(data: Path, run: str, others: int | None = None) -> bool:
+        dealing = Dealing(spec, SECRET, 8, DisclosureLog(log, "alpha", SECRET, others=others), run)
+        _, dealt = dealing.deal(read_samples(spec, data))
+        return dealt.kept()
+
+    assert keeps(same, "first")
+    assert keeps(same, "second")
+    for others in (None, 2):
+        with pytest.raises(DataError) as raised:
+            keeps(longer, "third", others)
+        assert (raised.value.code, raised.value.field) == ("rows-may-have-moved", "privacy")
+    assert keeps(longer, "third", 3)
+    assert keeps(longer, "fourth")
+    with pytest.raises(DataError):
+        keeps(same, "fifth")
+    assert keeps(same, "second"), "a run that goes on"
