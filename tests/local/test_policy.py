@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from rankdad.common import __version__
 from rankdad.common.documents import validate
-from rankdad.common.errors import DataError, PolicyError, SpecError
+from rankdad.common.errors import DataError, PolicyError, SpecError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.methods import MethodState, method_for
 from rankdad.common.models import build_model
@@ -412,6 +412,19 @@ def test_rank_dad_needs_no_permission_since_it_never_sends_samples_rows(reducer:
         assert isinstance(one, Factor)
         assert isinstance(other, Factor)
         torch.testing.assert_close((one.activation * other.activation).sum(dim=1).abs(), torch.ones(3).double())
+
+
+def test_lines_that_an_older_policy_does_not_have_are_todays_defaults(tmp_path: Path) -> None:
+    """As the first version wrote it; what it allowed and today's does not stays allowed, since it is said there."""
+    older = {"min_rows": 10, "rows_per_rank": 4, "max_rank": None, "methods": ["dsgd", "rank-dad", "powersgd"]}
+    (tmp_path / "policy.json").write_text(json.dumps(older))
+    policy = Policy.read(str(tmp_path / "policy.json"))
+    assert set(policy.others()) == {"min_rows", "methods"}
+    assert policy.min_level.count == 3
+    (tmp_path / "policy.json").write_text(json.dumps(older | {"min_samples": 8}))
+    with pytest.raises(UserError) as raised:
+        Policy.read(str(tmp_path / "policy.json"))
+    assert (raised.value.code, raised.value.field) == ("field-unknown", "min_samples")
 
 
 def test_a_wrong_field_is_named_with_its_file(tmp_path: Path) -> None:
