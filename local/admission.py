@@ -25,7 +25,16 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import levels_of
 from rankdad.local.data.folds import Split
-from rankdad.local.privacy.told import REPEATED, beside_steps, check_repeated, check_solving, lets, over, told_before
+from rankdad.local.privacy.told import (
+    REPEATED,
+    beside_steps,
+    check_repeated,
+    check_solving,
+    epochs_of_validation,
+    lets,
+    over,
+    told_before,
+)
 from rankdad.local.privacy.usual import usual_inputs
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
@@ -311,13 +320,17 @@ def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     data = replace(data, splits=tuple(left), fewest=policy.min_rows, level=level)
     if any(often := [bool(one.any()) for one in _too_often(policy, spec, data)]):
         kept = (
-            replace(split, validation=split.validation[:0]) if too_often else split
+            Split(torch.cat([split.train, split.validation]).sort().values, split.validation[:0], split.test)
+            if too_often
+            else split
             for split, too_often in zip(data.splits, often, strict=True)
         )
+        epochs = epochs_of_validation(policy, spec, data)
         note = (
-            f"validation: {sum(often)} of {len(often)} folds have none here: a sum after each of "
-            f"{spec.training.epochs} epochs, beside what other trainings and runs have told, would be too many numbers "
-            f"of the same {noun}s (rows_per_rank {policy.rows_per_rank}); fewer epochs, or more {noun}s, would do"
+            f"validation: {sum(often)} of {len(often)} trainings have none here, and train on its samples: sums after "
+            f"each of {spec.training.epochs} epochs, beside what else this run and earlier ones tell, would be too "
+            f"many numbers of the same {_noun(spec, data)}s (rows_per_rank {policy.rows_per_rank}); "
+            + (f"{counted(epochs, 'epoch')} would do" if epochs else "none are left, whatever the number of epochs")
         )
         data = replace(data, splits=tuple(kept), warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
     return replace(data, warnings=tuple(dict.fromkeys(data.warnings)))

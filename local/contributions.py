@@ -84,13 +84,17 @@ class Contributions:
             return Sketch(weights=self._run.replica.sketch())
         return Goodbye(weights_sha256=self._run.replica.digest(), sketch=self._run.replica.sketch())
 
-    def check_roster(self, policy: Policy) -> None:
-        """Check that the run began with this site's data, and that the policy allows its steps.
+    def check_roster(self, policy: Policy, *, anew: bool) -> None:
+        """Check that the run began with this site's data, and that the policy allows its steps; note what it tells.
+
+        Args:
+            policy: of the site.
+            anew: whether the run begins at the beginning.
 
         Raises:
             UserError: the run began with other data.
-            PolicyError: steps have too few samples.
-        ProtocolError: the run is solved exactly, against this site's policy.
+            PolicyError: steps have too few samples, or too much would be told.
+            ProtocolError: the run is solved exactly, against this site's policy.
         """
         actual, expected = [train for train, *_ in self._samples()], [fold[self._index] for fold in self._run.roster]
         if actual != expected:
@@ -109,12 +113,15 @@ class Contributions:
                 code="solver-differs",
                 field="d.exact",
             )
-        sizes = None
-        if not self._run.exact:
-            sizes = [self._run.batch_sizes(self._index, fold) for fold in range(self._plan.folds)]
-            for check in (check_steps, check_repeated):  # even batches are known only now
-                check(policy, self._spec, self._plan, self._data, sizes)
-        if not tell(policy, self._spec, self._plan, self._data, sizes):
+        given, sizes = (policy, self._spec, self._plan, self._data), None
+        if not self._run.exact:  # even batches are known only now
+            first, sizes = (
+                [of(self._index, fold) for fold in range(self._plan.folds)]
+                for of in (self._run.batch_sizes, self._run.largest_batches)
+            )
+            check_steps(*given, first)
+            check_repeated(*given, sizes)
+        if not tell(*given, sizes, anew=anew):
             raise UserError(
                 "data: another run of the same patients has begun here meanwhile: start again",
                 code="another-run-began",

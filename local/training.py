@@ -184,7 +184,7 @@ class _Trainer:
     def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Steps[Result]:
         run = self.site_run
         if run.roster:
-            self.contributions.check_roster(self.policy)
+            self.contributions.check_roster(self.policy, anew=False)
         compared = False
         while (due := run.due) is not None:
             if due.kind in (Kind.COMPARISON, Kind.STEP) and not compared:
@@ -201,7 +201,7 @@ class _Trainer:
                 body = self.contributions.body(due, counts=known is None)
             self._follow(known or (yield self._message(body)))
             if due.kind is Kind.HELLO:
-                self.contributions.check_roster(self.policy)
+                self.contributions.check_roster(self.policy, anew=True)
             elif due.stage is not None:
                 self.contributions.check_totals(due.stage)
         if self.passes.evened:

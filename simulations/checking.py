@@ -22,7 +22,7 @@ from rankdad.common.preparation.description import sums
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.batches import drawn_sizes
+from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RankDad, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
@@ -54,10 +54,10 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     refuse_together({name: partial(admit, name) for name in plan.sites}, dict.fromkeys(plan.sites, policy))
     if not data or is_exact(spec, [warning for site in own.values() for warning in site.warnings]):
         return
-    counts = zip(*([len(split.train) for split in site.splits] for site in data), strict=True)
-    drawn = [drawn_sizes(spec, fold) for fold in counts]
-    for place, site in enumerate(data):  # which a site alone does not know of even batches
-        for check in (check_steps, check_repeated):
+    counts = list(zip(*([len(split.train) for split in site.splits] for site in data), strict=True))
+    for check, sizes in ((check_steps, drawn_sizes), (check_repeated, largest_sizes)):
+        drawn = [sizes(spec, fold) for fold in counts]
+        for place, site in enumerate(data):  # which a site alone does not know of even batches
             check(policy, spec, plan, site, [fold[place] for fold in drawn])
 
 

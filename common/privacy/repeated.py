@@ -28,13 +28,15 @@ class Sent(NamedTuple):
     Args:
         people: number of each patient in the set, int64.
         numbers: how many.
+        columns: that a patient has, the label among them.
     """
 
     people: Tensor
     numbers: int
+    columns: int
 
 
-def shares_told(sent: Iterable[Sent], people: int, columns: int) -> Tensor:
+def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
     """Return what share of each patient's cells is told, float64 [people].
 
     As long as it is at most 1 of each, the numbers about any patients are no more than these have cells.
@@ -42,10 +44,9 @@ def shares_told(sent: Iterable[Sent], people: int, columns: int) -> Tensor:
     Args:
         sent: of all trainings.
         people: that a site has.
-        columns: that a patient has, the label among them.
     """
     told = torch.zeros(people, dtype=torch.float64)
-    for some, numbers in sent:
+    for some, numbers, columns in sent:
         if len(some):
             told[some] += numbers / (len(some) * columns)
     return told

@@ -97,6 +97,18 @@ def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
     ]
 
 
+def largest_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
+    """Return the same of the epochs in which a site's batches are largest: where others end early, it makes fewer."""
+    sites, own = spec.federation.sites, spec.federation.overrides.values()
+    ends = {one.epochs for one in own if one.epochs and one.epochs < spec.training.epochs}
+    there = (
+        [count * spec.federation.trains(site, epoch) for site, count in zip(sites, samples, strict=True)]
+        for epoch in sorted({0, *ends})
+    )
+    each = [drawn_sizes(spec, counts) for counts in there if any(counts)]
+    return [max(sizes, key=lambda own: max(own, default=0)) for sizes in zip(*each, strict=True)]
+
+
 def idle(spec: RunSpec, roster: Sequence[Sequence[int]]) -> str | None:
     """Return what is wrong if in one of a run's epochs no site has a sample to train on.
 

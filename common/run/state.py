@@ -34,7 +34,7 @@ from rankdad.common.protocol.messages import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.paired import compares
-from rankdad.common.run.batches import Schedule, drawn_sizes, idle, schedule, steps_of_all
+from rankdad.common.run.batches import Schedule, drawn_sizes, idle, largest_sizes, schedule, steps_of_all
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.settings import limited, settings_of
@@ -286,6 +286,10 @@ class RunState:
     def batch_sizes(self, site: int, fold: int) -> list[int]:
         """Return the sizes of a site's batches in a fold's first epoch; those of later ones are not smaller."""
         return drawn_sizes(self.spec, self.roster[fold])[site]
+
+    def largest_batches(self, site: int, fold: int) -> list[int]:
+        """Return the sizes of a site's batches in those of a fold's epochs in which they are largest."""
+        return largest_sizes(self.spec, self.roster[fold])[site]
 
     def batches(self, site: int) -> list[list[int]]:
         """Return the sizes of a site's batches in each step of this epoch; of a step for which it has no data, none."""

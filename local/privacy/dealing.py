@@ -54,7 +54,7 @@ class Dealt:
     run: str = ""
     keep: Callable[[], bool] | None = None
     told: Array | None = None
-    tell: Callable[[Array], bool] | None = None
+    tell: Callable[[Array, float, bool], bool] | None = None
     log: DisclosureLog | None = None
     large: tuple[str, ...] = ()
     beyond: int = 0
@@ -155,8 +155,8 @@ class Dealing:
         if run is None:
             return dealt
 
-        def tell(shares: Array) -> bool:
-            return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told)
+        def tell(shares: Array, most: float, anew: bool) -> bool:
+            return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told, most, anew=anew)
 
         return replace(dealt, tell=tell, log=log)
 

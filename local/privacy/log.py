@@ -347,25 +347,41 @@ class DisclosureLog:
         with self._connected() as (log, secret):
             return _told(log, run, {secret.name(patient): patient for patient in patients})
 
-    def tell(self, run: str, shares: Mapping[str, float], before: Mapping[str, float]) -> bool:
-        """Note what share of each patient's cells a run tells, once; return whether it may begin.
+    def tell(
+        self, run: str, shares: Mapping[str, float], before: Mapping[str, float], most: float, *, anew: bool
+    ) -> bool:
+        """Note what share of each patient's cells a run tells; return whether it may begin.
+
+        Of a run that began before, what it told then counts, too, where it begins anew; else what it tells more.
 
         Args:
             run: the run's identity.
             shares: of each patient whom it uses.
             before: what `told` said: if another run tells of them meanwhile, nothing is noted.
+            most: that all runs may tell of a patient, where it began before.
+            anew: whether it begins at the beginning.
 
         Raises:
+            PolicyError: it began before, and all together is more.
             UserError: the log cannot be written, or is another site's.
         """
         with self._connected() as (log, secret):
             number, known = log.execute("SELECT number, told FROM runs WHERE run = ?", [run]).fetchone() or (None, None)
             names = {secret.name(patient): patient for patient in shares}
-            if known is not None or number is None or _told(log, run, names) != before:
-                return known is not None
-            log.execute("UPDATE runs SET told = (SELECT 1 + count(told) FROM runs) WHERE number = ?", [number])
-            rows = [(number, name, shares[patient]) for name, patient in sorted(names.items()) if shares[patient]]
-            log.executemany("INSERT INTO told VALUES (?, ?, ?)", rows)
+            if number is None or (known is None and _told(log, run, names) != before):
+                return False
+            if known is None:
+                log.execute("UPDATE runs SET told = (SELECT 1 + count(told) FROM runs) WHERE number = ?", [number])
+            noted = dict(log.execute("SELECT patient, share FROM told WHERE run = ?", [number]))
+            own = {name: noted.get(name, 0.0) for name in names}
+            new = {name: own[name] + share if anew else max(own[name], share) for name, share in _named(names, shares)}
+            if known is not None and new != own:
+                everything = _told(log, None, {name: name for name in names})
+                if any(everything[name] - own[name] + share > most * (1 + 1e-9) for name, share in new.items()):
+                    said = "the run began here before, and with what it told then it tells too much of some patients"
+                    raise PolicyError("rows_per_rank", f"{said}: submit it anew, or smaller", code="run-told-already")
+            rows = [(number, name, share) for name, share in sorted(new.items()) if share]
+            log.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", rows)
             return True
 
     def exists(self) -> bool:
@@ -507,9 +523,10 @@ class DisclosureLog:
         """Check that the log knows all that its witnesses do."""
         runs = dict(log.execute("SELECT number, run FROM runs"))
         (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+        (counted,) = log.execute("SELECT count(told) FROM runs").fetchone()
         for path, told in witness.found(self._results):
             last = secret.name("run", runs.get(told.runs, ""))
-            if withdrawn < told.withdrawn or (told.runs and last != told.last):
+            if withdrawn < told.withdrawn or counted < told.told or (told.runs and last != told.last):
                 raise self._too_old(path)
 
     def check(self, content: bytes) -> None:
@@ -556,6 +573,11 @@ def _told(log: sqlite3.Connection, run: str | None, patients: Mapping[str, str])
     sums = f"SELECT patient, sum(share) FROM told WHERE run IN ({earlier}) GROUP BY patient"
     found = dict(log.execute(sums, [own] if own else []))
     return {patient: found.get(name, 0.0) for name, patient in patients.items()}
+
+
+def _named(names: Mapping[str, str], shares: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yield each patient's keyed hash and share."""
+    return ((name, shares[patient]) for name, patient in names.items())
 
 
 def _spec(purpose: str) -> object:
@@ -635,7 +657,8 @@ def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
     """Return what is told of a log outside of it."""
     runs, last = log.execute("SELECT number, run FROM runs ORDER BY number DESC").fetchone() or (0, "")
     (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
-    return Witness(runs=runs, last=secret.name("run", last), withdrawn=withdrawn)
+    (told,) = log.execute("SELECT count(told) FROM runs").fetchone()
+    return Witness(runs=runs, last=secret.name("run", last), withdrawn=withdrawn, told=told)
 
 
 def _new(site: str, secret: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import Policy, refusal
 from rankdad.common.preparation import Preparing
+from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import (
     Sent,
     most_told,
@@ -21,22 +23,45 @@ from rankdad.common.privacy.repeated import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.local.data import SiteData
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 
+SMALLEST = 4  # bytes of a number in a buffer
 
-def told_here(spec: RunSpec, data: SiteData, sent: Iterable[tuple[Tensor, int]]) -> Tensor:
-    """Return what share of the cells of each sample's patient is told, float64 [samples].
 
-    Args:
-        spec: of the run.
-        data: of the site.
-        sent: samples, and how many numbers about their patients.
-    """
+class About(NamedTuple):
+    """Numbers about the patients of some samples, who have so many columns."""
+
+    rows: Tensor
+    numbers: int
+    columns: int
+
+
+def told_here(data: SiteData, sent: Iterable[About]) -> Tensor:
+    """Return what share of the cells of each sample's patient is told, float64 [samples]."""
     of = torch.arange(len(data.samples)) if data.groups is None else data.groups
     people = int(of.max()) + 1 if len(of) else 0
-    return shares_told([Sent(of[rows].unique(), numbers) for rows, numbers in sent], people, _columns(spec))[of]
+    return shares_told([Sent(of[one.rows].unique(), one.numbers, one.columns) for one in sent], people)[of]
+
+
+def columns_here(spec: RunSpec, data: SiteData) -> int:
+    """Return how many columns have more than one value here, the outcome among them.
+
+    A column's levels are one column, whatever levels a run lists: an owner may invent some.
+    """
+    inputs = data.samples.inputs
+    if not isinstance(inputs, Tensor):
+        return math.prod(spec.data.shape) + 1
+    flat = inputs.flatten(1).double()
+    low, high = flat.nan_to_num(math.inf).amin(0), flat.nan_to_num(-math.inf).amax(0)
+    varies = (low < high) | (flat.isnan().any(0) & (low <= high))
+    if not isinstance(spec.data, TableData):
+        return int(varies.sum()) + 1
+    named = zip(spec.data.inputs, blocks(spec.data), strict=True)
+    ends = [(at, at + (levels or 1) + spec.data.is_indicated(name)) for name, (at, levels) in named]
+    return sum(bool(varies[first:end].any()) for first, end in ends) + 1
 
 
 def told_before(data: SiteData) -> Tensor:
@@ -46,30 +71,42 @@ def told_before(data: SiteData) -> Tensor:
     return torch.from_numpy(data.parts.told)
 
 
-def of_solving(spec: RunSpec, data: SiteData) -> Iterator[tuple[Tensor, int]]:
-    """Yield what a linear model's sums at some weights are about: all samples, and those of each training."""
+def of_solving(spec: RunSpec, data: SiteData) -> Iterator[About]:
+    """Yield what a linear model's sums at some weights are about: all samples, and those of each training.
+
+    Each level is a column of it, as in its products: with a level more there are more of these than cells.
+    """
     whole, fold = Preparing(spec).solving.numbers()
-    last = data.splits[-1]
-    yield torch.cat([last.train, last.validation, last.test]), whole
+    last, columns = data.splits[-1], math.prod(spec.data.shape) + 1
+    yield About(torch.cat([last.train, last.validation, last.test]), whole, columns)
     for number, split in enumerate(data.splits):
         if spec.tests(number):
-            yield split.train, fold
+            yield About(split.train, fold, columns)
 
 
-def of_validation(spec: RunSpec, data: SiteData) -> Iterator[tuple[Tensor, int]]:
+def of_validation(spec: RunSpec, data: SiteData) -> Iterator[About]:
     """Yield what leaves about each training's validation samples between epochs."""
+    numbers, columns = numbers_of_epoch(spec.task, spec.training.monitor), columns_here(spec, data)
     for split in data.splits:
-        yield split.validation, numbers_of_epoch(spec.task, spec.training.monitor) * spec.training.epochs
+        yield About(split.validation, numbers * spec.training.epochs, columns)
+
+
+def epochs_of_validation(policy: Policy, spec: RunSpec, data: SiteData) -> int:
+    """Return for how many epochs sums of all validation samples may leave, beside what else is told."""
+    own, all_ = told_here(data, of_validation(spec, data)), told_before(data) + beside_steps(spec, data)
+    left, told = most_told(policy.rows_per_rank) - (all_ - own), own > 0
+    return max(0, int(spec.training.epochs * (left[told] / own[told]).min())) if told.any() else 0
 
 
 def of_steps(
     policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
-) -> Iterator[tuple[Tensor, int]]:
-    """Yield what steps of all of a training's samples tell of these."""
+) -> Iterator[About]:
+    """Yield what steps of all of a training's samples, and buffers after them, tell of these."""
+    columns, buffers = columns_here(spec, data), plan.buffer_bytes // SMALLEST
     for split, own in zip(data.splits, sizes, strict=True):
         if steps := steps_of_all(own, len(split.train)):
             each = numbers_of_step(plan, policy.rank(len(split.train)), projections=spec.training.sends_projections)
-            yield split.train, steps * each * spec.training.epochs
+            yield About(split.train, (steps * each + buffers) * spec.training.epochs, columns)
 
 
 def over(policy: Policy, told: Tensor) -> Tensor:
@@ -91,8 +128,8 @@ def check_solving(policy: Policy, spec: RunSpec, data: SiteData, noun: str, fiel
     Raises:
         FewSamplesError: they do.
     """
-    before, own = told_before(data), told_here(spec, data, of_solving(spec, data))
-    if before.any() and over(policy, before + own).any():
+    before, own = told_before(data), told_here(data, of_solving(spec, data))
+    if over(policy, before + own).any():
         asks = f"sends numbers for a linear model that are {_percent(own)} of the cells of a {noun} here"
         raise FewSamplesError.of(_told_already(policy, asks, before, own, field, owner), code="linear-needs-samples")
 
@@ -111,13 +148,13 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
         FewSamplesError: there are too many.
     """
     steps = list(of_steps(policy, spec, plan, data, sizes))
-    own, before = told_here(spec, data, steps), told_before(data) + beside_steps(spec, data)
+    own, before = told_here(data, steps), told_before(data) + beside_steps(spec, data)
     if not steps or not over(policy, before + own).any():
         return
-    noun, columns = "sample" if data.groups is None else spec.group_noun, _columns(spec)
+    noun, columns = "sample" if data.groups is None else spec.group_noun, steps[0].columns
     most, told = most_told(policy.rows_per_rank), own > 0
     allowed = max(0, int(spec.training.epochs * ((most - before[told]) / own[told]).min()))
-    people, numbers = data.people(torch.cat([rows for rows, _ in steps]).unique()), sum(number for _, number in steps)
+    people, numbers = data.people(torch.cat([one.rows for one in steps]).unique()), sum(one.numbers for one in steps)
     asks = (
         f"sends {numbers:,} numbers of {counted(people, noun)} here about {columns} columns, in steps each of "
         "all of a training"
@@ -136,7 +173,15 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     raise FewSamplesError.of(error, code="steps-of-all-repeated")
 
 
-def tell(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]] | None) -> bool:
+def tell(
+    policy: Policy,
+    spec: RunSpec,
+    plan: Plan,
+    data: SiteData,
+    sizes: Sequence[Sequence[int]] | None,
+    *,
+    anew: bool = True,
+) -> bool:
     """Note in the site's log what the run tells of each patient; return whether it still may.
 
     Args:
@@ -145,19 +190,23 @@ def tell(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Seque
         plan: of the run.
         data: of the site, as it was admitted.
         sizes: of every training's batches in an epoch; None of a run that is solved exactly.
+        anew: whether it begins at the beginning: others may then say something else than the last time.
+
+    Raises:
+        PolicyError: it has begun here before, and would tell too much.
     """
     if data.parts is None or data.parts.tell is None:
         return True
-    told = told_here(spec, data, of_solving(spec, data))
+    told = told_here(data, of_solving(spec, data))
     if sizes is not None:
-        told = beside_steps(spec, data) + told_here(spec, data, of_steps(policy, spec, plan, data, sizes))
-    return data.parts.tell(told.numpy())
+        told = beside_steps(spec, data) + told_here(data, of_steps(policy, spec, plan, data, sizes))
+    return data.parts.tell(told.numpy(), most_told(policy.rows_per_rank), anew)
 
 
 def beside_steps(spec: RunSpec, data: SiteData) -> Tensor:
     """Return what a run by steps tells beside these: for the reference linear, and of validation samples."""
     solved = of_solving(spec, data) if "linear" in spec.references else ()
-    return told_here(spec, data, [*solved, *of_validation(spec, data)])
+    return told_here(data, [*solved, *of_validation(spec, data)])
 
 
 def _told_already(policy: Policy, asks: str, before: Tensor, own: Tensor, field: str, owner: str) -> PolicyError:
@@ -175,7 +224,3 @@ def lets(told: Tensor) -> int | None:
 
 def _percent(told: Tensor) -> str:
     return f"{float(told.max()):.0%}"
-
-
-def _columns(spec: RunSpec) -> int:
-    return math.prod(spec.data.shape) + 1

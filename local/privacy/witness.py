@@ -20,6 +20,8 @@ class Witness(Part):
     """The last run's identity, by the site's secret."""
     withdrawn: int
     """Patients."""
+    told: int = 0
+    """Runs of which it was noted what they tell."""
 
 
 def found(results: Iterable[Path]) -> Iterator[tuple[Path, Witness]]:

@@ -43,7 +43,10 @@ WARNINGS = {
     "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",
     "rows-left-out": "left out rows, or lets them wait for more patients, and does not tell how many",
     "reader-differs": "reads its data by code of another package, or version, than the first site",
-    "sets-too-small-to-evaluate": "has validation or test sets too small for its policy: they are in no metric",
+    "sets-too-small-to-evaluate": (
+        "has validation or test samples of which its policy lets out no figures: they are too few, or too much of them "
+        "has been told"
+    ),
 }
 Code = Literal[
     "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.errors import FewSamplesError
+from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.metrics import monitored
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.privacy.repeated import Sent, numbers_of_epoch, shares_told
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, split_samples
+from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.privacy.told import check_repeated, of_validation, tell, told_before, told_here
+from rankdad.local.privacy.told import check_repeated, columns_here, of_validation, tell, told_before, told_here
 from tests.common.metrics.samples import TASKS, draw
-from tests.conftest import run_spec
+from tests.conftest import SITES, run_spec
 
 SECRET, RULES = Secret(b"s" * 32), Policy()
 SETS = st.lists(st.tuples(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 40)), max_size=12)
@@ -37,7 +39,7 @@ SETS = st.lists(st.tuples(st.sets(st.integers(0, 9), min_size=1), st.integers(1,
 def test_no_patients_are_told_by_more_numbers_than_shares_of_their_cells(
     sent: list[tuple[set[int], int]], columns: int, some: set[int]
 ) -> None:
-    told = shares_told([Sent(torch.tensor(sorted(own)), numbers) for own, numbers in sent], 10, columns)
+    told = shares_told([Sent(torch.tensor(sorted(own)), numbers, columns) for own, numbers in sent], 10)
     about_some = sum(numbers for own, numbers in sent if own <= some)
     assert about_some <= float(told[sorted(some)].sum()) * columns + 1e-9
     assert float(told.sum()) * columns == pytest.approx(sum(numbers for _, numbers in sent))
@@ -71,11 +73,11 @@ def read(spec: RunSpec, log: DisclosureLog | None = None, run: str | None = None
     return admitted(policy, spec, make_plan(spec, build_model(spec)), data)
 
 
-def begun(spec: RunSpec, log: DisclosureLog, run: str) -> SiteData:
+def begun(spec: RunSpec, log: DisclosureLog, run: str, *, anew: bool = True) -> SiteData:
     data = read(spec, log, run)
     assert data.parts is not None
     assert data.parts.kept()
-    assert tell(RULES, spec, make_plan(spec, build_model(spec)), data, [[20] * 4])
+    assert tell(RULES, spec, make_plan(spec, build_model(spec)), data, [[20] * 4], anew=anew)
     return data
 
 
@@ -88,7 +90,7 @@ def test_a_validation_set_of_which_too_many_losses_would_leave_is_left_out() -> 
     assert "sets-too-small-to-evaluate" in many.warnings
     assert "sets-too-small-to-evaluate" not in few.warnings
     spec = asked(60)
-    assert float(told_here(spec, free, of_validation(spec, free)).max()) > 0.5
+    assert float(told_here(free, of_validation(spec, free)).max()) > 0.5
 
 
 def test_runs_add_up_in_the_log_and_one_that_goes_on_is_as_it_was(tmp_path: Path) -> None:
@@ -96,13 +98,52 @@ def test_runs_add_up_in_the_log_and_one_that_goes_on_is_as_it_was(tmp_path: Path
     for number in range(40):
         data = begun(spec.model_copy(update={"seed": number}), log, f"run-{number}")
         validated.append(len(data.splits[0].validation))
-        assert float((told_before(data) + told_here(spec, data, of_validation(spec, data))).max()) <= 0.5
+        assert float((told_before(data) + told_here(data, of_validation(spec, data))).max()) <= 0.5
     assert validated[0] > 0
     assert sum(size > 0 for size in validated) < 30
     assert validated[-1] == 0, "all has been told that may be"
-    again = begun(spec.model_copy(update={"seed": 0}), log, "run-0")
+    again = begun(spec.model_copy(update={"seed": 0}), log, "run-0", anew=False)
     assert len(again.splits[0].validation) == validated[0]
     assert not told_before(again).any()
+    with pytest.raises(PolicyError) as raised:
+        begun(spec.model_copy(update={"seed": 0}), log, "run-0")
+    assert raised.value.code == "run-told-already"
+
+
+def test_a_run_that_begins_anew_under_its_name_counts_each_time(tmp_path: Path) -> None:
+    """Twelve replays of a run, others saying something else each time, told 240 losses of 17 patients."""
+    log, spec, starts = DisclosureLog(tmp_path, "alpha", SECRET), asked(10), 0
+    with suppress(PolicyError):
+        while starts < 9:
+            begun(spec, log, "run")
+            starts += 1
+    data = begun(spec, log, "run", anew=False)
+    each = float(told_here(data, of_validation(spec, data)).max())
+    assert 0 < starts <= 0.5 / each
+
+
+def test_steps_that_become_of_all_when_others_have_ended_are_counted() -> None:
+    """A large site that ended after the first epoch left 199 steps of all that nobody counted."""
+    spec = run_spec(
+        training={"epochs": 9, "batch_size": 64, "batches": "even"},
+        federation={"sites": list(SITES), "overrides": {SITES[2]: {"epochs": 1}}},
+    )
+    assert [len(sizes) for sizes in drawn_sizes(spec, [40, 40, 200])] == [4, 4, 4]
+    assert largest_sizes(spec, [40, 40, 200])[:2] == [[40], [40]]
+    assert largest_sizes(spec, [40, 40, 200])[2] == [50] * 4
+
+
+def test_levels_that_nobody_has_are_no_cells() -> None:
+    """With 600 invented levels, 300 losses of 17 patients with five columns counted as 3 % of their cells."""
+    levels = [f"level {number}" for number in range(60)]
+    data = {"reader": "csv", "file": "a.csv", "key": "id", "features": ["age", "sex"], "label": "y"}
+    spec = run_spec(task={"name": "regression"}, data={**data, "categorical": {"sex": ["f", "m", *levels]}})
+    inputs = torch.zeros(8, spec.data.shape[0])
+    inputs[:, 0] = torch.arange(8)
+    inputs[:4, 1] = inputs[4:, 2] = 1.0
+    assert columns_here(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == 3
+    inputs[:, 1:3] = torch.tensor([1.0, 0.0])
+    assert columns_here(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == 2
 
 
 def test_steps_of_all_are_refused_once_earlier_runs_have_told_as_much(tmp_path: Path) -> None:
