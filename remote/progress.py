@@ -102,7 +102,8 @@ class Progress:
         warnings: sites by what is odd about their data.
         solver: which one trains a linear model, and why, see `remote.solving`; empty until all have said hello.
         measured: trainings so far that were validated.
-        best_is_last: of these those whose best epoch was the last.
+        unmeasured: trainings so far whose validation samples, though set aside, gave none of what is monitored.
+        best_is_last: of the measured ones those whose best epoch was the last.
         undertrained: what to say of that, see `remote.solving`; empty where there is nothing.
         coefficients: of a linear model, see `remote.coefficients`; empty of others.
         table1: what the sites' tables hold, see `remote.table_one`; empty of other data.
@@ -153,6 +154,7 @@ class Progress:
     warnings: dict[str, list[str]] = field(default_factory=dict)
     solver: dict[str, Any] = field(default_factory=dict)
     measured: int = 0
+    unmeasured: int = 0
     best_is_last: int = 0
     undertrained: dict[str, Any] = field(default_factory=dict)
     coefficients: dict[str, Any] = field(default_factory=dict)

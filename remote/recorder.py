@@ -414,10 +414,16 @@ class Recorder:
     def _record_end(self) -> None:
         """Take note of whether a training might have gone on to a better epoch."""
         progress = self.progress
-        if progress.epoch and progress.validation and progress.validation.samples:
+        if not progress.epoch or not self._spec.validation:
+            return
+        found = progress.validation and progress.validation.values.get(self._spec.training.monitor)
+        if found is None:
+            progress.unmeasured += 1
+        else:
             progress.measured += 1
             progress.best_is_last += progress.best_epoch + 1 == progress.epoch
-            progress.undertrained = undertrained(self._spec, progress.best_is_last, progress.measured)
+        counts = progress.best_is_last, progress.measured, progress.unmeasured
+        progress.undertrained = undertrained(self._spec, *counts)
 
     def _record_paired(self, ready: Ready) -> None:
         study = self.progress.study
@@ -432,6 +438,7 @@ class Recorder:
             following += 1
         if following < self.progress.folds:
             self.progress.fold, self.progress.epoch, self.progress.best_epoch = following, 0, 0
+            self.progress.validation = None
             self.history.begin_fold()
 
     def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from rankdad.common.needs import patients_for_sums
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT, weights_of, why_steps
+from rankdad.common.spec.tasks import shown
 
 MAX_NAMED = 6  # sites in a sentence
 
@@ -41,14 +42,24 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 
 
-def undertrained(spec: RunSpec, trainings: int, measured: int) -> dict[str, object]:
-    """Return what to say of a run whose last epoch was its best; nothing of one that went far enough.
+def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int = 0) -> dict[str, object]:
+    """Return what to say of a run whose last epoch was its best, or of which no best one is known; else nothing.
 
     Args:
         spec: of the run.
         trainings: whose last epoch was the best by validation.
         measured: that were validated.
+        unmeasured: that were to be, and for which no site's samples gave what is monitored.
     """
+    if unmeasured:
+        stopping = ", and early stopping has had no effect" * bool(spec.training.early_stopping)
+        warning = (
+            f"in {unmeasured} of {measured + unmeasured} trainings no hospital's validation samples gave "
+            f"{shown(spec.training.monitor)} (training.monitor): the last epoch was kept{stopping}; a hospital needs "
+            "as many patients as its policy asks for, an AUC as many with the outcome and without it, and what its "
+            "log has counted is told no more"
+        )
+        return {"trainings": trainings, "of": measured, "unmeasured": unmeasured, "warning": warning}
     if not trainings:
         return {}
     which = "the last epoch was the best" + (f" in {trainings} of {measured} trainings" if measured > 1 else "")

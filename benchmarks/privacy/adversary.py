@@ -24,7 +24,6 @@ from benchmarks.privacy.adversary_sums import (
     Finding,
     Patients,
     Sum,
-    atoms,
     channels,
     is_level,
     rare_in,
@@ -33,6 +32,7 @@ from benchmarks.privacy.adversary_sums import (
     sums_of,
     told_by_cells,
     told_by_ratios,
+    told_of_few,
     where,
 )
 from rankdad.common.documents import validate
@@ -197,9 +197,8 @@ def analysed(runs: Sequence[Run], rng: np.random.Generator, fewest: int) -> list
         fewest: patients of a part.
     """
     found = list[Finding]()
-    for own in atoms([frozenset[Hashable](run.patients(rows)) for run in runs for rows in sets_of(run)]):
-        if len(own) < fewest:
-            found.append(Finding("splits", frozenset(map(str, own)), "all sets of the sequence"))
+    for few in told_of_few([frozenset[Hashable](run.patients(rows)) for run in runs for rows in sets_of(run)], fewest):
+        found.append(Finding("splits", frozenset(map(str, few)), "all sets of the sequence"))
     found += _moved(runs, fewest)
     families: dict[Hashable, list[Sum]] = defaultdict(list)
     for number, run in enumerate(runs):
@@ -245,10 +244,8 @@ def _moved(runs: Sequence[Run], fewest: int) -> list[Finding]:
             sets[name] += [frozenset((run.data.keys[row], said[row]) for row in rows.tolist()) for rows in sets_of(run)]
     found = list[Finding]()
     for name, own in sets.items():
-        for atom in atoms(own):
+        for atom in told_of_few(own, fewest):
             patients = frozenset(str(one[0]) for one in atom if isinstance(one, tuple))
-            if len(patients) >= fewest:
-                continue
             if is_level(name):
                 found.append(Finding("change", patients, "levels that two runs read otherwise", name))
             else:

@@ -25,6 +25,7 @@ from rankdad.common.spec.data import TableData
 
 MOST_SETS = 400  # that are subtracted from each other, the smallest ones first
 SAMPLED = 20_000  # combinations of four sums whose parts are no sets
+SAME = 1e-4  # of a number, by which a row is a patient's: sums of several come nearer by chance in 1,000 runs
 RARE = 2  # patients that a level of a part has at most where it tells of them
 Array = NDArray[np.float32]
 Patients = frozenset[str]
@@ -167,6 +168,33 @@ def atoms(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable]]:
     return [frozenset(own) for own in found.values()]
 
 
+def told_of_few(sets: Sequence[frozenset[Hashable]], fewest: int) -> list[frozenset[Hashable]]:
+    """Return the atoms of fewer patients that sums over sets tell of, added and subtracted with any factors.
+
+    An atom alone is not told: of a set of 8 and one of its other 7 with 9 newcomers nobody can tell the first patient,
+    as long as nothing is known of the newcomers.
+
+    Args:
+        sets: over which there are sums.
+        fewest: patients that are not few.
+    """
+    found = atoms(sets)
+    few = [own for own in found if len(own) < fewest]
+    others = [own for own in found if len(own) >= fewest]
+    if not few:
+        return []
+    known = [frozenset(one) for one in sets]
+    members = np.array([[own <= one for own in (*few, *others)] for one in dict.fromkeys(known)], np.float64)
+    rank = np.linalg.matrix_rank(members)
+    if rank == np.linalg.matrix_rank(members[:, len(few) :]):
+        return []  # no combination is of these alone
+    each = np.eye(members.shape[1])[: len(few)]
+    alone = [
+        own for own, row in zip(few, each, strict=True) if np.linalg.matrix_rank(np.vstack([members, row])) == rank
+    ]
+    return alone or few
+
+
 def sets_of(run: Run) -> list[Tensor]:
     """Return the rows of all sets over which a run sums up anything but batches."""
     found = [rows for split in run.data.splits for rows in (split.train, split.validation, split.test)]
@@ -237,7 +265,7 @@ def told_by_ratios(run: Run) -> Iterator[Finding]:
         rows, bias = batches[place], matrix[:, -1:]
         own = inputs[rows].double()
         for guess in (matrix[:, :-1] / bias)[bias.flatten().abs() > 1e-12]:
-            same = ((own - guess).abs() <= 1e-3 * own.abs().clamp(min=1)) | own.isnan()
+            same = ((own - guess).abs() <= SAME * own.abs().clamp(min=1)) | own.isnan()
             hit = same.all(1).nonzero().flatten()
             if len(hit) == 1:
                 yield Finding("rows of gradients", run.patients(rows[hit]), where(run))

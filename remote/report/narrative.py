@@ -221,7 +221,12 @@ def tested_epochs(run: RunResults) -> str:
     each, monitor = " in each fold" if run.spec.tested_folds > 1 else "", NAMES[run.spec.training.monitor]
     if not validated[run.spec.training.monitor].notna().any():
         return f"the last epoch, {named}, because the validation samples gave no {monitor}"
-    return f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
+    told = f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
+    tested = validated[(validated["site"] == "pooled") & (validated["fold"] < run.spec.tested_folds)]
+    known = tested.groupby("fold")[run.spec.training.monitor].count() > 0
+    if not known.all():
+        told += f" (the last one in {count(int((~known).sum()), 'fold')}, whose validation samples gave none)"
+    return told
 
 
 def baseline_name(run: RunResults) -> str:

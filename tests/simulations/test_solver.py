@@ -35,6 +35,7 @@ from rankdad.remote.report.references import worth
 from rankdad.remote.report.run_report import report
 from rankdad.remote.report.run_results import read_results
 from rankdad.remote.result import result_lines
+from rankdad.remote.solving import undertrained
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
@@ -341,3 +342,11 @@ def test_a_run_whose_last_epoch_was_the_best_warns_and_names_the_remedy(folder: 
     summary, _, _ = trained(folder, tmp_path / "enough", spec, Policy(min_rows=1, rows_per_rank=None))
     assert summary["best_epoch"] < 12
     assert summary["undertrained"] == {}
+
+
+def test_of_trainings_without_what_is_monitored_it_is_not_said_that_they_ended_too_early() -> None:
+    """Early stopping was off, the last epoch was kept, and more epochs were advised."""
+    stops = {"epochs": 40, "early_stopping": {"patience": 5}}
+    found = undertrained(run_spec(training=stops), trainings=0, measured=1, unmeasured=5)
+    assert (found["of"], found["unmeasured"]) == (1, 5)
+    assert "training.epochs" not in str(found["warning"])
