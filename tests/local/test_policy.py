@@ -337,7 +337,7 @@ def test_a_policy_counts_patients_where_rows_have_one() -> None:
     admit({"min_rows": 8}, grouped(data_of(32, 0, 0), 4))
     with pytest.raises(PolicyError, match=r"steps of 8 samples here, maybe of 4 groups, .* fewer than 5"):
         admit({"min_rows": 5}, grouped(data_of(32, 0, 0), 8))
-    data = admit({"min_rows": 3}, grouped(data_of(64, 12, 8), 4))
+    data = admit({"min_rows": 3, "rows_per_rank": None}, grouped(data_of(64, 12, 8), 4))
     (split,) = data.splits
     assert [len(split.validation), len(split.test)] == [12, 0], "three patients, and two"
     assert "the set has 2 groups there" in data.notes[0]
