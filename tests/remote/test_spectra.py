@@ -39,6 +39,7 @@ def table(path: Path) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_a_run_keeps_them_every_so_many_steps(site_data: Callable[..., dict[str, SiteData]], tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 3}, "training": {"epochs": 3, "validation": 0.2}}
+    changes["training"]["monitor"] = "accuracy"
     for name, every in (("with", 4), ("without", 0)):
         spec = run_spec(record={"spectra": every}, **changes)
         run(spec, site_data(spec), tmp_path / name)
