@@ -36,7 +36,7 @@ def disclosures(
         Path | None, typer.Option(metavar="FILE.html", help="Write a page for the data protection officer.")
     ] = None,
 ) -> None:
-    """Show what has left this site: every run, and of how many patients its smallest set was."""
+    """Show what has left: every run, of how many patients its smallest set was, which share of one's cells it told."""
     config, log = _opened(file)
     found = log.runs()
     if report is not None:
@@ -61,7 +61,7 @@ def disclosures(
 
     from rankdad.common.terminal import console_here
 
-    table = Table("run", "began", "with", "patients", "parts", "smallest part")
+    table = Table("run", "began", "with", "patients", "parts", "smallest part", "told")
     for one in map(_row, found):
         cells = (
             f"{one['name']} ({one['run']})",
@@ -70,6 +70,7 @@ def disclosures(
             one["patients"],
             one["parts"],
             one["fewest"],
+            f"{one['told']:.0%}",
         )
         table.add_row(*(visible(str(cell)) for cell in cells))
     console_here().print(table)
@@ -196,7 +197,7 @@ def _row(one: Disclosed) -> dict[str, Any]:
     read = [(READ_AS.get(field, field), names) for field, names in told.get("read", {}).items()]
     figures = [FIGURES.get(kind, kind) for kind in told.get("figures", ())]
     counts = {"patients": sum(one.parts), "parts": len(one.parts), "fewest": min(one.parts, default=0)}
-    noted = {"run": one.run, "began": one.began, "asked": one.fewest, "named_by": one.named_by}
+    noted = {"run": one.run, "began": one.began, "asked": one.fewest, "told": one.told, "named_by": one.named_by}
     return {**told, **counts, **noted, "read": read or [("inputs", told["columns"])], "figures": figures}
 
 

@@ -209,6 +209,8 @@ def _why(waiting: Waiting, fewest: int) -> str:
             f"rules, and so {waiting.beside_gone} in the same parts are left out, too: name {those} withdrawn with "
             "`rankdad purge`, or put the rows back"
         )
+    if waiting.withdrawn:
+        told.append(f"{counted(waiting.withdrawn, 'patient')} in the table have withdrawn")
     if waiting.beside_withdrawn:
         told.append(
             f"{counted(waiting.beside_withdrawn, 'patient')} had a part with others who have withdrawn: wait until at "

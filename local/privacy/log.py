@@ -83,6 +83,7 @@ class Disclosed:
         began: when, in UTC.
         parts: patients of each part that it used.
         fewest: what the policy asked for then.
+        told: largest share of a patient's cells that it told, of what is counted over runs.
         named_by: what names patients, in all runs.
         owner: who asked for it, as far as the log counts that; "" where it does not.
     """
@@ -92,6 +93,7 @@ class Disclosed:
     began: str
     parts: tuple[int, ...]
     fewest: int
+    told: float = 0.0
     named_by: str = ""
     owner: str = ""
 
@@ -103,6 +105,7 @@ class Waiting:
     Args:
         gone: known ones whom the run has not read, so that parts are left out.
         beside_gone: others of the parts of these.
+        withdrawn: those whom the run has read, though they have.
         beside_withdrawn: others of the parts of those who have withdrawn.
         changed: of parts of which the run divides or changes a few.
         new: of no part yet.
@@ -110,6 +113,7 @@ class Waiting:
 
     gone: int = 0
     beside_gone: int = 0
+    withdrawn: int = 0
     beside_withdrawn: int = 0
     changed: int = 0
     new: int = 0
@@ -251,7 +255,7 @@ class DisclosureLog:
                 continue
             counts["gone"] += len(gone)
             counts["beside_gone" if gone else "beside_withdrawn" if members & withdrawn else "changed"] += len(own)
-        return Waiting(**counts, new=len(new))
+        return Waiting(**counts, withdrawn=len(here & withdrawn), new=len(new))
 
     def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
         """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
@@ -404,6 +408,7 @@ class DisclosureLog:
                 [] if patient is None else [secret.name(patient)],
             ).fetchall()
             sizes = "SELECT count(*) FROM used WHERE run = ? GROUP BY part ORDER BY part"
+            shares = dict(log.execute("SELECT run, max(share) FROM told GROUP BY run"))
             owners = {asked.partition(" ")[0]: owner for asked, owner in log.execute("SELECT run, owner FROM asked")}
             return tuple(
                 Disclosed(
@@ -412,6 +417,7 @@ class DisclosureLog:
                     began,
                     tuple(size for (size,) in log.execute(sizes, [number])),
                     fewest,
+                    shares.get(number, 0.0),
                     named_by,
                     owners.get(run, ""),
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,14 +163,19 @@ def test_hospitals_whose_tables_do_not_belong_together_are_said(tmp_path: Path) 
     assert refused(tmp_path / "gone", "y") == ("data-missing", "DATA")
 
 
-@pytest.mark.parametrize("rows", [(30, 400), (60, 60, 60), (9, 12), (3000, 4000), (40, 26, 175)])
-def test_settings_suit_every_size(tmp_path: Path, rows: tuple[int, ...]) -> None:
+def write_hospitals(folder: Path, rows: Sequence[int]) -> None:
+    """Write a table of so many rows for each hospital."""
     for place, count in enumerate(rows):
         generator = np.random.default_rng(place)
         table = pd.DataFrame(generator.normal(size=(count, 3)).round(3), columns=["a", "b", "c"])
         table["y"] = (table["a"] + generator.normal(size=count) > 0).astype(int)
-        (tmp_path / f"site{place}").mkdir()
-        table.to_csv(tmp_path / f"site{place}" / "t.csv", index=False)
+        (folder / f"site{place}").mkdir()
+        table.to_csv(folder / f"site{place}" / "t.csv", index=False)
+
+
+@pytest.mark.parametrize("rows", [(30, 400), (60, 60, 60), (9, 12), (3000, 4000), (40, 26, 175)])
+def test_settings_suit_every_size(tmp_path: Path, rows: tuple[int, ...]) -> None:
+    write_hospitals(tmp_path, rows)
     document = first_spec(tmp_path, "y")
     file = validate(SimulationFile, document)
     allowed = [note.partition("allow ")[2] for note in document["notes"] if "simulation.policy" in note]
@@ -189,12 +195,7 @@ def test_what_hospitals_would_do_by_their_own_policies_is_what_they_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...]
 ) -> None:
     """The simulation was solved exactly; at the hospitals the same run made steps, and had no coefficients."""
-    for place, count in enumerate(rows):
-        generator = np.random.default_rng(place)
-        table = pd.DataFrame(generator.normal(size=(count, 3)).round(3), columns=["a", "b", "c"])
-        table["y"] = (table["a"] + generator.normal(size=count) > 0).astype(int)
-        (tmp_path / f"site{place}").mkdir()
-        table.to_csv(tmp_path / f"site{place}" / "t.csv", index=False)
+    write_hospitals(tmp_path, rows)
     document = first_spec(tmp_path, "y")
     (note,) = (note for note in document["notes"] if "real hospitals" in note)
     (tmp_path / "sim.json").write_text(json.dumps(document))

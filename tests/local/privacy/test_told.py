@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.errors import FewSamplesError, PolicyError
+from rankdad.common.errors import FewSamplesError, PolicyError, UserError
 from rankdad.common.metrics import monitored
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.privacy.repeated import Sent, numbers_of_epoch, shares_told
+from rankdad.common.protocol.arrays import BufferSlot
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RunSpec
@@ -26,8 +28,16 @@ from rankdad.local.admission import admitted
 from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing
-from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.privacy.told import check_repeated, columns_here, of_validation, tell, told_before, told_here
+from rankdad.local.privacy.log import FILE, DisclosureLog
+from rankdad.local.privacy.told import (
+    check_repeated,
+    columns_here,
+    of_steps,
+    of_validation,
+    tell,
+    told_before,
+    told_here,
+)
 from tests.common.metrics.samples import TASKS, draw
 from tests.conftest import SITES, run_spec
 
@@ -174,3 +184,41 @@ def test_of_two_runs_that_begin_at_once_the_later_one_begins_anew(tmp_path: Path
         assert data.parts is not None
         assert data.parts.kept()
     assert [tell(RULES, spec, plan, data, [[20] * 4]) for data in both] == [True, False]
+
+
+def test_what_a_run_tells_more_when_it_goes_on_is_noted(tmp_path: Path) -> None:
+    """Other sites' numbers of samples, when it went on, made steps of all of its batches, and nothing was added."""
+    log, spec = DisclosureLog(tmp_path, "alpha", SECRET), asked(2, validation=0.0)
+    plan, data = make_plan(spec, build_model(spec)), begun(spec, log, "run")
+    whole = [[len(data.splits[0].train)]]
+    assert tell(RULES, spec, plan, data, whole, anew=False)
+    first = max(one.told for one in log.runs())
+    assert first > 0
+    assert tell(RULES, spec, plan, data, whole, anew=False)
+    assert max(one.told for one in log.runs()) == first
+    assert tell(RULES, spec, plan, data, whole, anew=True)
+    assert max(one.told for one in log.runs()) == pytest.approx(2 * first)
+
+
+def test_a_log_put_back_from_before_a_run_told_anything_is_too_old(tmp_path: Path) -> None:
+    log, spec = DisclosureLog(tmp_path / "privacy", "alpha", SECRET, results=[tmp_path]), asked(4)
+    data = read(spec, log, "run")
+    assert data.parts is not None
+    assert data.parts.kept()
+    copy = log.contents()
+    assert tell(RULES, spec, make_plan(spec, build_model(spec)), data, [[20] * 4])
+    (tmp_path / "privacy" / FILE).write_bytes(copy)
+    with pytest.raises(UserError) as raised:
+        log.runs()
+    assert raised.value.code == "log-too-old"
+
+
+def test_buffers_after_steps_of_all_are_numbers_about_all() -> None:
+    spec = asked(2, batch_size=200, validation=0.0)
+    plan, data = make_plan(spec, build_model(spec)), read(spec)
+    whole = [[len(data.splits[0].train)]]
+    (plain,), (more,) = (
+        list(of_steps(RULES, spec, one, data, whole))
+        for one in (plan, replace(plan, buffers=(BufferSlot("mean", "float32", (7,)),)))
+    )
+    assert more.numbers - plain.numbers == 2 * 7
