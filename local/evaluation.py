@@ -12,6 +12,7 @@ from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics import Tally, empty, monitored, tally
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
+from rankdad.common.metrics.smoothing import smooth
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.baseline import guess
@@ -70,14 +71,30 @@ def monitored_of(task: TaskSpec, monitor: Metric, prepared: Prepared, outputs: T
 
 
 def tally_of(task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None) -> Tally:
-    """Return what outputs for the test samples, [n, width] as of `outputs_of`, add up to; over groups too, if given."""
+    """Return what outputs for the test samples, [n, width] as of `outputs_of`, add up to; over groups too, if given.
+
+    Of a site whose rules forbid sums of few people, scores are smooth.
+    """
     labels, total = prepared.test.labels, empty(task, groups is not None)
     fit = prepared.first
     centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
+    all_numbers, all_known, curves = prepared.in_units(outputs), prepared.in_units(labels), None
+    if prepared.smooth and len(labels):
+        curves = smooth(
+            task,
+            all_numbers,
+            all_known,
+            scale=scale,
+            base=base,
+            people=prepared.tested,
+            clustered=groups is not None,
+        )
+        total += curves.order
     for rows in batches(len(labels), groups):
-        given, true, own = outputs[rows], labels[rows], None if groups is None else groups[rows]
-        numbers, known, loss = prepared.in_units(given), prepared.in_units(true), losses(task, given.double(), true)
-        total += tally(task, numbers, known, loss, centre=centre, scale=scale, base=base, groups=own)
+        numbers, known, own = all_numbers[rows], all_known[rows], None if groups is None else groups[rows]
+        loss = losses(task, outputs[rows].double(), labels[rows])
+        counted = None if curves is None else (curves.scores[rows], curves.levels[rows])
+        total += tally(task, numbers, known, loss, centre=centre, scale=scale, base=base, groups=own, smooth=counted)
     return total
 
 

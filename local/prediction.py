@@ -16,6 +16,7 @@ from torch import Tensor
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics import Tally, summarise, tally
+from rankdad.common.metrics.smoothing import smooth
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
 from rankdad.common.run.saved import saved_model
@@ -200,6 +201,8 @@ def predict_samples(
     reading: Reading,
     path: Path,
     loading: Loading = Loading(),  # noqa: B008
+    *,
+    smoothly: bool = False,
 ) -> Predicted:
     """Return a model's predictions of samples that were read.
 
@@ -208,6 +211,7 @@ def predict_samples(
         reading: the samples.
         path: that the model was loaded from, near which it is known what it was trained on.
         loading: how samples of a file each are read.
+        smoothly: whether the tally of the test leaves this place, so that it may tell nobody's score.
 
     Raises:
         DataError: there are none.
@@ -241,10 +245,14 @@ def predict_samples(
         learned = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
         lost = losses(task, outputs.double()[known], learned)
         fit = saved.fit
-        total = tally(
-            task, numbers[known], labels, lost, centre=fit.target_mean, scale=fit.target_scale, base=fit.log_odds
-        )
+        given, scale, base = numbers[known], fit.target_scale, fit.log_odds
+        total = tally(task, given, labels, lost, centre=fit.target_mean, scale=scale, base=base)
         found = summarise(task, total)
+        if smoothly:
+            bent = smooth(task, given, labels, scale=scale, base=base)
+            total = bent.order + tally(
+                task, given, labels, lost, centre=fit.target_mean, scale=scale, base=base, smooth=bent[:2]
+            )
         words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
         notes.append(Fact(f"{found.samples} samples: {', '.join(words)}"))
     if isinstance(spec.data, TableData):

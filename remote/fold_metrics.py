@@ -257,10 +257,10 @@ class FoldMetrics:
             document["site_alone"] = {"auc": self._site_alone()}
             found = [
                 [
-                    {"outcome": at, **risk_summary(one, float(parts(task, own).brier[at]))}
+                    {"outcome": at, **risk_summary(one, float(part.brier[at]), part.order[at])}
                     for at, one in self._risks(own)
                 ]
-                for own in totals
+                for own, part in ((own, parts(task, own)) for own in totals)
             ]
             document["risks"] = [mean_risk_summary(one) for one in zip(*found, strict=True)]
             document["calibration_by_site"] = self._calibration_by_site()

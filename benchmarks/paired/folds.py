@@ -130,5 +130,5 @@ def _model(spec: RunSpec, data: SiteData, totals: list[dict[str, Tensor]], fold:
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
     numbers, first = isinstance(spec.task, Regression), preparing.fit(totals[0])
     weights, bias = preparing.solving.solution(totals[fold])
-    prepared = Prepared(train, validation, test, fit, own, first, numbers, None, "", None)
+    prepared = Prepared(train, validation, test, fit, own, first, numbers, None, "", None, None, False)
     return prepared, inputs[split.test] @ weights.T + bias

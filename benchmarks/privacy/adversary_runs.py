@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -19,12 +20,16 @@ from rankdad.common.metrics import Tally
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.messages import Body, Evaluation, Step
+from rankdad.common.protocol.messages import Body, Step
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import TaskSpec
+from rankdad.local import contributions
 from rankdad.local.admission import admitted
 from rankdad.local.data import SiteData, read_site
+from rankdad.local.data.prepared import Prepared
+from rankdad.local.evaluation import tally_of
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import Said, Trainers, carry
@@ -80,6 +85,7 @@ class Run:
         data: of the site, as it was admitted: the truth.
         fewest: patients of a part, as the policy says.
         gaps: bool [samples, columns], which values the site does not have, and so cannot tell.
+        tests: what was sent of each test, and what the exact scores would have been: the truth.
     """
 
     spec: RunSpec
@@ -88,6 +94,7 @@ class Run:
     data: Watched
     fewest: int
     gaps: Tensor
+    tests: tuple[tuple[Tally, Tally], ...]
 
     def patients(self, rows: Tensor) -> frozenset[str]:
         """Return the patients of some rows."""
@@ -136,15 +143,23 @@ def attend(
     trainers = Trainers(spec, plan, data, weights=weights, policies=policies)
     if as_admitted.parts is not None and not as_admitted.parts.kept():
         raise UserError("data: the log has changed", code="another-run-began", field="data")
-    heard: list[Heard] = []
-    with closing(Tree(spec, replica, home / name)) as tree:
+    heard, tests = list[Heard](), list[tuple[Tally, Tally]]()
+    own_keys = {as_admitted.order_key(fold) for fold in range(len(as_admitted.splits))}
+
+    def watched_tally(task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None) -> Tally:
+        sent = tally_of(task, prepared, outputs, groups)
+        if prepared.order_key in own_keys:
+            tests.append((sent, tally_of(task, replace(prepared, smooth=False), outputs, groups)))
+        return sent
+
+    with closing(Tree(spec, replica, home / name)) as tree, patch.object(contributions, "tally_of", watched_tally):
         carry(tree, partial(_overheard, trainers, tree.top, plan, heard))
         totals = dict(tree.top.state.totals)
         failed = tree.top.barrier.failed
     if failed:
         raise trainers.failures[0] if trainers.failures else RunFailedError(VICTIM, "it ended", code="error")
     assert isinstance(own.samples.inputs, Tensor)
-    return Run(spec, tuple(heard), totals, as_admitted, policy.min_rows, own.samples.inputs.isnan())
+    return Run(spec, tuple(heard), totals, as_admitted, policy.min_rows, own.samples.inputs.isnan(), tuple(tests))
 
 
 def _overheard(
@@ -175,8 +190,3 @@ def _digest(model: Mapping[str, Tensor]) -> str:
 def gradients(step: Step) -> list[Tensor]:
     """Return a step's matrices, those of factors multiplied out."""
     return [(one.gradient() if isinstance(one, Factor) else one).double() for one in step.payload]
-
-
-def tallies(body: Evaluation) -> list[Tally]:
-    """Return all tallies of an evaluation."""
-    return [body.tally, *([body.baseline] if body.baseline is not None else []), *body.references]

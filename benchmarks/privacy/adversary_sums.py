@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.privacy.adversary_runs import Run, gradients, tallies
-from rankdad.common.metrics import parts
+from benchmarks.privacy.adversary_runs import Run, gradients
+from rankdad.common.metrics import Tally, parts
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
-from rankdad.common.protocol.messages import Evaluation, Step, Sums
+from rankdad.common.protocol.messages import Step, Sums
 from rankdad.common.spec.data import TableData
 
 MOST_SETS = 400  # that are subtracted from each other, the smallest ones first
@@ -234,17 +234,23 @@ def rare_in(run: Run, patients: Patients) -> Iterator[tuple[str, Patients]]:
 
 
 def told_by_cells(run: Run) -> Iterator[Finding]:
-    """Yield what cells of histograms tell: how few patients are in one."""
-    for heard in run.heard:
-        if not isinstance(heard.body, Evaluation) or heard.body.split != "test":
-            continue
-        for tally in tallies(heard.body):
-            found = parts(run.spec.task, tally)
-            cells = torch.cat([found.scores.flatten(), found.grid.flatten()])
-            few = cells[(cells > 0) & (cells < run.fewest)]
-            if len(few):
-                fewest = int(few.min())
-                yield Finding(f"cells, {heard.body.split}", frozenset(map(str, range(fewest))), where(run))
+    """Yield the tests whose histograms have more single patients' cells right than chance would.
+
+    Chance is what histograms that are moved by a few cells have right.
+    """
+    for sent, exact in run.tests:
+        claimed, true = (_cells(run, one) for one in (sent, exact))
+        alone = (claimed > 0) & (claimed < run.fewest)
+        right = int((alone & (true == 1)).sum())
+        chance = float(np.mean([int((alone.roll(by, -1) & (true == 1)).sum()) for by in (-3, -2, 2, 3)]))
+        if right > chance + 3 * (chance + 1) ** 0.5:
+            yield Finding("cells, test", frozenset(["0"]), where(run))
+
+
+def _cells(run: Run, tally: Tally) -> Tensor:
+    """Return a test's histograms, those of a number by its error: [histograms, bins]."""
+    found = parts(run.spec.task, tally)
+    return found.scores.flatten(0, 1) if len(found.scores) else found.grid
 
 
 def told_by_ratios(run: Run) -> Iterator[Finding]:

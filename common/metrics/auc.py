@@ -55,6 +55,23 @@ def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (positive * below).sum(dim=1) + unsure, unsure, positive.sum(dim=1) * negative.sum(dim=1)
 
 
+def areas(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each output's AUC, by how much it may be off, and its number of pairs, float64 [outputs] each.
+
+    Where sites send smooth scores, pairs of samples of one site are off by what that site says, and others are taken to
+    be off by as much: an estimate, and the second answer with it. Else that is half the pairs in one bin, at most.
+
+    Args:
+        scores: [outputs, 2, bins].
+        order: [outputs, 3]; see `Parts.order`.
+    """
+    concordant, unsure, number = pairs(scores)
+    off, apart, known = order.double().unbind(dim=1)
+    some, known_some = number.clamp_min(1), known.clamp_min(1)
+    area = (concordant / some + off / known_some).clamp(0, 1)
+    return area, (unsure / some + apart / known_some) * (1 - known / some), number
+
+
 def exact_pairs(scores: Tensor, positive: Tensor) -> tuple[float, float]:
     """Return how many pairs of a positive and a negative are in order, ties half, and how many there are.
 

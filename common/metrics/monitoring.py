@@ -80,7 +80,7 @@ def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
     if isinstance(task, Regression):
         found = numbers(total.samples, float(loss), moments.tolist())
     else:
-        area, _, absent = mean_auc(ordered, torch.zeros_like(ordered), pairs)
+        area, _, absent = mean_auc(ordered / pairs.clamp_min(1), torch.zeros_like(ordered), pairs)
         each = shape(task).groups * total.samples
         found = {"loss": float(loss) / total.samples, "accuracy": int(hits) / each} if total.samples else {}
         found["auc_within"] = area

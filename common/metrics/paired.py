@@ -21,7 +21,7 @@ from statistics import NormalDist, fmean
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import BINS, class_log_odds, pairs, placements, score_bins
+from rankdad.common.metrics.auc import BINS, areas, class_log_odds, placements, score_bins
 from rankdad.common.metrics.sums import Parts, Tally, default_log_odds, parts, shape
 from rankdad.common.spec.tasks import Classification, Metric, Regression, TaskSpec
 
@@ -224,10 +224,10 @@ def squares(
         for at, name in enumerate(names):
             found[place - 1, at] = torch.tensor(_over(moved[name], of))[: found.shape[2]]
     found = coarse(found.nan_to_num(MOST, MOST, -MOST).clamp(-MOST, MOST))
-    areas = [None if one is None or not ranks else area(_by_rank(one, positive)[1], 2) for one in models]
-    for place, its in enumerate(areas[1:]):
-        if areas[0] is not None and its is not None:
-            found[place, names.index(APART), 0] = areas[0] - its
+    exact = [None if one is None or not ranks else area(_by_rank(one, positive)[1], 2) for one in models]
+    for place, its in enumerate(exact[1:]):
+        if exact[0] is not None and its is not None:
+            found[place, names.index(APART), 0] = exact[0][0] - its[0]
     return found
 
 
@@ -312,7 +312,7 @@ def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tupl
             each = 4 * counts / number / (number - 1) if alone else 2 * counts / number
             largest = each.sum(dim=1) if alone else each.sum(dim=1).square()
             found.append((0.0, float(largest.max()) if ranked(task) else 0.0))
-        found.append(_apart(histograms(task, model), histograms(task, other)) if ranked(task) else (0.0, 0.0))
+        found.append(_apart(task, model, other) if ranked(task) else (0.0, 0.0))
     for name, mine, its in zip(compared(task)[-2:], _means(task, ours), _means(task, theirs), strict=True):
         apart, most = max(abs(mine - its) - SLACK * (mine + its), 0.0), mine * mine + its * its
         if name == "accuracy":
@@ -322,16 +322,13 @@ def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tupl
     return found
 
 
-def _apart(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Return the least and largest difference of the AUC that rows with these histograms have."""
-    areas, number = [area(one, 2) for one in (ours, theirs)], ours.sum(dim=2)
-    if areas[0] is None or areas[1] is None:
+def _apart(task: TaskSpec, model: Tally, other: Tally) -> tuple[float, float]:
+    """Return the least and largest difference of the AUC that rows with these tallies have."""
+    ours, theirs = tested_area(task, model, 2), tested_area(task, other, 2)
+    if ours is None or theirs is None:
         return 0.0, 0.0
-    measured, unsure = (number > 0).all(dim=1), 0.0
-    for one in (ours, theirs):
-        _, half, count = pairs(one[measured])
-        unsure += float((half / count).mean())
-    return areas[0] - areas[1] - unsure - SLACK, areas[0] - areas[1] + unsure + SLACK
+    apart, unsure = ours[0] - theirs[0], ours[1] + theirs[1] + SLACK
+    return apart - unsure, apart + unsure
 
 
 @dataclass(frozen=True)
@@ -390,12 +387,12 @@ def sums_of(task: TaskSpec, model: Tally, other: Tally, found: Tensor, *, least:
     known = Sums(ours.samples, groups, sizes, tuple(means))
     if isinstance(task, Regression) or not ranked(task):
         return known
-    areas = [area(histograms(task, one), least) for one in (model, other)]
-    if areas[0] is None or areas[1] is None:
+    tested = [tested_area(task, one, least) for one in (model, other)]
+    if tested[0] is None or tested[1] is None:
         return known + Sums(uncompared=ours.samples)
     factor = groups / (groups - 1) if ours.clusters is not None and groups > 1 else 1.0
     variance, weight = float(found[names.index(WITHIN if within else "auc"), 0]) * factor, ours.samples
-    apart = float(found[names.index(APART), 0]) if within else areas[0] - areas[1]
+    apart = float(found[names.index(APART), 0]) if within else tested[0][0] - tested[1][0]
     return known + Sums(weight=weight, auc=weight * apart, auc_square=weight**2 * variance, folds=1)
 
 
@@ -416,14 +413,28 @@ def sums_within(found: Sequence[tuple[Sums, Tally]], task: TaskSpec, samples: in
     return Sums(samples, weight=samples, auc=value, auc_square=square, folds=1)
 
 
-def area(scores: Tensor, least: int) -> float | None:
-    """Return the mean AUC of outputs that have one; None where one of them has too few rows of a class."""
+def tested_area(task: TaskSpec, total: Tally, least: int) -> tuple[float, float] | None:
+    """Return `area` of a test."""
+    first = task.outputs - shape(task).ranked
+    part = parts(task, total)
+    return area(part.scores[first:], least, part.order[first:])
+
+
+def area(scores: Tensor, least: int, order: Tensor | None = None) -> tuple[float, float] | None:
+    """Return the mean AUC of outputs that have one, and its error; None where one of them has too few rows of a class.
+
+    Args:
+        scores: [outputs, 2, bins].
+        least: rows of a class.
+        order: [outputs, 3], see `Parts.order`; None where scores are exact.
+    """
     number = scores.sum(dim=2)
     measured = (number > 0).all(dim=1)
     if not measured.any() or bool((number[measured] < least).any()):
         return None
-    concordant, _, count = pairs(scores[measured])
-    return float((concordant / count).mean())
+    known = torch.zeros(len(scores), 3) if order is None else order
+    found, error, _ = areas(scores[measured], known[measured])
+    return float(found.mean()), float(error.mean())
 
 
 def _groups(part: Parts) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import bin_edges, pairs
+from rankdad.common.metrics.auc import areas, bin_edges
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import QUANTILE, auc_deviation, wilson
 from rankdad.common.metrics.recalibration import Estimate, recalibrations
@@ -247,17 +247,18 @@ def net_benefit(risks: Risks) -> dict[str, Tensor]:
     }
 
 
-def risk_summary(risks: Risks, brier: float) -> dict[str, Any]:
+def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dict[str, Any]:
     """Return what a page says of an outcome, as JSON.
 
     Args:
         risks: of all samples.
         brier: their sum of squared errors.
+        order: float64 [3], the outcome's own; see `Parts.order`.
     """
     (negatives, positives), scores = risks.counts, torch.stack([risks.negatives, risks.positives])[None]
     samples = negatives + positives
-    (concordant,), (unsure,), (number,) = pairs(scores)
-    area, error = (float(one / number) if number else None for one in (concordant, unsure))
+    (found,), (off,), (number,) = areas(scores, torch.zeros(1, 3) if order is None else order[None])
+    area, error = (float(one) if number else None for one in (found, off))
     deviation, precision = auc_deviation(scores[0], risks.pairs), average_precision(risks)
     prevalence, value = positives / samples, brier / samples
     guess = prevalence * (1 - prevalence)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rankdad.common.metrics.auc import pairs
+from rankdad.common.metrics.auc import areas
 from rankdad.common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
 from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
@@ -48,9 +48,12 @@ def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float
         tallies: one of each site.
     """
     if not isinstance(task, Regression):
-        counted = [torch.stack(pairs(parts(task, total).scores)) for total in tallies]
-        concordant, unsure, number = torch.stack(counted).sum(dim=0) if counted else torch.zeros(3, task.outputs)
-        return {"auc": mean_auc(concordant, unsure, number)[0]}
+        known = [parts(task, total) for total in tallies]
+        found = [torch.stack(areas(part.scores, part.order)) for part in known]
+        area, error, number = torch.stack(found or [torch.zeros(3, task.outputs)]).unbind(dim=1)
+        pairs = number.sum(dim=0)
+        weights = number / pairs.clamp_min(1)
+        return {"auc": mean_auc((area * weights).sum(dim=0), (error * weights).sum(dim=0), pairs)[0]}
     label = output = product = errors = 0.0
     for total in tallies:
         part = parts(task, total)
@@ -71,7 +74,7 @@ def site_alone(task: TaskSpec, tallies: Sequence[Tally]) -> float | None:
     scores = torch.zeros_like(counts)
     for own, share, bins in zip(counts, shares, scores, strict=True):  # sites with the same share are one bin
         bins.index_add_(1, share.unique(return_inverse=True)[1], own)
-    return mean_auc(*pairs(scores))[0]
+    return mean_auc(*areas(scores, torch.zeros(len(scores), 3)))[0]
 
 
 def _spread(values: Sequence[float | None]) -> Spread:

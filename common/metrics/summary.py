@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rankdad.common.metrics.auc import pairs
+from rankdad.common.metrics.auc import areas
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, parts
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
@@ -22,7 +22,7 @@ class Metrics:
     Args:
         samples: how many there are.
         values: a number, or None, for each of the task's metrics.
-        auc_error: largest possible difference between this AUC and that of the exact scores.
+        auc_error: by how much this AUC may be off that of the exact scores: at most, and of smooth scores about.
         absent: classes or labels without an AUC, because they have no positives or no negatives.
     """
 
@@ -44,7 +44,7 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
     part = parts(task, total)
     if isinstance(task, Regression):
         return Metrics(part.samples, numbers(part.samples, part.loss, part.moments))
-    area, error, absent = mean_auc(*pairs(part.scores))
+    area, error, absent = mean_auc(*areas(part.scores, part.order))
     matrices = part.confusion
     values: dict[Metric, float | None] = dict.fromkeys(task.metrics)
     if part.samples:
@@ -82,13 +82,12 @@ def calibration(task: Classification | MultiLabel, total: Tally) -> tuple[tuple[
     )
 
 
-def mean_auc(concordant: Tensor, unsure: Tensor, number: Tensor) -> tuple[float | None, float | None, int]:
-    """Return the mean AUC over outputs that have pairs, its largest error, and how many have none."""
+def mean_auc(area: Tensor, error: Tensor, number: Tensor) -> tuple[float | None, float | None, int]:
+    """Return the mean AUC over outputs that have pairs, its error, and how many have none; see `areas`."""
     measured = number > 0
     if not measured.any():
         return None, None, len(number)
-    area, error = (float((some[measured] / number[measured]).mean()) for some in (concordant, unsure))
-    return area, error, int((~measured).sum())
+    return float(area[measured].mean()), float(error[measured].mean()), int((~measured).sum())
 
 
 def balanced(matrices: Tensor) -> tuple[Tensor, Tensor]:

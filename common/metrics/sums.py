@@ -76,13 +76,14 @@ class Shape:
         return 1, self.outputs * 2 * BINS, self.groups * self.width**2, calibration, self.grid, int(self.clustered)
 
     @property
-    def sums(self) -> tuple[int, int, int, int, int, int]:
-        """Sizes of a tally's sums: loss, confidences, squared errors of probabilities, moments, products over groups
-        of values and of knots.
+    def sums(self) -> tuple[int, int, int, int, int, int, int]:
+        """Sizes of a tally's sums: loss, confidences, squared errors of probabilities, order of scores, moments,
+        products over groups of values and of knots.
         """
         values = max(1, self.groups) * triangle(self.features) * self.clustered
         scores = self.ranked * triangle(2 * KNOTS) * self.clustered
-        return 1, self.groups * CALIBRATION_BINS, self.outputs, self.moments, values, scores
+        calibration, order = self.groups * CALIBRATION_BINS, 3 * self.outputs
+        return 1, calibration, self.outputs, order, self.moments, values, scores
 
     @property
     def features(self) -> int:
@@ -112,6 +113,8 @@ class Parts:
         grid: int64 [AVERAGES, DIFFERENCES], samples by the mean of output and label, and by output − label.
         confidence: float64 [groups, CALIBRATION_BINS], sums of confidences.
         brier: float64 [outputs], sums of (probability − whether it is so)².
+        order: float64 [outputs, 3]: by how many pairs more the exact scores of each site's test are in order than those
+            that are counted, the sum of its absolute values, and how many pairs these are; 0 where scores are exact.
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
             deviations from the centre.
         clusters: products over groups; None where samples are of no groups.
@@ -125,6 +128,7 @@ class Parts:
     grid: Tensor
     confidence: Tensor
     brier: Tensor
+    order: Tensor
     moments: tuple[float, ...]
     clusters: Clusters | None
 
@@ -147,7 +151,7 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
     """Return views of a tally's parts."""
     sizes = shape(task, len(total.counts) > sum(shape(task).counts))
     samples, scores, confusion, calibration, grid, groups = total.counts.split(sizes.counts)
-    loss, confidence, brier, moments, values, ranked = total.sums.split(sizes.sums)
+    loss, confidence, brier, order, moments, values, ranked = total.sums.split(sizes.sums)
     clusters = None
     if sizes.clustered:
         clusters = Clusters(float(groups), square(values, sizes.features), square(ranked, 2 * KNOTS))
@@ -160,9 +164,15 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
         grid.reshape(-1, DIFFERENCES),
         confidence.reshape(sizes.groups, CALIBRATION_BINS),
         brier,
+        order.reshape(-1, 3),
         tuple(moments.tolist()),
         clusters,
     )
+
+
+def order_of(task: TaskSpec, total: Tally) -> Tensor:
+    """Return a view of what a tally has of the order of scores, see `Parts.order`."""
+    return parts(task, total).order
 
 
 def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
@@ -192,6 +202,7 @@ def tally(
     scale: float = 1.0,
     base: Tensor | None = None,
     groups: Tensor | None = None,
+    smooth: tuple[Tensor, Tensor] | None = None,
 ) -> Tally:
     """Sum up a batch; outputs that are not finite make sums that are not.
 
@@ -206,11 +217,15 @@ def tally(
         base: log-odds [task.outputs] around which the AUC's bins are finest, the same at all sites, such as those of
             each class's frequency; those of a guess by default.
         groups: int64 [n], which group each sample is of: none has samples in another batch; None where there are none.
+        smooth: scores and levels of these samples to be counted in place of the exact ones; see `smoothing.Smooth`.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
-        counts = torch.cat([torch.tensor([len(label)]), _grid(output, label, scale)])
+        difference, average = (output - label, (output + label) / 2)
+        if smooth is not None:
+            difference, average = smooth[0][:, 0], smooth[1][:, 0] - centre
+        counts = torch.cat([torch.tensor([len(label)]), _grid(average / scale, difference / scale)])
         moments = deviations_of(output, label)
         found = Tally(counts, torch.cat([losses.sum().reshape(1), moments.sum(dim=1)]))
         if groups is None:
@@ -227,6 +242,8 @@ def tally(
     else:
         log_odds, positive, probability = outputs, labels > 0.5, outputs.sigmoid()
         cells, hit, confidence = 2 * positive + (outputs > 0).long(), positive, probability
+    if smooth is not None:
+        log_odds, confidence = smooth
     sizes = shape(task)
     matrices = torch.arange(sizes.groups)
     places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
@@ -243,7 +260,8 @@ def tally(
     counts[0] = len(labels)
     confidences = places.reshape(-1).bincount(confidence.reshape(-1), minlength=sizes.groups * CALIBRATION_BINS)
     brier = (probability - positive.double()).square().sum(dim=0)
-    found = Tally(counts, torch.cat([losses.sum().reshape(1), confidences, brier]))
+    order = torch.zeros(3 * sizes.outputs, dtype=torch.float64)
+    found = Tally(counts, torch.cat([losses.sum().reshape(1), confidences, brier, order]))
     if groups is None:
         return found
     right = cells // sizes.width == cells % sizes.width
@@ -259,9 +277,9 @@ def difference_edges() -> Tensor:
     return torch.sinh(steps - DIFFERENCE_REACH) / DIFFERENCE_FINENESS
 
 
-def _grid(output: Tensor, label: Tensor, scale: float) -> Tensor:
-    average = ((output + label) / (2 * scale) + WIDEST_AVERAGE) * (AVERAGES / (2 * WIDEST_AVERAGE))
-    difference = torch.asinh(DIFFERENCE_FINENESS * (output - label) / scale) + DIFFERENCE_REACH
+def _grid(average: Tensor, difference: Tensor) -> Tensor:
+    average = (average + WIDEST_AVERAGE) * (AVERAGES / (2 * WIDEST_AVERAGE))
+    difference = torch.asinh(DIFFERENCE_FINENESS * difference) + DIFFERENCE_REACH
     rows = average.nan_to_num(0.0).clamp(0, AVERAGES - 1).long()
     columns = (difference * (DIFFERENCES / (2 * DIFFERENCE_REACH))).nan_to_num(0.0).clamp(0, DIFFERENCES - 1).long()
     return (rows * DIFFERENCES + columns).bincount(minlength=AVERAGES * DIFFERENCES)

@@ -115,6 +115,10 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         raise ValueError("a histogram and the confusion matrix differ in a class's samples")
     if bool((calibration[:, :, 1].sum(dim=1) != hits).any()):
         raise ValueError("the calibration and the confusion matrix differ in hits")
+    off, apart, known = part.order.unbind(dim=1)
+    number = part.scores.sum(dim=2).double().prod(dim=1)
+    if bool((off.abs() > apart * (1 + SLACK)).any() or (apart > known).any() or (known > number).any()):
+        raise ValueError("pairs are out of order that the samples do not have")
     inside, edges = calibration.sum(dim=2), torch.linspace(0, 1, CALIBRATION_BINS + 1, dtype=torch.float64)
     low, high = (edges[:-1] - SLACK) * inside, (edges[1:] + SLACK) * inside
     if bool(((part.confidence < low) | (part.confidence > high)).any()):

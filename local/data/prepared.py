@@ -29,6 +29,8 @@ class Prepared:
         people: whose each sample of the validation is; None where each is of another person.
         order_key: what the order of batches is drawn from.
         test_groups: which group each sample of the test is of; None where the run knows of none.
+        tested: whose each sample of the test is; None where each is of another person.
+        smooth: whether scores of the test leave as curves: nobody's own may.
     """
 
     train: Samples
@@ -41,6 +43,8 @@ class Prepared:
     people: Tensor | None
     order_key: str
     test_groups: Tensor | None
+    tested: Tensor | None
+    smooth: bool
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
@@ -70,6 +74,6 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
     numbers = isinstance(spec.task, Regression)
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
-    people = None if data.groups is None else data.groups[split.validation]
-    groups = data.groups[split.test] if spec.grouped and data.groups is not None else None
-    return Prepared(train, validation, test, fit, own, first, numbers, people, order_key, groups)
+    people, tested = (None if data.groups is None else data.groups[rows] for rows in (split.validation, split.test))
+    groups, smooth = tested if spec.grouped else None, data.parts is not None
+    return Prepared(train, validation, test, fit, own, first, numbers, people, order_key, groups, tested, smooth)

@@ -175,7 +175,7 @@ def tested(
     if len(reading.labels) < min_rows:
         said = f"this table has fewer rows with a label than this limit, {min_rows}, asks for"
         raise FormError(FIELDS["min_rows"].problem(said, member=True, code="few-samples"))
-    predicted = predict_samples(saved, reading, folder)
+    predicted = predict_samples(saved, reading, folder, smoothly=True)
     assert predicted.total is not None
     packed = base64.b64encode(pack_tally(predicted.total)).decode("ascii")
     return given_model(folder).model_copy(update={"tally": packed}), predicted, key_name(spec)

@@ -254,4 +254,4 @@ def test_the_bytes_are_little_endian_counts_then_sums() -> None:
     assert data[:4] == b"\1\0\0\0"
     assert data[4 * (1 + 4 * BINS + 4 + 30) :][:8] == b"\0\0\0\0\0\0\xe0\x3f"
     several = MultiLabel(name="multi-label", labels=3)
-    assert tally_bytes(several) == 4 * (1 + 3 * (2 * BINS + 4 + 30)) + 8 * (1 + 45 + 3)
+    assert tally_bytes(several) == 4 * (1 + 3 * (2 * BINS + 4 + 30)) + 8 * (1 + 45 + 3 + 9)

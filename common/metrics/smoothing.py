@@ -1,0 +1,203 @@
+"""Scores of a test as a smooth curve, since a histogram of few people is each one's own score.
+
+Sorted scores are a curve over their places. A polynomial of few coefficients follows it, and its values take the place
+of the scores: what leaves of a class of n people are no more than n / 2 numbers, each of them a sum over all of the
+class, or of many people over some 48 neighbours.
+
+What smoothing does to an AUC, a site knows of its own pairs of samples, and says it: see `reordered`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankdad.common.metrics.auc import class_log_odds, exact_pairs, score_bins
+from rankdad.common.metrics.sums import DIFFERENCE_FINENESS, Tally, default_log_odds, empty, order_of
+from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+
+COEFFICIENTS = 6  # of a polynomial at most: more follow single scores
+NEIGHBOURS = 48  # people of one polynomial at least, where there are more
+TIED = 8  # people who have one score: then it is not one person's
+STRAIGHT = 4.0  # log-odds beyond which distances shrink: a few scores far out would bend the whole curve
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Smooth(NamedTuple):
+    """What stands for the outputs of a test's samples in the tally that leaves.
+
+    Args:
+        scores: log-odds of every output, float64 [n, outputs]; of a regression output − label, [n, 1].
+        levels: probabilities for the calibration, float64 [n, groups]; of a regression means of output and label.
+        order: what smoothing does to the order of scores, as a tally of no samples.
+    """
+
+    scores: Tensor
+    levels: Tensor
+    order: Tally
+
+
+def smooth(
+    task: TaskSpec,
+    outputs: Tensor,
+    labels: Tensor,
+    *,
+    scale: float = 1.0,
+    base: Tensor | None = None,
+    people: Tensor | None = None,
+    clustered: bool = False,
+) -> Smooth:
+    """Return smooth scores of all test samples of a site; the sum of probabilities is that of the exact ones.
+
+    Args:
+        task: what the outputs mean.
+        outputs: as `rankdad.common.metrics.tally` takes them, and so are labels, scale and base.
+        labels: of the samples.
+        scale: unit of differences.
+        base: log-odds [task.outputs].
+        people: int64 [n], whose each sample is; None where each is of another person.
+        clustered: whether tallies have sums over groups.
+    """
+    outputs, labels = outputs.detach().cpu().double(), labels.detach().cpu()
+    whose = torch.arange(len(labels)) if people is None else people.cpu()
+    nothing = empty(task, clustered)
+    if isinstance(task, Regression):
+        return Smooth(*_numbers(outputs.reshape(-1), labels.double().reshape(-1), scale, whose), nothing)
+    origin = default_log_odds(task) if base is None else base.cpu()
+    if isinstance(task, Classification):
+        log_odds, probability = class_log_odds(outputs), outputs.softmax(dim=1)
+        positive = labels.unsqueeze(1) == torch.arange(task.classes)
+    else:
+        log_odds, positive, probability = outputs, labels > 0.5, outputs.sigmoid()
+    scores = torch.stack(
+        [
+            at + _stretched(_by_class(_shrunk(own - at), kind, whose))
+            for own, kind, at in zip(log_odds.T, positive.T, origin.double(), strict=True)
+        ],
+        dim=1,
+    )
+    if not isinstance(task, Classification):
+        levels, exact = scores, probability
+    elif task.classes == 2:
+        levels, exact = scores[:, 1:], probability[:, 1:]
+    else:
+        exact, guess = probability.max(dim=1, keepdim=True)
+        odds = log_odds.gather(1, guess)[:, 0]
+        levels = _stretched(_by_class(_shrunk(odds), guess[:, 0] == labels, whose))[:, None]
+    order = torch.stack(
+        [
+            reordered(own, score_bins(bent - at), kind)
+            for own, bent, kind, at in zip(log_odds.T, scores.T, positive.T, origin.double(), strict=True)
+        ]
+    )
+    order_of(task, nothing).copy_(order)
+    return Smooth(scores, _with_sums(levels, exact), nothing)
+
+
+def reordered(scores: Tensor, bins: Tensor, positive: Tensor) -> Tensor:
+    """Return how many pairs of a positive and a negative more are in order by scores than by bins [n], float64 [3].
+
+    The second number is its absolute value, the third how many pairs there are; 0 without positives or negatives.
+    """
+    if bool(positive.all()) or not bool(positive.any()):
+        return torch.zeros(3, dtype=torch.float64)
+    (exact, number), (binned, _) = exact_pairs(scores, positive), exact_pairs(bins, positive)
+    return torch.tensor([exact - binned, abs(exact - binned), number], dtype=torch.float64)
+
+
+def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor:
+    """Return what takes the place of values float64 [n], in their order.
+
+    Values that `TIED` people or more have each are nobody's own, and stay.
+
+    Args:
+        values: to be smoothed.
+        people: int64 [n], whose each is.
+        spread: standard deviation of values that are too few to tell their own; None where nothing is known of it.
+    """
+    count = len(values)
+    if not count:
+        return values
+    of_value = torch.stack([values.unique(return_inverse=True)[1], people]).unique(dim=1)[0]
+    if int(of_value.bincount().min()) >= TIED:
+        return values
+    order = values.argsort(stable=True)
+    places = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
+    persons = len(people.unique())
+    chunks = [rows.tensor_split(max(1, persons // NEIGHBOURS)) for rows in (values[order], places, people[order])]
+    smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
+    if persons // 2 < 2 and spread is not None and count > 1:
+        smoothed = values.mean() + spread * places / places.square().mean().sqrt()
+    found = torch.empty_like(values)
+    found[order] = smoothed.sort().values
+    return found
+
+
+def _polynomial(values: Tensor, places: Tensor, people: Tensor) -> Tensor:
+    """Return the values of the polynomial over places that is nearest to sorted values."""
+    coefficients = max(1, min(COEFFICIENTS, len(people.unique()) // 2))
+    if coefficients == 1:
+        return (values[0] + (values - values[0]).mean()).expand(len(values))
+    centred = places - places.mean()
+    deviation = centred.square().mean().sqrt()
+    basis = torch.linalg.qr(torch.stack([(centred / deviation) ** power for power in range(coefficients)], dim=1))[0]
+    fitted: Tensor = values[0] + basis @ (basis.T @ (values - values[0]))  # of equal values exactly these
+    return fitted
+
+
+def _by_class(values: Tensor, positive: Tensor, people: Tensor) -> Tensor:
+    """Return a curve for each of two classes: a few people have the spread of the other class, one has its mean."""
+    found = values.clone()
+    for own in (positive, ~positive):
+        number, others = len(people[own].unique()), len(people[~own].unique())
+        if number == 1 and others > 1:
+            found[own] = values[~own].mean()
+        else:
+            spread = float(values[~own].std(correction=0)) if others >= 4 else None
+            found[own] = curve(values[own], people[own], spread)
+    return found
+
+
+def _shrunk(distance: Tensor) -> Tensor:
+    beyond = (distance.abs() - STRAIGHT).clamp_min(0)
+    return torch.where(beyond > 0, distance.sign() * (STRAIGHT + torch.asinh(beyond)), distance)
+
+
+def _stretched(distance: Tensor) -> Tensor:
+    beyond = (distance.abs() - STRAIGHT).clamp_min(0)
+    return torch.where(beyond > 0, distance.sign() * (STRAIGHT + torch.sinh(beyond)), distance)
+
+
+def _with_sums(log_odds: Tensor, exact: Tensor) -> Tensor:
+    """Return the probabilities of log-odds [n, groups], each group's moved together until its sum is the exact one."""
+    wanted = exact.sum(dim=0)
+    low, high = (torch.full_like(wanted, side * 1e4) for side in (-1, 1))
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = (log_odds + middle).sigmoid().sum(dim=0) > wanted
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return (log_odds + (low + high) / 2).sigmoid()
+
+
+def _numbers(output: Tensor, label: Tensor, scale: float, people: Tensor) -> tuple[Tensor, Tensor]:
+    """Return smooth differences and means of outputs and labels: the means as a line over the differences' places."""
+    difference, average, count = output - label, (output + label) / 2, len(label)
+    unit = scale / DIFFERENCE_FINENESS
+    smoothed = unit * torch.sinh(curve(torch.asinh(difference / unit), people))
+    if not count:
+        return smoothed[:, None], average[:, None]
+    order = difference.argsort(stable=True)
+    sorted_averages = average[order]
+    places = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
+    line = sorted_averages.mean().expand(count)
+    if len(people.unique()) >= 8:  # three numbers of so many
+        slope = (places @ sorted_averages) / places.square().sum()
+        line = line + slope * places
+    left = (sorted_averages - line).square().mean().sqrt()
+    scattered = torch.special.ndtri(((torch.arange(count, dtype=torch.float64) + 0.5) * GOLDEN).frac())
+    averages = torch.empty_like(average)
+    averages[order] = line + left * scattered
+    return smoothed[:, None], averages[:, None]

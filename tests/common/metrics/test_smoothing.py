@@ -1,0 +1,140 @@
+"""Smooth scores: no number of few people, nobody's own score, and figures that stay what they are."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+
+import pytest
+import torch
+from sklearn import metrics as oracle
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankdad.common.metrics import Tally, pack_tally, parts, summarise, tally, unpack_tally, within_sites
+from rankdad.common.metrics.smoothing import curve, smooth
+from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+
+TWO = Classification(classes=2)
+LABELS, NUMBERS = MultiLabel(name="multi-label", labels=3), Regression(name="regression")
+
+
+def left(task: TaskSpec, outputs: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tally:
+    """Return what leaves of a site's test, as it arrives."""
+    if isinstance(task, Regression):
+        losses = (outputs[:, 0] - labels).square()
+    elif isinstance(task, Classification):
+        losses = F.cross_entropy(outputs, labels, reduction="none")
+    else:
+        losses = F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
+    bent = smooth(task, outputs, labels, people=groups, clustered=groups is not None)
+    counted = tally(task, outputs, labels, losses, groups=groups, smooth=bent[:2])
+    return unpack_tally(task, pack_tally(bent.order + counted), groups is not None)
+
+
+def site(draw: torch.Generator, people: int, shape: str, apart: float) -> tuple[Tensor, Tensor]:
+    labels = (torch.rand(people, generator=draw) < 0.4).long()
+    scores = torch.randn(people, generator=draw, dtype=torch.float64) + apart * (labels - 0.5)
+    if shape == "saturated":
+        scores = 8 * torch.tanh(1.5 * scores)
+    elif shape == "few values":
+        scores = scores.round()
+    return torch.stack([torch.zeros(people, dtype=torch.float64), scores], dim=1), labels
+
+
+@pytest.mark.parametrize(("people", "most"), [(12, 0.03), (40, 0.01), (200, 0.003)])
+@pytest.mark.parametrize("shape", ["normal", "saturated", "few values"])
+def test_the_auc_of_six_sites_is_near_the_exact_one_and_says_how_near(people: int, most: float, shape: str) -> None:
+    draw, off, said = torch.Generator().manual_seed(people), [], []
+    for turn in range(20):
+        sites = [site(draw, people, shape, (0.5, 1.5)[turn % 2]) for _ in range(6)]
+        total = summarise(TWO, reduce(add, (left(TWO, *one) for one in sites)))
+        scores, labels = torch.cat([one[:, 1] for one, _ in sites]), torch.cat([of for _, of in sites])
+        assert total.values["auc"] is not None
+        assert total.auc_error is not None
+        off.append(abs(total.values["auc"] - oracle.roc_auc_score(labels, scores)))
+        said.append(total.auc_error)
+    assert sum(off) / len(off) < most
+    assert sum(off) < 1.5 * sum(said) + 20 * 1e-4
+
+
+def test_the_auc_of_one_site_is_exact() -> None:
+    outputs, labels = site(torch.Generator().manual_seed(1), 57, "normal", 1.0)
+    found = summarise(TWO, left(TWO, outputs, labels))
+    exact = oracle.roc_auc_score(labels, outputs[:, 1])
+    assert found.values["auc"] == pytest.approx(exact, abs=1e-12)
+    assert found.auc_error == pytest.approx(0, abs=1e-12)
+    assert within_sites(TWO, [left(TWO, outputs, labels)])["auc"] == pytest.approx(exact, abs=1e-12)
+
+
+def test_all_else_is_exact() -> None:
+    """Counts of classes, hits, losses, Brier's sum and the sum of risks are those of the exact scores."""
+    outputs, labels = site(torch.Generator().manual_seed(2), 57, "normal", 1.0)
+    exact = parts(TWO, tally(TWO, outputs, labels, F.cross_entropy(outputs, labels, reduction="none")))
+    found = parts(TWO, left(TWO, outputs, labels))
+    assert found.samples == exact.samples
+    assert found.loss == pytest.approx(exact.loss, rel=1e-12)
+    assert found.confusion.equal(exact.confusion)
+    assert found.scores.sum(dim=2).equal(exact.scores.sum(dim=2))
+    torch.testing.assert_close(found.brier, exact.brier)
+    assert float(found.confidence.sum()) == pytest.approx(float(exact.confidence.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("people", [2, 3, 5, 12, 60, 300])
+def test_a_curve_is_of_half_as_many_numbers_as_people(people: int) -> None:
+    """The change of all values that a change of one makes has so few dimensions, and order stays."""
+    values = torch.randn(people, generator=torch.Generator().manual_seed(people), dtype=torch.float64)
+    whose = torch.arange(people)
+    found = curve(values, whose)
+    assert bool((found[values.argsort()].diff() >= 0).all())
+    moves = torch.stack([curve(values + 1e-7 * one, whose) - found for one in torch.eye(people, dtype=torch.float64)])
+    assert int(torch.linalg.matrix_rank(moves / 1e-7, atol=1e-4)) <= max(1, people // 2)
+
+
+def test_nobodys_score_stays() -> None:
+    """Of one person of a class not even the mean leaves: others' scores take its place."""
+    values = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert not bool((curve(values, torch.arange(30)) - values).abs().lt(1e-9).any())
+    labels = torch.zeros(30, dtype=torch.int64)
+    labels[7] = 1
+    outputs = torch.stack([torch.zeros(30, dtype=torch.float64), values], dim=1)
+    moved = outputs.clone()
+    moved[7, 1] += 1e-9
+    one, other = (smooth(TWO, given, labels).scores for given in (outputs, moved))
+    assert one[7].equal(other[7])
+
+
+def test_visits_of_few_people_are_few() -> None:
+    values = torch.randn(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    flat = curve(values, torch.arange(24) // 8)
+    assert int(flat.unique().numel()) == 1, "three people have one number"
+
+
+def test_scores_that_many_have_stay() -> None:
+    values = torch.tensor([0.5] * 9 + [1.5] * 8, dtype=torch.float64)
+    assert curve(values, torch.arange(17)).equal(values)
+    assert curve(values, torch.arange(17) // 2).unique().numel() > 2, "of four or five people each"
+
+
+def test_groups_classes_labels_and_numbers_arrive() -> None:
+    """What leaves of every task passes the checks of what arrives, at one sample as at many."""
+    draw = torch.Generator().manual_seed(3)
+    for people in (1, 2, 9, 70):
+        for task, width in ((TWO, 2), (Classification(classes=5), 5), (LABELS, 3), (NUMBERS, 1)):
+            outputs = 3 * torch.randn(people, width, generator=draw, dtype=torch.float64)
+            labels = torch.randint(5, (people,), generator=draw) % max(2, width)
+            if isinstance(task, MultiLabel):
+                labels = (torch.rand(people, 3, generator=draw) < 0.2).double()
+            elif isinstance(task, Regression):
+                labels = torch.randn(people, generator=draw, dtype=torch.float64)
+            for groups in (None, torch.arange(people) // 2):
+                assert left(task, outputs, labels, groups).samples == people
+
+
+def test_quantiles_of_differences_are_near() -> None:
+    draw, task = torch.Generator().manual_seed(4), NUMBERS
+    labels = torch.randn(400, generator=draw, dtype=torch.float64)
+    outputs = 0.7 * labels + 0.3 * torch.randn(400, generator=draw, dtype=torch.float64)
+    exact = tally(task, outputs[:, None], labels, (outputs - labels).square())
+    grids = [parts(task, one).grid.sum(0).cumsum(0) / 400 for one in (exact, left(task, outputs[:, None], labels))]
+    assert float((grids[0] - grids[1]).abs().max()) < 0.02
