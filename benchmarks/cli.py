@@ -353,6 +353,18 @@ def attacks(
 
 
 @app.command()
+def curves(
+    draws: Annotated[int, typer.Option(help="Of each row.")] = 20,
+) -> None:
+    """Hold the AUC of smooth scores against scikit-learn's of exact ones: a minute."""
+    from rich.console import Console
+
+    from benchmarks.privacy.curves import bench_curves
+
+    bench_curves(draws, Console(width=120))
+
+
+@app.command()
 def inversion(
     models: Annotated[str, typer.Option(help="Which of logistic, mlp.")] = "logistic,mlp",
     batches: Annotated[str, typer.Option(help="Patients of a step.")] = "8",

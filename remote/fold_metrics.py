@@ -250,6 +250,7 @@ class FoldMetrics:
                 for name in self._references
             },
             "differences": self.differences(),
+            "smooth_scores": bool(parts(task, total).order[:, 2].any()),
         }
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()

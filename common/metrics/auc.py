@@ -59,17 +59,18 @@ def areas(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return each output's AUC, by how much it may be off, and its number of pairs, float64 [outputs] each.
 
     Where sites send smooth scores, pairs of samples of one site are off by what that site says, and others are taken to
-    be off by as much: an estimate, and the second answer with it. Else that is half the pairs in one bin, at most.
+    be off by as much. That is an estimate, and what many tests say spreads around it: the second answer. Else that is
+    half the pairs in one bin, at most.
 
     Args:
         scores: [outputs, 2, bins].
         order: [outputs, 3]; see `Parts.order`.
     """
     concordant, unsure, number = pairs(scores)
-    off, apart, known = order.double().unbind(dim=1)
+    off, square, known = order.double().unbind(dim=1)
     some, known_some = number.clamp_min(1), known.clamp_min(1)
     area = (concordant / some + off / known_some).clamp(0, 1)
-    return area, (unsure / some + apart / known_some) * (1 - known / some), number
+    return area, (unsure / some + square.sqrt() / known_some) * (1 - known / some), number
 
 
 def exact_pairs(scores: Tensor, positive: Tensor) -> tuple[float, float]:

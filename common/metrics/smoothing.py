@@ -65,6 +65,7 @@ def smooth(
     whose = torch.arange(len(labels)) if people is None else people.cpu()
     nothing = empty(task, clustered)
     if isinstance(task, Regression):
+        order_of(task, nothing)[0, 2] = len(labels)
         return Smooth(*_numbers(outputs.reshape(-1), labels.double().reshape(-1), scale, whose), nothing)
     origin = default_log_odds(task) if base is None else base.cpu()
     if isinstance(task, Classification):
@@ -100,12 +101,12 @@ def smooth(
 def reordered(scores: Tensor, bins: Tensor, positive: Tensor) -> Tensor:
     """Return how many pairs of a positive and a negative more are in order by scores than by bins [n], float64 [3].
 
-    The second number is its absolute value, the third how many pairs there are; 0 without positives or negatives.
+    The second number is its square, the third how many pairs there are; 0 without positives or negatives.
     """
     if bool(positive.all()) or not bool(positive.any()):
         return torch.zeros(3, dtype=torch.float64)
     (exact, number), (binned, _) = exact_pairs(scores, positive), exact_pairs(bins, positive)
-    return torch.tensor([exact - binned, abs(exact - binned), number], dtype=torch.float64)
+    return torch.tensor([exact - binned, (exact - binned) ** 2, number], dtype=torch.float64)
 
 
 def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor:

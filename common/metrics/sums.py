@@ -82,7 +82,7 @@ class Shape:
         """
         values = max(1, self.groups) * triangle(self.features) * self.clustered
         scores = self.ranked * triangle(2 * KNOTS) * self.clustered
-        calibration, order = self.groups * CALIBRATION_BINS, 3 * self.outputs
+        calibration, order = self.groups * CALIBRATION_BINS, 3 * max(1, self.outputs)
         return 1, calibration, self.outputs, order, self.moments, values, scores
 
     @property
@@ -114,7 +114,8 @@ class Parts:
         confidence: float64 [groups, CALIBRATION_BINS], sums of confidences.
         brier: float64 [outputs], sums of (probability − whether it is so)².
         order: float64 [outputs, 3]: by how many pairs more the exact scores of each site's test are in order than those
-            that are counted, the sum of its absolute values, and how many pairs these are; 0 where scores are exact.
+            that are counted, the sum of its squares, and how many pairs these are; 0 where scores are exact. Of a
+            regression [1, 3], in place of pairs the samples whose errors are smooth.
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
             deviations from the centre.
         clusters: products over groups; None where samples are of no groups.
@@ -227,7 +228,7 @@ def tally(
             difference, average = smooth[0][:, 0], smooth[1][:, 0] - centre
         counts = torch.cat([torch.tensor([len(label)]), _grid(average / scale, difference / scale)])
         moments = deviations_of(output, label)
-        found = Tally(counts, torch.cat([losses.sum().reshape(1), moments.sum(dim=1)]))
+        found = Tally(counts, torch.cat([losses.sum().reshape(1), losses.new_zeros(3), moments.sum(dim=1)]))
         if groups is None:
             return found
         return _clustered(found, groups, [torch.cat([torch.ones_like(label)[None], moments]).T])

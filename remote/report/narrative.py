@@ -358,7 +358,15 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"{absent} {kind} no AUC, for lack of samples, and are left out of its mean."
     if "auc_error" in run.test:
         error = run.test["auc_error"]
-        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {bound(error)}."
+        at_most = "about" if metrics.smooth_scores else "at most"
+        yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
+    if metrics.smooth_scores:
+        kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
+        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration slopes and curves"
+        yield (
+            f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
+            f"the exact {kind}."
+        )
 
 
 def warnings(run: RunResults) -> Iterator[str]:

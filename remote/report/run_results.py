@@ -93,6 +93,8 @@ class RunMetrics(Part, extra="ignore"):
     """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
     calibration_by_site: tuple[dict[str, Any], ...] = ()
     """Of each outcome's risks: see `common.metrics.site_calibration.calibration_by_site`."""
+    smooth_scores: bool = False
+    """Whether scores have left sites as smooth curves, so that what depends on single ones is near, not exact."""
     agreement: dict[str, Any] = Field(default={})
     """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
 
