@@ -21,7 +21,8 @@ from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 COEFFICIENTS = 6  # of a polynomial at most: more follow single scores
 NEIGHBOURS = 48  # people of one polynomial at least, where there are more
-TIED = 8  # people who have one score: then it is not one person's
+MOST = 100  # polynomials of a class
+TIED = 8  # people who have one score: it is not one person's
 STRAIGHT = 4.0  # log-odds beyond which distances shrink: a few scores far out would bend the whole curve
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -128,7 +129,8 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
     order = values.argsort(stable=True)
     places = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
     persons = len(people.unique())
-    chunks = [rows.tensor_split(max(1, persons // NEIGHBOURS)) for rows in (values[order], places, people[order])]
+    pieces = min(MOST, max(1, persons // NEIGHBOURS))
+    chunks = [rows.tensor_split(pieces) for rows in (values[order], places, people[order])]
     smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
     if persons // 2 < 2 and spread is not None and count > 1:
         smoothed = values.mean() + spread * places / places.square().mean().sqrt()
