@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.privacy.adversary_runs import Run, gradients
 from rankdad.common.metrics import Tally, parts
+from rankdad.common.metrics.paired import histograms
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.protocol.messages import Step, Sums
@@ -250,7 +251,7 @@ def told_by_cells(run: Run) -> Iterator[Finding]:
 def _cells(run: Run, tally: Tally) -> Tensor:
     """Return a test's histograms, those of a number by its error: [histograms, bins]."""
     found = parts(run.spec.task, tally)
-    return found.scores.flatten(0, 1) if len(found.scores) else found.grid
+    return histograms(run.spec.task, tally).flatten(0, 1) if len(found.scores) else found.grid
 
 
 def told_by_ratios(run: Run) -> Iterator[Finding]:

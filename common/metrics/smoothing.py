@@ -1,8 +1,8 @@
 """Scores of a test as a smooth curve, since a histogram of few people is each one's own score.
 
 Sorted scores are a curve over their places. A polynomial of few coefficients follows it, and its values take the place
-of the scores: what leaves of a class of n people are no more than n / 2 numbers, each of them a sum over all of the
-class, or of many people over some 48 neighbours.
+of the scores: what leaves of a class of n people are no more than n / 4 numbers, each of them a sum over all of the
+class, or over some 48 neighbours in it.
 
 What smoothing does to an AUC, a site knows of its own pairs of samples, and says it: see `reordered`.
 """
@@ -19,7 +19,8 @@ from rankdad.common.metrics.auc import class_log_odds, exact_pairs, score_bins
 from rankdad.common.metrics.sums import DIFFERENCE_FINENESS, Tally, default_log_odds, empty, order_of
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
-COEFFICIENTS = 6  # of a polynomial at most: more follow single scores
+COEFFICIENTS = 4  # of a polynomial at most: more follow single scores
+SHARE = 4  # people for each, at least: with 2 the curve still met every sixth score
 NEIGHBOURS = 48  # people of one polynomial at least, where there are more
 MOST = 100  # polynomials of a class
 TIED = 8  # people who have one score: it is not one person's
@@ -132,7 +133,7 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
     pieces = min(MOST, max(1, persons // NEIGHBOURS))
     chunks = [rows.tensor_split(pieces) for rows in (values[order], places, people[order])]
     smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
-    if persons // 2 < 2 and spread is not None and count > 1:
+    if persons // SHARE < 2 and spread is not None and count > 1:
         smoothed = values.mean() + spread * places / places.square().mean().sqrt()
     found = torch.empty_like(values)
     found[order] = smoothed.sort().values
@@ -141,7 +142,7 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
 
 def _polynomial(values: Tensor, places: Tensor, people: Tensor) -> Tensor:
     """Return the values of the polynomial over places that is nearest to sorted values."""
-    coefficients = max(1, min(COEFFICIENTS, len(people.unique()) // 2))
+    coefficients = max(1, min(COEFFICIENTS, len(people.unique()) // SHARE))
     if coefficients == 1:
         return (values[0] + (values - values[0]).mean()).expand(len(values))
     centred = places - places.mean()

@@ -81,14 +81,14 @@ def test_all_else_is_exact() -> None:
 
 
 @pytest.mark.parametrize("people", [2, 3, 5, 12, 60, 300])
-def test_a_curve_is_of_half_as_many_numbers_as_people(people: int) -> None:
+def test_a_curve_is_of_a_quarter_as_many_numbers_as_people(people: int) -> None:
     """The change of all values that a change of one makes has so few dimensions, and order stays."""
     values = torch.randn(people, generator=torch.Generator().manual_seed(people), dtype=torch.float64)
     whose = torch.arange(people)
     found = curve(values, whose)
     assert bool((found[values.argsort()].diff() >= 0).all())
     moves = torch.stack([curve(values + 1e-7 * one, whose) - found for one in torch.eye(people, dtype=torch.float64)])
-    assert int(torch.linalg.matrix_rank(moves / 1e-7, atol=1e-4)) <= max(1, people // 2)
+    assert int(torch.linalg.matrix_rank(moves / 1e-7, atol=1e-4)) <= max(1, people // 4)
 
 
 def test_nobodys_score_stays() -> None:

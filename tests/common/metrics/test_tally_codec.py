@@ -171,8 +171,8 @@ def test_numbers_that_contradict_one_another_are_refused(
 
 @pytest.mark.parametrize(
     ("at", "value", "reason"),
-    [(1, 500.0, "squares"), (2, -500.0, "squares"), (3, -1.0, "negative"), (5, 1e9, "squares"), (6, 500.0, "squares"),
-     (6, -1.0, "negative"), (7, 1e-3, "squares"), (7, 400.0, "not those"), (0, -1e-9, "loss")],
+    [(4, 500.0, "squares"), (5, -500.0, "squares"), (6, -1.0, "negative"), (8, 1e9, "squares"), (9, 500.0, "squares"),
+     (9, -1.0, "negative"), (10, 1e-3, "squares"), (10, 400.0, "not those"), (0, -1e-9, "loss"), (3, 21.0, "order")],
 )  # fmt: skip
 def test_moments_that_contradict_one_another_are_refused(at: int, value: float, reason: str) -> None:
     outputs, labels = draw(NUMBER, 20, 5)
@@ -180,6 +180,14 @@ def test_moments_that_contradict_one_another_are_refused(at: int, value: float, 
     total.sums[at] = value
     with pytest.raises(ValueError, match=reason):
         unpack_tally(NUMBER, pack_tally(total))
+
+
+@pytest.mark.parametrize("order", [(9.0, 1.0, 5.0), (-1.0, 1.0, 1e3), (0.0, -1.0, 0.0), (3.0, 99.0, 9.0)])
+def test_an_order_of_pairs_that_samples_do_not_have_is_refused(order: tuple[float, float, float]) -> None:
+    total = tallied(CLASSES, *draw(CLASSES, 20, 5))
+    parts(CLASSES, total).order[0] = torch.tensor(order)
+    with pytest.raises(ValueError, match="order"):
+        unpack_tally(CLASSES, pack_tally(total))
 
 
 def test_a_grid_of_other_samples_is_refused() -> None:
