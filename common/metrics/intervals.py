@@ -48,8 +48,9 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
 
     accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
     1, so its variance is at most that of hits and misses with the same mean.
-    auc: DeLong's, of the binned scores. Of several classes or labels the standard error of the mean is at most the
-    mean of theirs, however they depend on each other: the interval is that wide, which is conservative.
+    auc: DeLong's, of the binned scores; of smooth ones with what these may be off as another error. Of several classes
+    or labels the standard error of the mean is at most the mean of theirs, however they depend on each other: the
+    interval is that wide, which is conservative.
     balanced_accuracy: the delta method; of several labels conservative likewise.
     mae: the normal approximation of a mean of absolute errors.
     pearson_r: Fisher's z, which takes label and output for jointly normal.
@@ -62,12 +63,15 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
         task: what was predicted.
         total: tally of all samples, each predicted once by a model that has not seen it.
     """
-    part, values = parts(task, total), summarise(task, total).values
+    part, found = parts(task, total), summarise(task, total)
+    values, off = found.values, 0.0
     if part.samples == 0:
         return {}
+    if bool(part.order[:, 2].any()):
+        off = found.auc_error or 0.0
     limits: dict[Metric, Interval | None]
     if part.clusters is not None:
-        limits = _over_groups(task, part, values)
+        limits = _over_groups(task, part, values, off)
     elif isinstance(task, Regression):
         limits = {"mae": _mean_error(part), "pearson_r": _fisher_of_samples(values["pearson_r"], part.samples)}
     else:
@@ -77,7 +81,7 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
         delta = "delta method, standard errors averaged (conservative)" if several else "delta method"
         limits = {
             "accuracy": _wilson(values["accuracy"], part.samples, "Wilson"),
-            "auc": _normal(values["auc"], float(errors.mean()), delong),
+            "auc": _normal(values["auc"], math.hypot(float(errors.mean()), off), delong),
             "balanced_accuracy": _normal(
                 values["balanced_accuracy"], float(balanced(part.confusion)[1].sqrt().mean()), delta
             ),
@@ -85,8 +89,10 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     return {name: interval for name, interval in limits.items() if interval is not None}
 
 
-def _over_groups(task: TaskSpec, part: Parts, values: Mapping[Metric, float | None]) -> dict[Metric, Interval | None]:
-    """Return intervals of samples in groups."""
+def _over_groups(
+    task: TaskSpec, part: Parts, values: Mapping[Metric, float | None], off: float
+) -> dict[Metric, Interval | None]:
+    """Return intervals of samples in groups; smooth scores put the AUC off by about so much."""
     clusters, several = part.clusters, ", standard errors averaged (conservative)"
     assert clusters is not None
     if isinstance(task, Regression):
@@ -115,7 +121,9 @@ def _over_groups(task: TaskSpec, part: Parts, values: Mapping[Metric, float | No
     limits: dict[Metric, Interval | None] = {
         "accuracy": _wilson(accuracy, number, f"Wilson{OVER_GROUPS}{several * (len(shares) > 1)}"),
         "auc": _normal(
-            values["auc"], fmean(ranked) if ranked else 0.0, f"DeLong{OVER_GROUPS}{several * (len(part.scores) > 2)}"
+            values["auc"],
+            math.hypot(fmean(ranked), off) if ranked else 0.0,
+            f"DeLong{OVER_GROUPS}{several * (len(part.scores) > 2)}",
         ),
     }
     if half == part.confusion.shape[1]:

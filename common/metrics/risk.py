@@ -263,6 +263,8 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
     prevalence, value = positives / samples, brier / samples
     guess = prevalence * (1 - prevalence)
     known = area is not None and deviation > 0
+    if known and error is not None and order is not None and order[2]:
+        deviation = math.hypot(deviation, error)
     return {
         "samples": round(samples),
         "events": round(positives),

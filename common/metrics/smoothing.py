@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics.auc import class_log_odds, exact_pairs, score_bins
-from rankdad.common.metrics.sums import DIFFERENCE_FINENESS, Tally, default_log_odds, empty, order_of
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, order_of
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 COEFFICIENTS = 4  # of a polynomial at most: more follow single scores
@@ -24,7 +24,7 @@ SHARE = 4  # people for each, at least: with 2 the curve still met every sixth s
 NEIGHBOURS = 48  # people of one polynomial at least, where there are more
 MOST = 100  # polynomials of a class
 TIED = 8  # people who have one score: it is not one person's
-STRAIGHT = 4.0  # log-odds beyond which distances shrink: a few scores far out would bend the whole curve
+STRAIGHT = 4.0  # log-odds, or standard deviations, beyond which distances shrink: a few far out would bend all
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -189,8 +189,7 @@ def _with_sums(log_odds: Tensor, exact: Tensor) -> Tensor:
 def _numbers(output: Tensor, label: Tensor, scale: float, people: Tensor) -> tuple[Tensor, Tensor]:
     """Return smooth differences and means of outputs and labels: the means as a line over the differences' places."""
     difference, average, count = output - label, (output + label) / 2, len(label)
-    unit = scale / DIFFERENCE_FINENESS
-    smoothed = unit * torch.sinh(curve(torch.asinh(difference / unit), people))
+    smoothed = scale * _stretched(curve(_shrunk(difference / scale), people))
     if not count:
         return smoothed[:, None], average[:, None]
     order = difference.argsort(stable=True)

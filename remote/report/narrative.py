@@ -362,7 +362,7 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
-        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration slopes and curves"
+        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration and curves"
         yield (
             f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
             f"the exact {kind}."

@@ -11,7 +11,7 @@ from sklearn import metrics as oracle
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.metrics import Tally, pack_tally, parts, summarise, tally, unpack_tally, within_sites
+from rankdad.common.metrics import Tally, intervals, pack_tally, parts, summarise, tally, unpack_tally, within_sites
 from rankdad.common.metrics.smoothing import curve, smooth
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
@@ -138,3 +138,13 @@ def test_quantiles_of_differences_are_near() -> None:
     exact = tally(task, outputs[:, None], labels, (outputs - labels).square())
     grids = [parts(task, one).grid.sum(0).cumsum(0) / 400 for one in (exact, left(task, outputs[:, None], labels))]
     assert float((grids[0] - grids[1]).abs().max()) < 0.02
+
+
+def test_the_interval_has_what_smooth_scores_are_off() -> None:
+    """Where an AUC is nearly 1, DeLong's standard error is smaller than that."""
+    draw = torch.Generator().manual_seed(5)
+    tests = [left(TWO, *site(draw, 20, "normal", 4.0)) for _ in range(8)]
+    total = reduce(add, tests)
+    interval, off = intervals(TWO, total)["auc"], summarise(TWO, total).auc_error
+    assert off is not None
+    assert interval.high - interval.low >= 2 * off
