@@ -196,11 +196,11 @@ def _numbers(output: Tensor, label: Tensor, scale: float, people: Tensor) -> tup
     sorted_averages = average[order]
     places = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
     line = sorted_averages.mean().expand(count)
-    if len(people.unique()) >= 8:  # three numbers of so many
+    if len(people.unique()) >= 3 * SHARE:  # three numbers of so many
         slope = (places @ sorted_averages) / places.square().sum()
         line = line + slope * places
-    left = (sorted_averages - line).square().mean().sqrt()
-    scattered = torch.special.ndtri(((torch.arange(count, dtype=torch.float64) + 0.5) * GOLDEN).frac())
+        left = (sorted_averages - line).square().mean().sqrt()
+        line = line + left * torch.special.ndtri(((torch.arange(count, dtype=torch.float64) + 0.5) * GOLDEN).frac())
     averages = torch.empty_like(average)
-    averages[order] = line + left * scattered
+    averages[order] = line
     return smoothed[:, None], averages[:, None]

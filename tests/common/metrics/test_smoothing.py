@@ -110,6 +110,12 @@ def test_visits_of_few_people_are_few() -> None:
     assert int(flat.unique().numel()) == 1, "three people have one number"
 
 
+def test_of_the_numbers_of_few_people_the_mean_leaves() -> None:
+    draw = torch.Generator().manual_seed(6)
+    outputs, labels = torch.randn(11, 1, generator=draw).double(), torch.randn(11, generator=draw).double()
+    assert int(smooth(NUMBERS, outputs, labels).levels.unique().numel()) == 1
+
+
 def test_scores_that_many_have_stay() -> None:
     values = torch.tensor([0.5] * 9 + [1.5] * 8, dtype=torch.float64)
     assert curve(values, torch.arange(17)).equal(values)
