@@ -24,7 +24,7 @@ FIGURES = {  # by what the log calls them, see `local.privacy.dealing`
     "products": "sums of products of all columns and slopes of a linear model, if all policies allowed these",
     "coefficients": "coefficients of a linear model of this site's rows, if it was solved exactly and the policy did "
     "not keep them (site_coefficients)",
-    "metrics": "losses, counts and histograms behind the metrics of validation and test sets",
+    "metrics": "losses, counts and smooth curves of scores behind the metrics of validation and test sets",
     "references": "the same of models to compare with",
 }
 privacy = typer.Typer(help="Move a site's secret, log and policy to another machine.", no_args_is_help=True)
@@ -45,7 +45,7 @@ def disclosures(
 
         owners = owners_of(config)
         rows = [_row(one) | {"owner": owners.get(one.run, one.owner)} for one in found]
-        text = render("disclosures.html", site=config.name, runs=rows)
+        text = render("disclosures.html", site=config.name, runs=rows, told=_told(config, log))
         try:
             report.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -74,6 +74,7 @@ def disclosures(
         )
         table.add_row(*(visible(str(cell)) for cell in cells))
     console_here().print(table)
+    typer.echo(_told(config, log))
 
 
 def purge(
@@ -161,6 +162,21 @@ def import_log(
     typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
     if config.policy is None:
         typer.echo(f'name that in {file}: "policy": "{FILE}"')
+
+
+def _told(config: SiteConfig, log: DisclosureLog) -> str:
+    """Return what all runs together have told, and what more may be."""
+    from statistics import median
+
+    from rankdad.common.policy import Policy
+    from rankdad.common.privacy.repeated import most_told
+
+    shares, most = log.shares(), most_told(Policy.read(config.policy).rows_per_rank)
+    bound = f"the policy allows {most:.0%} (rows_per_rank)" if most < 1 else "the policy sets no bound (rows_per_rank)"
+    return (
+        f"all runs together have told at most {max(shares, default=0.0):.0%} of the cells of one of "
+        f"{counted(len(shares), 'patient')}, and {median(shares or [0.0]):.0%} or less of half of them; {bound}"
+    )
 
 
 def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:

@@ -351,6 +351,16 @@ class DisclosureLog:
         with self._connected() as (log, secret):
             return _told(log, run, {secret.name(patient): patient for patient in patients})
 
+    def shares(self) -> tuple[float, ...]:
+        """Return what share of each patient's cells all runs have told, of all whom any has used, the least first.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, _):
+            names = {name: name for (name,) in log.execute("SELECT DISTINCT patient FROM used")}
+            return tuple(sorted(_told(log, None, names).values()))
+
     def tell(
         self, run: str, shares: Mapping[str, float], before: Mapping[str, float], most: float, *, anew: bool
     ) -> bool:

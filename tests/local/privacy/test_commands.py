@@ -70,8 +70,12 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
     listed = said("disclosures", site)
     assert "stroke" in listed
     assert [cell.strip() for cell in listed.splitlines()[3].split("│")][4:7] == ["24", "3", "8"]
+    log = DisclosureLog(tmp_path / "alpha", "alpha")
+    assert log.tell("0" * 16, dict.fromkeys(NAMES[:3], 0.25), log.told(None, NAMES[:3]), 0.5, anew=False)
+    assert re.findall(r"\d+(?=[% ])", said("disclosures", site).splitlines()[-1]) == ["25", "24", "0", "50"]
     said("disclosures", site, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
+    assert "25%" in page
     assert all(word in page for word in ("age, nihss", "classification of dead", "alpha, beta, gamma", "24 in 3 parts"))
     assert all(word in page for word in ("<dd>key</dd>", "<dt>Outcome</dt><dd>dead</dd>", FIGURES["table-1"]))
     assert FIGURES["products"] not in page
