@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
-from rankdad.common.metrics import empty
+from rankdad.common.metrics import Tally, empty
+from rankdad.common.metrics.smoothing import Scored
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
@@ -23,7 +24,7 @@ from rankdad.common.user_code import origin
 from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
-from rankdad.local.evaluation import guesses, monitored_of, outputs_of, tally_of, tested_rows
+from rankdad.local.evaluation import curves_of, guesses, monitored_of, outputs_of, tally_of, tested_rows
 from rankdad.local.privacy.told import check_repeated, tell
 
 Tested = Callable[[int, Tensor], None]
@@ -64,6 +65,7 @@ class Contributions:
         self._preparing = Preparing(spec)
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
         self._retain = retain
+        self._scored: dict[int, dict[str, Scored]] = {}  # of each fold's test, by model
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
 
     def body(self, due: Due, *, counts: bool = True) -> Body:
@@ -194,15 +196,32 @@ class Contributions:
         self._tested(due.fold, prepared.in_units(outputs))
         self._outputs, self._others = outputs, None
         groups, nothing = prepared.test_groups, empty(task, self._plan.grouped)
-        others = self._compared(prepared)[1:] if counts else ()
+        guess, *others = self._compared(prepared) if counts else (guesses(task, prepared),)
+        assert guess is not None
         return Evaluation(
             split=split,
             fold=due.fold,
             epoch=due.epoch,
-            tally=tally_of(task, prepared, outputs, groups),
-            baseline=tally_of(task, prepared, guesses(task, prepared)),
-            references=tuple(nothing if one is None else tally_of(task, prepared, one, groups) for one in others),
+            tally=self._tally(due.fold, "model", outputs, groups),
+            baseline=self._tally(due.fold, "baseline", guess, None),
+            references=tuple(
+                nothing if one is None else self._tally(due.fold, f"reference {at}", one, groups)
+                for at, one in enumerate(others)
+            ),
         )
+
+    def _tally(self, fold: int, model: str, outputs: Tensor, groups: Tensor | None) -> Tally:
+        """Return what a model's test adds up to; smooth scores know those of the repeat's earlier folds."""
+        task, prepared, repeat = self._spec.task, self._prepared(), self._spec.repeat(fold)
+        earlier = [
+            known[model]
+            for at, known in sorted(self._scored.items())
+            if at < fold and model in known and self._spec.repeat(at) == repeat
+        ]
+        curves = curves_of(task, prepared, outputs, earlier, clustered=groups is not None)
+        if curves is not None and curves.scored is not None:
+            self._scored.setdefault(fold, {})[model] = curves.scored
+        return tally_of(task, prepared, outputs, groups, curves)
 
     def _compared(self, prepared: Prepared) -> tuple[Tensor | None, ...]:
         """Return the outputs of the guess and the references for the fold's test samples."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics import Tally, empty, monitored, tally
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
-from rankdad.common.metrics.smoothing import smooth
+from rankdad.common.metrics.smoothing import Scored, Smooth, smooth
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.baseline import guess
@@ -70,25 +70,44 @@ def monitored_of(task: TaskSpec, monitor: Metric, prepared: Prepared, outputs: T
     return monitored(task, monitor, numbers, known, loss, centre=centre, people=prepared.people, fewest=fewest)
 
 
-def tally_of(task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None) -> Tally:
-    """Return what outputs for the test samples, [n, width] as of `outputs_of`, add up to; over groups too, if given.
+def curves_of(
+    task: TaskSpec, prepared: Prepared, outputs: Tensor, earlier: Sequence[Scored] = (), *, clustered: bool = False
+) -> Smooth | None:
+    """Return smooth scores of the test samples, given those of earlier tests; None where scores may leave as they are.
 
-    Of a site whose rules forbid sums of few people, scores are smooth.
+    Args:
+        task: what is predicted.
+        prepared: the fold's samples.
+        outputs: for those of the test, as of `outputs_of`.
+        earlier: tests of the same model for other samples of the site.
+        clustered: whether sums over groups are sent.
+    """
+    if not prepared.smooth or not len(prepared.test.labels):
+        return None
+    numbers, known = prepared.in_units(outputs), prepared.in_units(prepared.test.labels)
+    scale, base = prepared.first.target_scale, prepared.first.log_odds
+    return smooth(
+        task, numbers, known, scale=scale, base=base, people=prepared.tested, clustered=clustered, earlier=earlier
+    )
+
+
+def tally_of(
+    task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None, curves: Smooth | None = None
+) -> Tally:
+    """Return what outputs for the test samples, [n, width] as of `outputs_of`, add up to.
+
+    Args:
+        task: what is predicted.
+        prepared: the fold's samples.
+        outputs: for those of the test.
+        groups: of which each sample is; None where there are no sums over groups.
+        curves: what stands for the outputs in histograms; None where they do so themselves.
     """
     labels, total = prepared.test.labels, empty(task, groups is not None)
     fit = prepared.first
     centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
-    all_numbers, all_known, curves = prepared.in_units(outputs), prepared.in_units(labels), None
-    if prepared.smooth and len(labels):
-        curves = smooth(
-            task,
-            all_numbers,
-            all_known,
-            scale=scale,
-            base=base,
-            people=prepared.tested,
-            clustered=groups is not None,
-        )
+    all_numbers, all_known = prepared.in_units(outputs), prepared.in_units(labels)
+    if curves is not None:
         total += curves.order
     for rows in batches(len(labels), groups):
         numbers, known, own = all_numbers[rows], all_known[rows], None if groups is None else groups[rows]

@@ -258,7 +258,7 @@ class FoldMetrics:
             document["site_alone"] = {"auc": self._site_alone()}
             found = [
                 [
-                    {"outcome": at, **risk_summary(one, float(part.brier[at]), part.order[at])}
+                    {"outcome": at, **risk_summary(one, float(part.brier[at]), (part.order + part.across)[at])}
                     for at, one in self._risks(own)
                 ]
                 for own, part in ((own, parts(task, own)) for own in totals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -17,6 +17,7 @@ from benchmarks.privacy.adversary_specs import VICTIM
 from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.metrics import Tally
+from rankdad.common.metrics.smoothing import Smooth
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import unpack
@@ -146,10 +147,12 @@ def attend(
     heard, tests = list[Heard](), list[tuple[Tally, Tally]]()
     own_keys = {as_admitted.order_key(fold) for fold in range(len(as_admitted.splits))}
 
-    def watched_tally(task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None) -> Tally:
-        sent = tally_of(task, prepared, outputs, groups)
+    def watched_tally(
+        task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None, curves: Smooth | None = None
+    ) -> Tally:
+        sent = tally_of(task, prepared, outputs, groups, curves)
         if prepared.order_key in own_keys:
-            tests.append((sent, tally_of(task, replace(prepared, smooth=False), outputs, groups)))
+            tests.append((sent, tally_of(task, prepared, outputs, groups)))
         return sent
 
     with closing(Tree(spec, replica, home / name)) as tree, patch.object(contributions, "tally_of", watched_tally):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from statistics import fmean
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.metrics import Tally, intervals, summarise, tally
-from rankdad.common.metrics.smoothing import smooth
+from rankdad.common.metrics.smoothing import Scored, smooth
 from rankdad.common.spec.tasks import Classification
 
 TASK = Classification(classes=2)
@@ -53,7 +54,7 @@ def _one(draw: np.random.Generator, shape: str, hospitals: int, patients: int) -
         given = 8 * torch.tanh(1.5 * raw) if shape == "saturated" else raw.round() if shape == "few values" else raw
         order = own.argsort(stable=True)
         folds = [order[start :: max(1, patients // FOLD)] for start in range(max(1, patients // FOLD))]
-        tests += [_left(given[rows], own[rows]) for rows in folds]
+        tests += _left(given, own, folds)
         scores.append(given)
         labels.append(own)
     total = reduce(add, tests)
@@ -65,9 +66,13 @@ def _one(draw: np.random.Generator, shape: str, hospitals: int, patients: int) -
     return abs(value - exact), said, 0.0 if error is None else (error.high - error.low) / (2 * QUANTILE)
 
 
-def _left(scores: Tensor, labels: Tensor) -> Tally:
-    """Return the tally that leaves of a test."""
-    outputs = torch.stack([torch.zeros_like(scores), scores], dim=1)
-    bent = smooth(TASK, outputs, labels)
-    losses = F.cross_entropy(outputs, labels, reduction="none")
-    return bent.order + tally(TASK, outputs, labels, losses, smooth=bent[:2])
+def _left(scores: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> list[Tally]:
+    """Return the tallies that leave of a hospital's tests."""
+    outputs, found, earlier = torch.stack([torch.zeros_like(scores), scores], dim=1), list[Tally](), list[Scored]()
+    for rows in folds:
+        bent = smooth(TASK, outputs[rows], labels[rows], earlier=earlier)
+        assert bent.scored is not None
+        earlier.append(bent.scored)
+        losses = F.cross_entropy(outputs[rows], labels[rows], reduction="none")
+        found.append(bent.order + tally(TASK, outputs[rows], labels[rows], losses, smooth=bent[:2]))
+    return found

@@ -64,13 +64,13 @@ def areas(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         scores: [outputs, 2, bins].
-        order: [outputs, 3]; see `Parts.order`.
+        order: [outputs, 3]; see `Parts.order` and `Parts.across`, whose sum it may be.
     """
     concordant, unsure, number = pairs(scores)
     off, square, known = order.double().unbind(dim=1)
     some, known_some = number.clamp_min(1), known.clamp_min(1)
     area = (concordant / some + off / known_some).clamp(0, 1)
-    return area, (unsure / some + square.sqrt() / known_some) * (1 - known / some), number
+    return area, (unsure / some + square.sqrt() / known_some) * (1 - known / some).clamp_min(0), number
 
 
 def exact_pairs(scores: Tensor, positive: Tensor) -> tuple[float, float]:

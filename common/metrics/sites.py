@@ -49,7 +49,7 @@ def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float
     """
     if not isinstance(task, Regression):
         known = [parts(task, total) for total in tallies]
-        found = [torch.stack(areas(part.scores, part.order)) for part in known]
+        found = [torch.stack(areas(part.scores, part.order + part.across)) for part in known]
         area, error, number = torch.stack(found or [torch.zeros(3, task.outputs)]).unbind(dim=1)
         pairs = number.sum(dim=0)
         weights = number / pairs.clamp_min(1)

@@ -4,19 +4,21 @@ Sorted scores are a curve over their places. A polynomial of few coefficients fo
 of the scores: what leaves of a class of n people are no more than n / 4 numbers, each of them a sum over all of the
 class, or over some 48 neighbours in it.
 
-What smoothing does to an AUC, a site knows of its own pairs of samples, and says it: see `reordered`.
+What smoothing does to an AUC, a site knows of its own pairs of samples, those of its earlier tests among them, and says
+it: see `reordered`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankdad.common.metrics.auc import class_log_odds, exact_pairs, score_bins
-from rankdad.common.metrics.sums import Tally, default_log_odds, empty, order_of
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 COEFFICIENTS = 4  # of a polynomial at most: more follow single scores
@@ -28,6 +30,14 @@ STRAIGHT = 4.0  # log-odds, or standard deviations, beyond which distances shrin
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+class Scored(NamedTuple):
+    """What a site remembers of a test: log-odds, the bins of smooth ones, and whether positive, each [n, outputs]."""
+
+    scores: Tensor
+    bins: Tensor
+    positive: Tensor
+
+
 class Smooth(NamedTuple):
     """What stands for the outputs of a test's samples in the tally that leaves.
 
@@ -35,11 +45,13 @@ class Smooth(NamedTuple):
         scores: log-odds of every output, float64 [n, outputs]; of a regression output − label, [n, 1].
         levels: probabilities for the calibration, float64 [n, groups]; of a regression means of output and label.
         order: what smoothing does to the order of scores, as a tally of no samples.
+        scored: for later tests of other samples; None of a regression.
     """
 
     scores: Tensor
     levels: Tensor
     order: Tally
+    scored: Scored | None = None
 
 
 def smooth(
@@ -51,6 +63,7 @@ def smooth(
     base: Tensor | None = None,
     people: Tensor | None = None,
     clustered: bool = False,
+    earlier: Sequence[Scored] = (),
 ) -> Smooth:
     """Return smooth scores of all test samples of a site; the sum of probabilities is that of the exact ones.
 
@@ -62,12 +75,13 @@ def smooth(
         base: log-odds [task.outputs].
         people: int64 [n], whose each sample is; None where each is of another person.
         clustered: whether tallies have sums over groups.
+        earlier: of the site's tests of other samples that add up with this one.
     """
     outputs, labels = outputs.detach().cpu().double(), labels.detach().cpu()
     whose = torch.arange(len(labels)) if people is None else people.cpu()
     nothing = empty(task, clustered)
     if isinstance(task, Regression):
-        order_of(task, nothing)[0, 2] = len(labels)
+        parts(task, nothing).order[0, 2] = len(labels)
         return Smooth(*_numbers(outputs.reshape(-1), labels.double().reshape(-1), scale, whose), nothing)
     origin = default_log_odds(task) if base is None else base.cpu()
     if isinstance(task, Classification):
@@ -90,25 +104,32 @@ def smooth(
         exact, guess = probability.max(dim=1, keepdim=True)
         odds = log_odds.gather(1, guess)[:, 0]
         levels = _stretched(_by_class(_shrunk(odds), guess[:, 0] == labels, whose))[:, None]
-    order = torch.stack(
-        [
-            reordered(own, score_bins(bent - at), kind)
-            for own, bent, kind, at in zip(log_odds.T, scores.T, positive.T, origin.double(), strict=True)
-        ]
-    )
-    order_of(task, nothing).copy_(order)
-    return Smooth(scores, _with_sums(levels, exact), nothing)
+    own = Scored(log_odds, score_bins(scores - origin.double()), positive)
+    part, before = parts(task, nothing), Scored(*map(torch.cat, zip(*earlier, strict=True))) if earlier else None
+    part.order.copy_(_squared(reordered(own)))
+    if before is not None:
+        together = Scored(*map(torch.cat, zip(before, own, strict=True)))
+        part.across.copy_(_squared(reordered(together) - reordered(before) - reordered(own)))
+    return Smooth(scores, _with_sums(levels, exact), nothing, own)
 
 
-def reordered(scores: Tensor, bins: Tensor, positive: Tensor) -> Tensor:
-    """Return how many pairs of a positive and a negative more are in order by scores than by bins [n], float64 [3].
+def reordered(scored: Scored) -> Tensor:
+    """Return how many pairs of a positive and a negative more are in order by scores than by bins, [outputs, 2].
 
-    The second number is its square, the third how many pairs there are; 0 without positives or negatives.
+    The second number is how many pairs there are: 0 without positives or negatives.
     """
-    if bool(positive.all()) or not bool(positive.any()):
-        return torch.zeros(3, dtype=torch.float64)
-    (exact, number), (binned, _) = exact_pairs(scores, positive), exact_pairs(bins, positive)
-    return torch.tensor([exact - binned, (exact - binned) ** 2, number], dtype=torch.float64)
+    found = torch.zeros(scored.scores.shape[1], 2, dtype=torch.float64)
+    for at, (scores, bins, positive) in enumerate(zip(*(one.T for one in scored), strict=True)):
+        if bool(positive.any()) and not bool(positive.all()):
+            (exact, number), (binned, _) = exact_pairs(scores, positive), exact_pairs(bins, positive)
+            found[at] = torch.tensor([exact - binned, number])
+    return found
+
+
+def _squared(order: Tensor) -> Tensor:
+    """Return it with the squares between, [outputs, 3]: see `Parts.order`."""
+    off, number = order.unbind(dim=1)
+    return torch.stack([off, off.square(), number], dim=1)
 
 
 def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor:

@@ -44,7 +44,7 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
     part = parts(task, total)
     if isinstance(task, Regression):
         return Metrics(part.samples, numbers(part.samples, part.loss, part.moments))
-    area, error, absent = mean_auc(*areas(part.scores, part.order))
+    area, error, absent = mean_auc(*areas(part.scores, part.order + part.across))
     matrices = part.confusion
     values: dict[Metric, float | None] = dict.fromkeys(task.metrics)
     if part.samples:

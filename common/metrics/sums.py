@@ -82,7 +82,7 @@ class Shape:
         """
         values = max(1, self.groups) * triangle(self.features) * self.clustered
         scores = self.ranked * triangle(2 * KNOTS) * self.clustered
-        calibration, order = self.groups * CALIBRATION_BINS, 3 * max(1, self.outputs)
+        calibration, order = self.groups * CALIBRATION_BINS, 6 * max(1, self.outputs)
         return 1, calibration, self.outputs, order, self.moments, values, scores
 
     @property
@@ -116,6 +116,7 @@ class Parts:
         order: float64 [outputs, 3]: by how many pairs more the exact scores of each site's test are in order than those
             that are counted, the sum of its squares, and how many pairs these are; 0 where scores are exact. Of a
             regression [1, 3], in place of pairs the samples whose errors are smooth.
+        across: likewise, of pairs of a sample of this test and one of the site's earlier tests of other samples.
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
             deviations from the centre.
         clusters: products over groups; None where samples are of no groups.
@@ -130,6 +131,7 @@ class Parts:
     confidence: Tensor
     brier: Tensor
     order: Tensor
+    across: Tensor
     moments: tuple[float, ...]
     clusters: Clusters | None
 
@@ -165,15 +167,11 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
         grid.reshape(-1, DIFFERENCES),
         confidence.reshape(sizes.groups, CALIBRATION_BINS),
         brier,
-        order.reshape(-1, 3),
+        order.reshape(-1, 2, 3)[:, 0],
+        order.reshape(-1, 2, 3)[:, 1],
         tuple(moments.tolist()),
         clusters,
     )
-
-
-def order_of(task: TaskSpec, total: Tally) -> Tensor:
-    """Return a view of what a tally has of the order of scores, see `Parts.order`."""
-    return parts(task, total).order
 
 
 def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
@@ -228,7 +226,7 @@ def tally(
             difference, average = smooth[0][:, 0], smooth[1][:, 0] - centre
         counts = torch.cat([torch.tensor([len(label)]), _grid(average / scale, difference / scale)])
         moments = deviations_of(output, label)
-        found = Tally(counts, torch.cat([losses.sum().reshape(1), losses.new_zeros(3), moments.sum(dim=1)]))
+        found = Tally(counts, torch.cat([losses.sum().reshape(1), losses.new_zeros(6), moments.sum(dim=1)]))
         if groups is None:
             return found
         return _clustered(found, groups, [torch.cat([torch.ones_like(label)[None], moments]).T])
@@ -261,7 +259,7 @@ def tally(
     counts[0] = len(labels)
     confidences = places.reshape(-1).bincount(confidence.reshape(-1), minlength=sizes.groups * CALIBRATION_BINS)
     brier = (probability - positive.double()).square().sum(dim=0)
-    order = torch.zeros(3 * sizes.outputs, dtype=torch.float64)
+    order = torch.zeros(6 * sizes.outputs, dtype=torch.float64)
     found = Tally(counts, torch.cat([losses.sum().reshape(1), confidences, brier, order]))
     if groups is None:
         return found

@@ -60,7 +60,7 @@ def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
         if int(part.grid.sum()) != part.samples:
             raise ValueError(f"the grid does not add up to the {part.samples} samples")
         _check_moments(part.samples, part.moments)
-        if bool(part.order[0, :2].any()) or not 0 <= float(part.order[0, 2]) <= part.samples:
+        if bool(part.order[0, :2].any() or part.across.any()) or not 0 <= float(part.order[0, 2]) <= part.samples:
             raise ValueError("an order of numbers has no pairs")
     else:
         _check_counts(task, part)
@@ -117,10 +117,11 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         raise ValueError("a histogram and the confusion matrix differ in a class's samples")
     if bool((calibration[:, :, 1].sum(dim=1) != hits).any()):
         raise ValueError("the calibration and the confusion matrix differ in hits")
-    off, square, known = part.order.unbind(dim=1)
     number = part.scores.sum(dim=2).double().prod(dim=1)
-    if bool((torch.maximum(off.abs(), square.sqrt()) > known).any() or (known > number).any() or (square < 0).any()):
-        raise ValueError("pairs are out of order that the samples do not have")
+    for order, most in ((part.order, number), (part.across, MAX_SUM)):
+        off, square, known = order.unbind(dim=1)
+        if bool(((torch.maximum(off.abs(), square.sqrt()) > known) | (known > most) | (square < 0)).any()):
+            raise ValueError("pairs are out of order that the samples do not have")
     inside, edges = calibration.sum(dim=2), torch.linspace(0, 1, CALIBRATION_BINS + 1, dtype=torch.float64)
     low, high = (edges[:-1] - SLACK) * inside, (edges[1:] + SLACK) * inside
     if bool(((part.confidence < low) | (part.confidence > high)).any()):

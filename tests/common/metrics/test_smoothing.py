@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.metrics import Tally, intervals, pack_tally, parts, summarise, tally, unpack_tally, within_sites
-from rankdad.common.metrics.smoothing import curve, smooth
+from rankdad.common.metrics.smoothing import Scored, curve, smooth
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 TWO = Classification(classes=2)
@@ -65,6 +65,21 @@ def test_the_auc_of_one_site_is_exact() -> None:
     assert found.values["auc"] == pytest.approx(exact, abs=1e-12)
     assert found.auc_error == pytest.approx(0, abs=1e-12)
     assert within_sites(TWO, [left(TWO, outputs, labels)])["auc"] == pytest.approx(exact, abs=1e-12)
+
+
+def test_the_auc_of_one_site_is_exact_over_all_its_folds() -> None:
+    """A site remembers its earlier tests: pairs of samples of two folds are counted exactly, too."""
+    outputs, labels = site(torch.Generator().manual_seed(1), 60, "normal", 1.0)
+    earlier, tests = list[Scored](), list[Tally]()
+    for rows in torch.arange(60).split(12):
+        bent = smooth(TWO, outputs[rows], labels[rows], earlier=earlier)
+        losses = F.cross_entropy(outputs[rows], labels[rows], reduction="none")
+        assert bent.scored is not None
+        earlier.append(bent.scored)
+        tests.append(bent.order + tally(TWO, outputs[rows], labels[rows], losses, smooth=bent[:2]))
+    found = summarise(TWO, reduce(add, (unpack_tally(TWO, pack_tally(one)) for one in tests)))
+    assert found.values["auc"] == pytest.approx(oracle.roc_auc_score(labels, outputs[:, 1]), abs=1e-12)
+    assert found.auc_error == pytest.approx(0, abs=1e-12)
 
 
 def test_all_else_is_exact() -> None:

@@ -171,8 +171,8 @@ def test_numbers_that_contradict_one_another_are_refused(
 
 @pytest.mark.parametrize(
     ("at", "value", "reason"),
-    [(4, 500.0, "squares"), (5, -500.0, "squares"), (6, -1.0, "negative"), (8, 1e9, "squares"), (9, 500.0, "squares"),
-     (9, -1.0, "negative"), (10, 1e-3, "squares"), (10, 400.0, "not those"), (0, -1e-9, "loss"), (3, 21.0, "order")],
+    [(7, 500.0, "squares"), (8, -500.0, "squares"), (9, -1.0, "negative"), (11, 1e9, "squares"), (12, 500.0, "squares"),
+     (12, -1.0, "negative"), (13, 1e-3, "squares"), (13, 400.0, "not those"), (0, -1e-9, "loss"), (3, 21.0, "order")],
 )  # fmt: skip
 def test_moments_that_contradict_one_another_are_refused(at: int, value: float, reason: str) -> None:
     outputs, labels = draw(NUMBER, 20, 5)
@@ -262,4 +262,4 @@ def test_the_bytes_are_little_endian_counts_then_sums() -> None:
     assert data[:4] == b"\1\0\0\0"
     assert data[4 * (1 + 4 * BINS + 4 + 30) :][:8] == b"\0\0\0\0\0\0\xe0\x3f"
     several = MultiLabel(name="multi-label", labels=3)
-    assert tally_bytes(several) == 4 * (1 + 3 * (2 * BINS + 4 + 30)) + 8 * (1 + 45 + 3 + 9)
+    assert tally_bytes(several) == 4 * (1 + 3 * (2 * BINS + 4 + 30)) + 8 * (1 + 45 + 3 + 18)
