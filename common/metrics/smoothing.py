@@ -151,8 +151,10 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
     order = values.argsort(stable=True)
     places = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
     persons = len(people.unique())
-    pieces = min(MOST, max(1, persons // NEIGHBOURS))
-    chunks = [rows.tensor_split(pieces) for rows in (values[order], places, people[order])]
+    pieces, sorted_people = min(MOST, max(1, persons // NEIGHBOURS)), people[order]
+    while pieces > 1 and min(len(one.unique()) for one in sorted_people.tensor_split(pieces)) < TIED:
+        pieces //= 2  # many samples of a few people lie side by side
+    chunks = [rows.tensor_split(pieces) for rows in (values[order], places, sorted_people)]
     smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
     if persons // SHARE < 2 and spread is not None and count > 1:
         smoothed = values.mean() + spread * places / places.square().mean().sqrt()

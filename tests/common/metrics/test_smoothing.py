@@ -125,6 +125,14 @@ def test_visits_of_few_people_are_few() -> None:
     assert int(flat.unique().numel()) == 1, "three people have one number"
 
 
+def test_a_person_with_many_visits_is_no_piece_of_a_curve() -> None:
+    """Of 100 people one has 100 samples, all near each other: half of the sorted scores are theirs."""
+    values = torch.cat([torch.arange(100.0, dtype=torch.float64), 200 + torch.arange(100.0, dtype=torch.float64) / 1e4])
+    whose = torch.cat([torch.arange(100), torch.full((100,), 99)])
+    mean = float(values[100:].mean())
+    assert float((curve(values, whose)[100:] - mean).abs().min()) > 1e-3
+
+
 def test_of_the_numbers_of_few_people_the_mean_leaves() -> None:
     draw = torch.Generator().manual_seed(6)
     outputs, labels = torch.randn(11, 1, generator=draw).double(), torch.randn(11, generator=draw).double()
