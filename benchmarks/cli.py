@@ -369,15 +369,19 @@ def inversion(
     models: Annotated[str, typer.Option(help="Which of logistic, mlp.")] = "logistic,mlp",
     batches: Annotated[str, typer.Option(help="Patients of a step.")] = "8",
     steps: Annotated[str, typer.Option(help="How many steps' gradients are known.")] = "10,60",
+    draws: Annotated[int, typer.Option(help="Steps of each row of the ratios.", min=1)] = 1000,
 ) -> None:
-    """Solve repeated gradients for the patients of a batch by non-linear least squares: four minutes."""
+    """Solve gradients for patients: of one step by ratios, of many by non-linear least squares: five minutes."""
     from rich.console import Console
 
     from benchmarks.privacy.inversion import MODELS, bench_inversion, cases
+    from benchmarks.privacy.units import bench_units
 
     names = _names("--models", models, MODELS)
     chosen = cases(names, _whole_numbers("--batches", batches), _whole_numbers("--steps", steps))
-    bench_inversion(chosen, Console(width=120))
+    console = Console(width=120)
+    bench_units(draws, console)
+    bench_inversion(chosen, console)
 
 
 @app.command()

@@ -93,8 +93,8 @@ class Policy(Part):
     rows_per_rank: PositiveInt | None = 4
     """Fewest samples of a step for each row that is sent of a layer; null is no limit. Of few samples rank-dad then
     sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
-    smaller or the method is dsgd, may have twice as many. Of local steps each batch counts for itself. 4 makes it hard
-    to tell samples apart, not impossible."""
+    smaller or the method is dsgd, may have twice as many units: then no sum or difference of units is nearly all one
+    patient's. Of local steps each batch counts for itself. 4 makes it hard to tell samples apart, not impossible."""
     max_rank: PositiveInt | None = None
     """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
     send gradients of any rank are refused. What travels dense, since that is smaller or the method is dsgd, may have a
@@ -237,12 +237,14 @@ class Policy(Part):
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             change = _fewer_per_row(samples, least)
             raise refusal(_rank_field(spec.method), asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
-        name, rank = largest_whole(plan)
-        if rank > 2 * most:
-            asks = f"sends the gradient of {name} whole, of rank {rank}, for steps of {samples} samples here"
-            allows = f"at most {2 * most} (rows_per_rank {self.rows_per_rank})"
-            change = _fewer_per_row(samples, -(-rank // 2))
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner="rank-dad, or larger batches,")
+        (name, units), half = most_units(plan), 2 * (self.rank(count) or 0)
+        if units > half:
+            noun = "sample" if people is None else spec.group_noun
+            asks = f"sends the gradient of {name} whole, of {units} units, for steps of {counted(count, noun)} here"
+            allows = f"at most {half} (rows_per_rank {self.rows_per_rank})"
+            change = _fewer_per_row(count, -(-units // 2))
+            owner = "rank-dad" if isinstance(spec.method, Dsgd) else "a lower rank"
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=f"{owner}, or larger batches,")
 
     def check_products(
         self,
@@ -481,6 +483,13 @@ def largest_whole(plan: Plan) -> tuple[str, int]:
     whole = [(min(route.matrix), route.name) for route in plan.routes if route.dense]
     rank, name = max(whole, key=lambda one: one[0], default=(0, ""))
     return name, rank
+
+
+def most_units(plan: Plan) -> tuple[str, int]:
+    """Return the layer whose gradient is sent whole and tells most units apart, and how many; ("", 0) where none is."""
+    each = [(r.matrix[0] if r.linear else min(r.matrix), r.name) for r in plan.routes if r.dense]
+    units, name = max(each, key=lambda one: one[0], default=(0, ""))
+    return name, units
 
 
 def rows_sent(spec: RunSpec) -> int | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
 from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.gradients.factors import Factor, concatenate
 from rankdad.common.privacy.shares import scales as scales_of
+from rankdad.common.privacy.shares import shared_units
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.seeds import derive
@@ -28,6 +30,7 @@ from rankdad.local.losses import deltas, mean_loss
 from rankdad.local.parts import Parts, Take
 from rankdad.local.ranks.alone import Alone
 
+NOBODY = torch.zeros(0, dtype=torch.int64)
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +48,7 @@ class Passes:
 
     Attributes:
         evened: batches in which somebody would have had more.
+        divided: gradients of a layer of which a unit would have been nearly one patient's.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class Passes:
     ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
-        self._overflowed, self._sharing, self.evened = False, sharing, 0
+        self._overflowed, self._sharing, self.evened, self.divided = False, sharing, 0, 0
+        self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
         self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of every batch, step by step
@@ -150,10 +155,10 @@ class Passes:
         seeded(derive(plan.seed, "forward", self._index, run.rng_key, *self._ranks.key))
         if self._spec.local is None:
             alike = self._spec.training.autocast != "float16" and self._ranks.alike(batch.samples, self._largest)
-            with run.replica.passes(alike=alike), run.replica.capture(plan.factor_names) as capture:
+            with run.replica.passes(alike=alike), run.replica.capture(self._captured(plan.factor_names)) as capture:
                 losses = list[Tensor]()
                 given = parts(
-                    lambda names: (capture.factors(names), capture.dense(names)),
+                    lambda names: self._shared(capture, names),
                     lambda: self._finite_loss(losses),
                     self._ranks.pooled,
                 )
@@ -167,10 +172,56 @@ class Passes:
 
     def _gradients(self, batch: StepBatch) -> tuple[Mapping[str, Tensor], float]:
         """Return the gradients of the batch's mean loss, and that loss."""
-        with self._run.replica.capture(()) as capture:
+        with self._run.replica.capture(self._captured(())) as capture:
             losses = list[Tensor]()
             self._backward(batch, capture, losses)
-            return self._ranks.summed(capture.dense(), self._finite_loss(losses))
+            _, dense = self._shared(capture, self._run.replica.trained, ())
+            return self._ranks.summed(dense, self._finite_loss(losses))
+
+    def _captured(self, names: Container[str]) -> Container[str] | None:
+        """Return which weights are captured, of which these travel as factors: all where patients share units."""
+        return names if self._sharing < 2 else None
+
+    def _shared(
+        self, capture: FactorCapture, names: Collection[str], travel: Container[str] | None = None
+    ) -> tuple[dict[str, Factor], dict[str, Tensor]]:
+        """Return the gradients of some parameters, of no unit of a layer nearly all one patient's.
+
+        All ranks come here in the same order.
+
+        Args:
+            capture: of the whole batch.
+            names: of the parameters.
+            travel: weights that are asked for as factors; None are those of the plan.
+        """
+        factors, dense = capture.factors(names), capture.dense(names)
+        if self._sharing < 2:
+            return factors, dense
+        travel = self._plan.factor_names if travel is None else travel
+        for name, bias in capture.biases.items():
+            if name not in names and bias not in names:
+                continue
+            each = capture.parts(name)
+            people = [people for _, people in each if people is not None]
+            left = None
+            if len(people) < len(each) or not each:  # all ranks gather, whichever of them has used the layer
+                shared_units(torch.zeros(0, self._units[name]), NOBODY, self._ranks.gathered)
+            else:
+                delta = torch.cat([factor.delta for factor, _ in each])
+                left = shared_units(delta, torch.cat(people), self._ranks.gathered)
+            if left is not None:
+                self.divided += name in names
+                rows = left.split([factor.rows for factor, _ in each])
+                each = [(Factor(own, factor.activation), None) for own, (factor, _) in zip(rows, each, strict=True)]
+                if bias in dense:
+                    dense[bias] = reduce(torch.add, [own.sum(0) for own in rows])
+            if name not in travel:
+                factors.pop(name, None)
+                if name in names and each:
+                    dense[name] = reduce(torch.add, [factor.gradient() for factor, _ in each])
+            elif left is not None and name in names:
+                factors[name] = concatenate([factor for factor, _ in each])
+        return factors, dense
 
     def _backward(
         self,
@@ -225,6 +276,7 @@ class Passes:
     ) -> None:
         """Run the passes of the parts of a batch of so many samples once; without scales there is a single part."""
         for place, part in enumerate(parts):
+            capture.people = people[place]
             try:
                 outputs, loss = self._forward(part)
                 share = len(part.labels) / samples
@@ -257,9 +309,9 @@ class Passes:
 
         All ranks come here once in each batch: shares are of the whole.
         """
-        like = next(self._run.replica.model.parameters())
+        device = next(self._run.replica.model.parameters()).device
         own = [self._deltas(one, part).double() for one, part in zip(outputs, parts, strict=True)]
-        deltas = torch.cat([like.new_zeros(0, self._spec.task.outputs, dtype=torch.float64), *own])
+        deltas = torch.cat([torch.zeros(0, self._spec.task.outputs, dtype=torch.float64, device=device), *own])
         names = torch.cat([torch.zeros(0, dtype=torch.int64), *people])
         everybody, begin = self._ranks.gathered(torch.cat([deltas, names.to(deltas)[:, None]], 1))
         found = scales_of(everybody[:, :-1], everybody[:, -1].long(), self._sharing)

@@ -210,6 +210,11 @@ class _Trainer:
                 f"had more than 1/{self.policy.sharing} of what flows back from the loss, and count as much as that "
                 "(min_level): the model was certain of nearly all others"
             )
+        if self.passes.divided:
+            self.notice(
+                f"{self.state.site}: in {counted(self.passes.divided, 'gradient')} of a layer a unit, or a sum of "
+                "some, answered to nearly one patient alone, who counts less there (min_level)"
+            )
         assert run.test is not None
         assert run.farewell is not None
         outcome = (run.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)

@@ -133,7 +133,9 @@ def ask(rng: np.random.Generator, weights: Path) -> RunSpec:
             evaluation["repeats"] = one(1, 1, 2, 3)
     elif evaluation["name"] == "leave-one-site-out":
         sites.append(THIRD)
-    model = {"name": "linear"} if solver != "steps" else one({"name": "linear"}, {"name": "mlp", "hidden": [one(2, 3)]})
+    model = (
+        {"name": "linear"} if solver != "steps" else one({"name": "linear"}, {"name": "mlp", "hidden": [one(2, 3, 8)]})
+    )
     references = ("linear",) if evaluation["name"] == "leave-one-site-out" else ("local", "linear", "site")
     evaluation["references"] = [name for name in references if rng.random() < 0.08]
     document = {

@@ -255,7 +255,10 @@ def _cells(run: Run, tally: Tally) -> Tensor:
 
 
 def told_by_ratios(run: Run) -> Iterator[Finding]:
-    """Yield the patients whose row a gradient's row is, divided by its bias's: where a unit saw them alone."""
+    """Yield the patients whose row a gradient's row is, divided by its bias's: where a unit saw them alone.
+
+    Likewise of the differences of two units' rows, each divided by the unit's weight in the last layer.
+    """
     if run.spec.preparation.standardise != "none":
         return
     inputs = run.data.samples.inputs
@@ -269,6 +272,11 @@ def told_by_ratios(run: Run) -> Iterator[Finding]:
         matrix = gradients(heard.body)[0]
         if place >= len(batches) or matrix.shape[1] != inputs.shape[1] + 1:
             continue
+        last = [value for name, value in heard.model.items() if name.endswith("weight")][-1].double()
+        if last.shape[0] < 3 and last.shape[1] == len(matrix) and bool(last[-1].any()):
+            of_each = matrix / (last[-1] - (last[0] if len(last) == 2 else 0))[:, None]  # of two classes, one is enough
+            first, second = torch.triu_indices(len(matrix), len(matrix), 1)
+            matrix = torch.cat([matrix, of_each[first] - of_each[second]])
         rows, bias = batches[place], matrix[:, -1:]
         own = inputs[rows].double()
         for guess in (matrix[:, :-1] / bias)[bias.flatten().abs() > 1e-12]:

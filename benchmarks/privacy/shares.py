@@ -90,11 +90,14 @@ def measured(data: str, rate: float, seeds: Sequence[int], heart: Path) -> Measu
         steps.append(found is not None)
         return found
 
+    def nothing(*_: object) -> None:
+        return None
+
     with tempfile.TemporaryDirectory() as sites, tempfile.TemporaryDirectory() as runs:
         simulation = document(data, rate, Path(sites), heart)
         with patch.object(passes, "scales_of", noted):
             shared = [figure(simulation, seed, Path(runs)) for seed in seeds]
-        with patch.object(passes, "scales_of", lambda *given: None):
+        with patch.object(passes, "scales_of", nothing), patch.object(passes, "shared_units", nothing):
             free = [figure(simulation, seed, Path(runs)) for seed in seeds]
     return Measured(data, rate, shared, free, mean(steps))
 

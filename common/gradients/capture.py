@@ -71,6 +71,10 @@ class FactorCapture:
         parameters: of such a model, what its passes use in place of its own, by name; their gradients are whole.
         plain: whether `loss.backward()` captures too, or `backward` alone.
 
+    Attributes:
+        biases: of the captured weights' layers, by weight name.
+        people: who each entry of a layer's first axis is of in passes to come, int64 [samples]; None if nobody asks.
+
     Example:
         >>> model = nn.Linear(5, 2)
         >>> inputs, labels = torch.randn(8, 5), torch.randn(8, 2)
@@ -96,10 +100,12 @@ class FactorCapture:
     ) -> None:
         layers = linear_layers(model) if layers is None else layers
         captured = {name: module for name, (module, _) in layers.items() if only is None or name in only}
+        self.biases = {name: layers[name][1] for name in captured}
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._modules = list(captured.values())
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
-        self._scale, self._pairs = 1, dict[str, list[Factor]]()
+        self._scale, self._pairs = 1, dict[str, list[tuple[Factor, Tensor | None]]]()
+        self.people: Tensor | None = None
         self._counted: Counter[str] = Counter()  # the pairs of earlier passes
         self._key = object()  # of the uses of this capture in the metadata of nodes, which may outlive it
         self._listens = self._plain = plain
@@ -134,7 +140,7 @@ class FactorCapture:
     @property
     def is_finite(self) -> bool:
         """Whether all gradients are, before they are divided by the scale."""
-        deltas = [pair.delta for pairs in self._pairs.values() for pair in pairs]
+        deltas = [pair.delta for pairs in self._pairs.values() for pair, _ in pairs]
         dense = [p.grad.to_dense() for p in self._parameters.values() if p.grad is not None]
         return bool(torch.stack([torch.isfinite(tensor).all() for tensor in deltas + dense]).all())
 
@@ -156,6 +162,7 @@ class FactorCapture:
         # An in-place activation gives the output another edge, and cuts a view (which inputs beyond two dimensions
         # give) from the graph altogether: so the edge is taken now, and of the tensor behind the view.
         made = output if output._base is None else output._base
+        people = self.people
 
         def keep(delta: Tensor) -> None:
             capture = reference()
@@ -164,11 +171,12 @@ class FactorCapture:
             if activation._version != version:
                 raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
             weight = capture._parameters[name]
-            if len(hooks) > 1 or has_hooks(weight):  # what changes Δ, or the gradient, has yet to come
+            if _are_others(hooks) or has_hooks(weight):  # what changes Δ, or the gradient, has yet to come
                 capture._leave(name)
             elif weight.requires_grad:
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
-                capture._pairs[name].append(Factor(*matrices))
+                factor = Factor(*matrices)
+                capture._pairs[name].append((factor, _each(people, factor.rows, len(delta))))
                 capture._open[name] -= 1
                 if not capture._open[name]:
                     capture._complete(name)
@@ -197,7 +205,7 @@ class FactorCapture:
         """
         loss = loss * self._scale if self._scale > 1 else loss
         nodes, uses = self._graph(loss)
-        changed = {use.name for _, use in uses if len(use.hooks) > 1}
+        changed = {use.name for _, use in uses if _are_others(use.hooks)}
         for name, pairs in list(self._pairs.items()):
             weight = self._parameters[name]
             if weight.grad is None:  # then what is not counted comes from an autograd.grad within the forward pass
@@ -265,7 +273,7 @@ class FactorCapture:
         """Have a weight be dense from here on; what was counted of its factor goes into its `.grad`."""
         pairs, weight = self._pairs.pop(name)[: self._counted[name]], self._parameters[name]
         if pairs:
-            weight.grad = _sum(weight.grad, concatenate(pairs).gradient())
+            weight.grad = _sum(weight.grad, concatenate([factor for factor, _ in pairs]).gradient())
 
     def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]]]:
         """Collect the nodes behind a loss, without those between a noted layer and its weight, and the layers' uses."""
@@ -292,9 +300,16 @@ class FactorCapture:
             only: names of the weights that are asked for; None asks for all, as in `dense`.
         """
         asked = {name: pairs for name, pairs in self._pairs.items() if only is None or name in only}
-        captured = {name: concatenate(pairs) for name, pairs in asked.items() if pairs}
+        captured = {name: concatenate([factor for factor, _ in pairs]) for name, pairs in asked.items() if pairs}
         scale = self._scale
         return {name: factor.scaled(1 / scale) for name, factor in captured.items()} if scale > 1 else captured
+
+    def parts(self, name: str) -> list[tuple[Factor, Tensor | None]]:
+        """Return a captured weight's factors, pass by pass, and who each row is of, int64 [n].
+
+        Of whom rows are is None where a layer's first axis is not samples.
+        """
+        return [(factor.scaled(1 / self._scale), people) for factor, people in self._pairs.get(name, ())]
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
         """Return the gradients of all other parameters, each in its own shape; an unused parameter has none."""
@@ -304,6 +319,18 @@ class FactorCapture:
             if (only is None or name in only) and parameter.grad is not None and not self._pairs.get(name)
         }
         return {name: gradient / self._scale for name, gradient in dense.items()} if self._scale > 1 else dense
+
+
+def _each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:
+    """Return who each of a factor's rows is of; each sample may have several entries, and these several rows."""
+    if people is None or not len(people) or entries % len(people):
+        return None
+    return people.repeat_interleave(rows // len(people))
+
+
+def _are_others(hooks: Mapping[int, Any]) -> bool:
+    """Tell whether hooks other than the capture's may change Δ: what gathers sharded weights leaves it as it is."""
+    return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
 
 
 def _metadata(node: Node) -> dict[object, Any]:

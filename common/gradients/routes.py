@@ -38,6 +38,7 @@ class Route:
         down: the same for the aggregator.
         residual: leading rows that error feedback keeps of what was not sent; None keeps all of it, as a matrix.
         entries: of the matrix that travel, both ways, where these are not all.
+        linear: whether it is a linear layer's weight: each row of its gradient is one unit's.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Route:
     down: int | None = None
     residual: int | None = None
     entries: Entries | None = None
+    linear: bool = False
 
     @property
     def dense(self) -> bool:
@@ -212,7 +214,7 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         rows_per_sample: of its factor, for one sample; None if its gradient is captured as no factor.
     """
     method, sites = spec.method, len(spec.federation.sites)
-    dense = Route(name, shape)
+    dense = Route(name, shape, linear=rows_per_sample is not None)
     if isinstance(method, Dsgd) or len(shape) < 2:
         return dense
     rows = None  # some rows do not grow with the batch: hence at least the probe's

@@ -2,7 +2,8 @@
 
 A gradient is a sum over patients of what flows back from the loss through each one's outputs. Where a model is certain
 of all patients but one, that one is the whole gradient: divided by the bias's, it is the patient's row. So of all that
-flows back no patient has more than a share, and of what flows back from one output, such as a class, not nearly all.
+flows back no patient has more than a share, and of what flows back from one output, such as a class, or through one
+unit of a layer, not nearly all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ import torch
 from torch import Tensor
 
 ROUNDING = 1e-9  # beyond equal shares: where as many as share a step have as much, nobody has too much
-OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of
+OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of, or
+# through one unit, as of one that answers to one patient alone
+OF_SUMS = 0.9  # of the sum of squares of any weighted sum of units: the rest is a third as large
+DEPENDENT = 100  # times rounding, of the largest singular value: below, units add up to nothing
+ALONE = 1e-7  # of the sum of squares: below, the rest is rounding
 ROUNDS = 20  # who has less of an output has less of all, and the other way round
 
 
@@ -60,6 +65,60 @@ def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
     if torch.equal(left, deltas.double()):
         return None
     return torch.where(deltas == 0, 0.0, left / deltas.double()).to(deltas.dtype)
+
+
+def shared_units(deltas: Tensor, people: Tensor, gathered: Callable[[Tensor], tuple[Tensor, int]]) -> Tensor | None:
+    """Return what flows back through a layer's units, so that nearly all of none is one patient's; None where it is so.
+
+    Nor is nearly all of any weighted sum of units, such as the difference of two, where a layer has at most half as
+    many units as there are patients; of more, some sum always is.
+
+    Args:
+        deltas: Δ of the layer, [rows, units].
+        people: which patient each row is of, int64 [rows].
+        gathered: returns the rows of all ranks that share the batch, and where this rank's begin.
+    """
+    everybody, begin = gathered(people.to(deltas)[:, None].double())
+    names, of = everybody[:, 0].unique(return_inverse=True)
+    if not len(names):
+        return None
+    mine = of[begin : begin + len(people)]
+    if 2 * deltas.shape[1] <= len(names):
+        whole, _ = gathered(deltas.double())
+        scale = _out_of_sums(whole.cpu(), of.cpu(), len(names), torch.finfo(deltas.dtype).eps * DEPENDENT)
+    else:
+        own = deltas.new_zeros(len(names), deltas.shape[1], dtype=torch.float64)
+        each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))
+        sums = each.reshape(-1, *own.shape).sum(0)
+        bound = most_of_outputs(sums)
+        larger = sums > bound * (1 + ROUNDING)
+        scale = torch.where(larger, bound / sums, 1.0) if larger.any() else None
+    return None if scale is None else deltas * scale.to(deltas)[mine]
+
+
+def _out_of_sums(deltas: Tensor, of: Tensor, people: int, least: float) -> Tensor | None:
+    """Return by what each patient's rows are multiplied, so that no weighted sum of units is nearly one's, [people, 1].
+
+    How much of some such sum is a patient's at most, as a part of its sum of squares over all rows, is the patient's
+    leverage; of several rows, the largest eigenvalue of their part of the projection on the units.
+    """
+    if not deltas.isfinite().all():
+        return None
+    scale = deltas.new_ones(people, 1)
+    for _ in range(ROUNDS):
+        left = deltas * scale[of]
+        left = left / torch.linalg.vector_norm(left, dim=0).clamp(min=torch.finfo(left.dtype).tiny)
+        sides, sizes, _ = torch.linalg.svd(left, full_matrices=False)
+        sides = sides[:, sizes > sizes[:1] * least]
+        leverage = deltas.new_zeros(people).index_add_(0, of, sides.square().sum(1))  # of one row each
+        for one in (leverage > OF_SUMS).nonzero().flatten() if people < len(of) else ():
+            leverage[one] = torch.linalg.matrix_norm(sides[of == one], 2).square()
+        larger = leverage > OF_SUMS * (1 + 1e-6)
+        if not larger.any():
+            break
+        rest = torch.where(leverage < 1 - ALONE, 1 - leverage, 0.0)
+        scale = torch.where(larger, (OF_SUMS / (1 - OF_SUMS) * rest / leverage).sqrt(), 1.0)[:, None] * scale
+    return None if bool((scale == 1).all()) else scale
 
 
 def most_of_outputs(sums: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from benchmarks.privacy.hospitals import NO_RULES, RULES
 from benchmarks.privacy.inversion import COLUMNS, Case, invert
 from benchmarks.privacy.judge import Claim, judge
 from benchmarks.privacy.tables import patients
+from benchmarks.privacy.units import told
 
 COUNT = 60
 
@@ -36,6 +37,14 @@ def test_the_judge_counts_what_is_right_and_no_guess_and_rows_without_a_name_by_
     assert right("somebody", age=numbers["age"]) == 0, "one number is nobody's"
     assert right(name, age=numbers["age"] + 1) == 0
     assert right(name, bmi=mean) == 0, "anybody would guess it"
+
+
+def test_ratios_of_units_tell_rows_without_the_rules_and_none_under_them() -> None:
+    """More units than half the samples tell rows by differences of two: such a layer is not sent whole."""
+    found = told(16, 32, 100)
+    assert found.alone > 0.2
+    assert found.limited == found.pairs == found.reduced == 0
+    assert told(64, 32, 20).pairs > 1
 
 
 def test_a_fixed_batch_is_solved_from_sixty_whole_gradients_without_the_rules() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
 from rankdad.common.gradients.factors import Factor
 from rankdad.common.gradients.routes import Payload
-from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
@@ -206,8 +206,11 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
     assert not torch.equal(attack.run_state.replica.model.get_parameter("1.bias"), trap["1.bias"])
     assert not attack.notices
 
-    allowed = Attack(Policy(accept_replica=None, min_sites=1), lie).go(spec, data, tmp_path / "allowed")
-    assert recovered(allowed.rows, data) > 10
+    trusting = Policy(accept_replica=None, min_sites=1)
+    shared = Attack(trusting, lie).go(spec, data, tmp_path / "shared")
+    assert recovered(shared.rows, data) == 0, "of what flows through a unit nobody has nearly all"
+    allowed = Attack(trusting.model_copy(update={"min_level": MinLevel(count=1)}), lie)
+    assert recovered(allowed.go(spec, data, tmp_path / "allowed").rows, data) > 10
     assert "alpha: takes over the aggregator's weights after step 1: those of 1.bias are" in allowed.notices[0]
 
 
@@ -226,7 +229,8 @@ def test_a_replica_within_the_limit_is_taken_over_and_brings_no_moments(tmp_path
 
     attack = Attack(ALONE, lie)
     attack.go(spec, data, tmp_path / "run")
-    assert len(attack.notices) == len(sent) > 1
+    taken = [one for one in attack.notices if "takes over" in one]
+    assert len(taken) == len(sent) > 1
     assert "are 0.0001 of their size from its own" in attack.notices[0]
     with_moments = sent[0] | {"exp_avg": torch.ones(3)}
     assert attack.run_state is not None

@@ -46,7 +46,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
         {"name": "dsgd"},
-        r'method.name: .* gradient of 3.weight whole, of rank 16, .* 8 samples .*; "rows_per_rank": 1 in its policy '
+        r'method.name: .* gradient of 1.weight whole, of 16 units, .* 8 samples .*; "rows_per_rank": 1 in its policy '
         "lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
     ),
     (
@@ -91,7 +91,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"rows_per_rank": 8},
         RANK_DAD | {"rank": 3},
-        r"method.rank: .* gradient of 5.weight whole, of rank 3, .* 8 samples here, .* at most 2 .*; "
+        r"method.rank: .* gradient of 5.weight whole, of 3 units, .* 8 samples here, .* at most 2 .*; "
         '"rows_per_rank": 4 in its policy lets out the whole gradient',
     ),
     (
@@ -123,6 +123,19 @@ def test_whole_gradients_of_a_linear_model_are_no_larger_than_its_rank() -> None
     spec = run_spec(model={"name": "linear"}, task={"name": "classification", "classes": 2})
     assert spec.method.name == "dsgd"
     check({"max_rank": 1}, spec)
+
+
+def test_units_of_a_layer_that_is_sent_whole_are_at_most_half_the_samples() -> None:
+    """However few its columns are: units are told apart by the patients behind them, and 30 are too many of 32."""
+    spec = run_spec(model={"name": "mlp", "hidden": [30]}, method={"name": "dsgd"})
+    plan = make_plan(spec, build_model(spec))
+    Policy().check_step(spec, plan, 60)
+    for samples, people in ((32, None), (60, 40)):
+        with pytest.raises(
+            PolicyError, match=r"gradient of 1.weight whole, of 30 units, .* \(rows_per_rank 4\)"
+        ) as caught:
+            Policy().check_step(spec, plan, samples, people)
+        assert caught.value.field == "method.name"
 
 
 def check(policy: dict[str, Any], spec: RunSpec) -> None:
@@ -383,8 +396,9 @@ def test_sums_of_many_repeats_are_refused_where_they_would_tell_samples() -> Non
     ],
 )
 def test_a_site_is_told_what_small_steps_tell(columns: list[float], said: str) -> None:
-    spec = run_spec(method=RANK_DAD | {"rank": 4}, data={"shape": [2]})
-    inputs = torch.tensor(columns).repeat(10)[:, None].expand(40, 2)
+    spec = run_spec(method=RANK_DAD | {"rank": 4}, data={"shape": [40]})
+    inputs = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    inputs[:, :2] = torch.tensor(columns).repeat(10)[:, None]
     rows = torch.arange(40)
     data = SiteData(Samples(inputs, rows % 3), (Split(rows[:16], rows[16:28], rows[28:]),))
     rank, *binary = admitted(Policy(), spec, make_plan(spec, build_model(spec)), data).notes

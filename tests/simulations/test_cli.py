@@ -77,7 +77,7 @@ LOSES = "lets out the whole gradient of a layer, of as high a rank as there are 
         (
             "digits",
             [DSGD],
-            f'method.name: .* whole, of rank .*rows_per_rank 4.*; "rows_per_rank": .* in its policy {LOSES}',
+            f'method.name: .* whole, of .* units.*rows_per_rank 4.*; "rows_per_rank": .* in its policy {LOSES}',
         ),
         ("digits-256", [], ""),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.training import Result
+from rankdad.local.training import Result, train
+from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SITES, part_of, run_document, run_spec, sampled
@@ -74,22 +76,25 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path, site_data: Data
         assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-9), name
 
 
-def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(tmp_path: Path, site_data: Data) -> None:
+@pytest.mark.parametrize(
+    "method", [{"name": "rank-dad", "rank": 2}, {"name": "dsgd"}, {"name": "dsgd", "local_steps": 2}]
+)
+def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(
+    tmp_path: Path, site_data: Data, method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three parts of four samples: of each by itself seven could not share it, and nothing would be left."""
-    weights: list[dict[str, Tensor]] = []
+    weights, said = list[dict[str, Tensor]](), list[str]()
+    monkeypatch.setattr(lockstep, "train", partial(train, notice=said.append))
     policy = EVERYTHING.model_copy(update={"min_rows": 7, "min_level": MinLevel(count=7)})
     for size, accumulate, policies in ((12, 1, policy), (4, 3, policy), (12, 1, EVERYTHING)):
-        training = {
-            "dtype": "float64",
-            "batch_size": size,
-            "accumulate": accumulate,
-            "optimizer": {"name": "sgd", "lr": 1.0},
-        }
-        spec = run_spec(method={"name": "rank-dad", "rank": 2, "wire": "float64"}, training=training)
-        own = dict.fromkeys(spec.federation.sites, policies)
-        weights.append(
-            final_weights(run(spec, site_data(spec, (48, 32, 32)), tmp_path / str(len(weights)), policies=own))
-        )
+        training = {"dtype": "float64", "batch_size": size, "accumulate": accumulate}
+        training["optimizer"] = {"name": "sgd", "lr": 1.0}
+        model = {"name": "mlp", "hidden": [30]}  # of so many units some answer to few
+        spec = run_spec(method={"wire": "float64"} | method, model=model, training=training)
+        own, folder = dict.fromkeys(spec.federation.sites, policies), tmp_path / str(len(weights))
+        weights.append(final_weights(run(spec, site_data(spec, (48, 32, 32)), folder, policies=own)))
+    assert any("of what flows back" in one for one in said)
+    assert any("a unit" in one for one in said)
     first = next(iter(weights[0]))
     assert not torch.allclose(weights[0][first], weights[2][first], rtol=0, atol=1e-4), "somebody had more"
     for name, value in weights[0].items():

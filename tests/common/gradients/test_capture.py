@@ -239,6 +239,24 @@ def test_linear(dtype: torch.dtype, passes: str, shape: list[int], out: int, see
     assert {factor.rows for factor in capture.factors().values()} == {len(passes) * torch.Size(shape[:-1]).numel()}
 
 
+def test_rows_are_of_whom_the_samples_are_over_several_passes_and_tokens() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with FactorCapture(model) as capture:
+        for people in ([7, 7, 5], [5]):
+            capture.people = torch.tensor(people)
+            capture.backward(model(torch.randn(len(people), 2, 3)).square().sum())
+        assert capture.biases == {"0.weight": "0.bias", "2.weight": "2.bias"}
+        for name, factor in capture.factors().items():
+            parts = capture.parts(name)
+            assert [None if own is None else own.tolist() for _, own in parts] == [[7, 7, 7, 7, 5, 5], [5, 5]]
+            assert torch.equal(torch.cat([part.delta for part, _ in parts]), factor.delta)
+    with FactorCapture(model) as capture:
+        capture.people = torch.tensor([1, 2])
+        capture.backward(model(torch.randn(3, 3)).sum())
+        assert capture.parts("0.weight")[0][1] is None, "three rows are not two samples'"
+
+
 @in_every_way
 @settings(max_examples=examples(10))
 @given(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.privacy.shares import limit, scales
+from rankdad.common.privacy.shares import OF_OUTPUT, OF_SUMS, limit, scales, shared_units
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1e9)), min_size=1, max_size=40)
 
@@ -43,3 +47,63 @@ def test_a_class_that_one_patient_alone_is_on_the_wrong_side_of_is_no_row_of_the
     left = (deltas * found).abs()
     assert float(left[2, 2] / left[:, 2].sum()) <= 0.8 + 1e-3
     assert float(left.norm(dim=1).max() / left.norm(dim=1).sum()) <= 1 / 3 + 1e-6
+
+
+Gathered = Callable[[torch.Tensor], tuple[torch.Tensor, int]]
+
+
+def at_ranks(deltas: torch.Tensor, people: torch.Tensor, ranks: int) -> torch.Tensor:
+    """What is left of a layer's rows where so many ranks share them, each in a thread of its own."""
+    everyone, shown = threading.Barrier(ranks), list[torch.Tensor]([torch.zeros(0)] * ranks)
+
+    def at(rank: int) -> torch.Tensor:
+        def gathered(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+            shown[rank] = rows
+            everyone.wait(5)
+            found = torch.cat(shown), sum(len(rows) for rows in shown[:rank])
+            everyone.wait(5)
+            return found
+
+        found = shared_units(deltas[rank::ranks], people[rank::ranks], gathered)
+        return deltas[rank::ranks] if found is None else found
+
+    left = deltas.clone()
+    with ThreadPoolExecutor(ranks) as pool:
+        for rank, found in enumerate(pool.map(at, range(ranks))):
+            left[rank::ranks] = found
+    return left
+
+
+def most_of_sums(deltas: torch.Tensor, people: torch.Tensor) -> torch.Tensor:
+    """How much each patient has at most of the squares of a weighted sum of units, by eigenvalues."""
+    own = torch.stack([deltas[people == one].T @ deltas[people == one] for one in people.unique()])
+    sizes, sides = torch.linalg.eigh(own.sum(0))
+    sides = sides[:, sizes > sizes[-1] * 1e-12] / sizes[sizes > sizes[-1] * 1e-12].sqrt()
+    return torch.linalg.matrix_norm(sides.T @ own @ sides, 2) if sides.numel() else torch.zeros(len(own))
+
+
+@given(st.integers(0, 2**31), st.integers(2, 40), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3))
+def test_a_unit_is_not_nearly_all_one_patients(seed: int, patients: int, units: int, visits: int, ranks: int) -> None:
+    """Of a random network, some of whose units answer to few: rows of one patient count together, at whatever rank."""
+    generator = torch.Generator().manual_seed(seed)
+    people = torch.arange(patients).repeat_interleave(visits)
+    inner = torch.randn(len(people), units, generator=generator, dtype=torch.float64)
+    deltas = torch.randn(len(people), 1, generator=generator, dtype=torch.float64) * (inner > 0.5)
+    left = at_ranks(deltas, people, ranks)
+    if 2 * units <= patients:
+        assert float(most_of_sums(left, people).max()) <= OF_SUMS + 1e-3
+        within = bool((most_of_sums(deltas, people) <= OF_SUMS).all())
+    else:
+        each = torch.zeros(2, patients, units, dtype=torch.float64)
+        each[0].index_add_(0, people, deltas.abs())
+        each[1].index_add_(0, people, left.abs())
+        shares = each / each.sum(1, keepdim=True).clamp(min=1e-300)
+        assert float(shares[1].max()) <= OF_OUTPUT + 1e-6
+        within = bool((shares[0] <= OF_OUTPUT).all())
+    if within:
+        assert torch.equal(left, deltas), "nobody has too much: not a bit changes"
+
+
+def test_a_unit_of_one_patient_alone_is_nobodys() -> None:
+    deltas = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.5, 3.0]])
+    assert at_ranks(deltas, torch.arange(3), 1).tolist() == [[1.0, 0.0], [2.0, 0.0], [0.5, 0.0]]
