@@ -254,8 +254,9 @@ class Policy(Part):
         *,
         field: str = "evaluation.references",
         owner: str = "a run without the reference linear",
+        kept: int = 0,
     ) -> None:
-        """Check that the sums of a linear model of so many columns may leave the site.
+        """Check that the sums of a linear model of so many columns may leave the site, or those of harmonisation.
 
         Products of columns say as much as that many rows would, and numbers as many as cells could be solved for them.
 
@@ -265,16 +266,23 @@ class Policy(Part):
             noun: what these are called, in the singular.
             field: of the spec that asks for the sums.
             owner: what the owner could ask for instead.
+            kept: how many of the columns are kept by harmonisation; 0 is a linear model.
 
         Raises:
             FewSamplesError: they may not.
         """
         change, allows = dict[str, object](), list[str]()
-        width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
+        if kept:
+            width, of_what = f"{counted(kept, 'kept column')} with {counted(columns - kept, 'feature')}", "to harmonise"
+        else:
+            width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
+            of_what = "for a linear model"
         limits = list[tuple[int, str, float]]()  # rows_per_rank that lets a set's products out, and its numbers
         for name, (people, numbers, rank) in told.items():
             of = f"of {counted(people, noun)} {name}"
-            sums = f"products of {width}, {of}" if rank == columns else f"slopes at {rank} weights, {of}, in {width}"
+            sums = f"products of {width}, {of}"
+            if rank not in (columns, kept):
+                sums = f"slopes at {rank} weights, {of}, in {width}"
             limits += [
                 (people // rank, f"adds up {sums}", rank),
                 (
@@ -284,17 +292,17 @@ class Policy(Part):
                 ),
             ]
         allowed, asks, each = min(limits, key=lambda limit: limit[0])
-        if self.max_rank is not None and columns > self.max_rank:
-            change["max_rank"] = columns
+        widest = kept or columns
+        if self.max_rank is not None and widest > self.max_rank:
+            change["max_rank"] = widest
             allows.append(f"max_rank {self.max_rank}")
         if self.rows_per_rank is not None and allowed < self.rows_per_rank:
             change["rows_per_rank"] = allowed or None
             needed = math.ceil(self.rows_per_rank * each)
             allows.append(f"that from {counted(needed, noun)} on (rows_per_rank {self.rows_per_rank})")
         if change:
-            asks = f"{asks}, for a linear model"
-            error = refusal(field, asks, " and ".join(allows), change, PRODUCTS, owner=owner)
-            raise FewSamplesError.of(error, code="linear-needs-samples")
+            error = refusal(field, f"{asks}, {of_what}", " and ".join(allows), change, PRODUCTS, owner=owner)
+            raise FewSamplesError.of(error, code="sums-of-too-few" if kept else "linear-needs-samples")
 
     @property
     def sharing(self) -> int:

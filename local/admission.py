@@ -91,6 +91,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
             fewest = data.fewest_behind(members, tested).min()
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest, f"a run that does not keep {column}")
+        _check_harmonised(policy, spec, data, tested)
     return data
 
 
@@ -138,6 +139,22 @@ def _check_kept(policy: Policy, spec: RunSpec, data: SiteData, covariates: Tenso
         field, allows = "preparation.harmonise.keep", f"none of fewer than {least} (min_level)"
         error = refusal(field, asks, allows, {"min_level": 1}, FEWER_SAMPLES, owner="a run that keeps one of them")
         raise FewSamplesError.of(error, code="sums-of-too-few")
+
+
+def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:
+    """Check that products of kept columns with features may leave: of all, and of the fewest a fold holds out."""
+    features, kept, numbers = Preparing(spec).products
+    if not kept:
+        return
+    people, fewest = data.people(torch.arange(len(data.samples))), _fewest(data, tested)
+    sums = len({split.train.numpy().tobytes() for split in data.splits if len(split.train)})
+    told = {"here": Told(people, sums * numbers, kept)} if sums else {}
+    if sums and fewest.isfinite() and fewest < people:
+        where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
+        told[where] = Told(int(fewest), numbers, kept)
+    if told:
+        field, owner = "preparation.harmonise.keep", "a run that keeps fewer columns"
+        policy.check_products(features + kept, told, _noun(spec, data), field=field, owner=owner, kept=kept)
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:

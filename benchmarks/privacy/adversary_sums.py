@@ -255,7 +255,7 @@ def _cells(run: Run, tally: Tally) -> Tensor:
 
 
 def told_by_ratios(run: Run) -> Iterator[Finding]:
-    """Yield the patients whose row a gradient's row is, divided by its bias's: where a unit saw them alone.
+    """Yield the patients whose row, unlike all others', a gradient's row is, divided by its bias's.
 
     Likewise of the differences of two units' rows, each divided by the unit's weight in the last layer.
     """
@@ -277,7 +277,7 @@ def told_by_ratios(run: Run) -> Iterator[Finding]:
             of_each = matrix / (last[-1] - (last[0] if len(last) == 2 else 0))[:, None]  # of two classes, one is enough
             first, second = torch.triu_indices(len(matrix), len(matrix), 1)
             matrix = torch.cat([matrix, of_each[first] - of_each[second]])
-        rows, bias = batches[place], matrix[:, -1:]
+        rows, bias = torch.cat(batches[: place + 1]).unique(), matrix[:, -1:]  # feedback sends of earlier ones, too
         own = inputs[rows].double()
         for guess in (matrix[:, :-1] / bias)[bias.flatten().abs() > 1e-12]:
             same = ((own - guess).abs() <= SAME * own.abs().clamp(min=1)) | own.isnan()

@@ -71,6 +71,15 @@ class Preparing:
         each = sum(stage.size for name, stage in self._stages.items() if name not in self.solving.stages) - table
         return whole + table, fold + each
 
+    @property
+    def products(self) -> tuple[int, int, int]:
+        """How many features are harmonised, how many covariates kept, and how many products of both a training tells."""
+        features, kept = len(self._layout.harmonised), self._layout.covariates
+        if not self._combat or not kept:
+            return features, 0, 0
+        fields = ("squares", "products", "cross")
+        return features, kept, sum(one.size for one in self._stages["site-effects"].fields if one.name in fields)
+
     def check(self, stage: str, contribution: Tensor, rows: float = MOST_ROWS, whole: float = MOST_ROWS) -> str | None:
         """Return what is wrong with a vector of a stage, in words that begin with its part; None where nothing is.
 

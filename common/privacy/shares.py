@@ -13,11 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Gathered = Callable[[Tensor], tuple[Tensor, int]]
+
 ROUNDING = 1e-9  # beyond equal shares: where as many as share a step have as much, nobody has too much
 OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of, or
 # through one unit, as of one that answers to one patient alone
 OF_SUMS = 0.9  # of the sum of squares of any weighted sum of units: the rest is a third as large
-DEPENDENT = 100  # times rounding, of the largest singular value: below, units add up to nothing
+ROUNDED = 100  # times the rounding of a number: sums of units that are smaller than that are nothing
 ALONE = 1e-7  # of the sum of squares: below, the rest is rounding
 ROUNDS = 20  # who has less of an output has less of all, and the other way round
 
@@ -67,11 +69,11 @@ def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
     return torch.where(deltas == 0, 0.0, left / deltas.double()).to(deltas.dtype)
 
 
-def shared_units(deltas: Tensor, people: Tensor, gathered: Callable[[Tensor], tuple[Tensor, int]]) -> Tensor | None:
+def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered) -> Tensor | None:
     """Return what flows back through a layer's units, so that nearly all of none is one patient's; None where it is so.
 
-    Nor is nearly all of any weighted sum of units, such as the difference of two, where a layer has at most half as
-    many units as there are patients; of more, some sum always is.
+    Nor is nearly all of any weighted sum of units, such as the difference of two, where Δ has at most half as high a
+    rank as there are patients; of a higher one, some sum always is.
 
     Args:
         deltas: Δ of the layer, [rows, units].
@@ -83,33 +85,49 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Callable[[Tensor], tu
     if not len(names):
         return None
     mine = of[begin : begin + len(people)]
-    if 2 * deltas.shape[1] <= len(names):
-        whole, _ = gathered(deltas.double())
-        scale = _out_of_sums(whole.cpu(), of.cpu(), len(names), torch.finfo(deltas.dtype).eps * DEPENDENT)
-    else:
+    scale = _out_of_sums(deltas.double(), of, mine, len(names), torch.finfo(deltas.dtype).eps * ROUNDED, gathered)
+    if scale is None:  # the rank is higher
         own = deltas.new_zeros(len(names), deltas.shape[1], dtype=torch.float64)
         each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))
         sums = each.reshape(-1, *own.shape).sum(0)
         bound = most_of_outputs(sums)
-        larger = sums > bound * (1 + ROUNDING)
-        scale = torch.where(larger, bound / sums, 1.0) if larger.any() else None
-    return None if scale is None else deltas * scale.to(deltas)[mine]
+        scale = torch.where(sums > bound * (1 + ROUNDING), bound / sums, 1.0)
+    return None if bool((scale == 1).all()) else deltas * scale.to(deltas)[mine]
 
 
-def _out_of_sums(deltas: Tensor, of: Tensor, people: int, least: float) -> Tensor | None:
+def _out_of_sums(
+    deltas: Tensor, of: Tensor, mine: Tensor, people: int, rounding: float, gathered: Gathered
+) -> Tensor | None:
     """Return by what each patient's rows are multiplied, so that no weighted sum of units is nearly one's, [people, 1].
 
     How much of some such sum is a patient's at most, as a part of its sum of squares over all rows, is the patient's
-    leverage; of several rows, the largest eigenvalue of their part of the projection on the units.
+    leverage; of several rows, the largest eigenvalue of their part of the projection on Δ's columns. As many random
+    sums as the rank may be, and one more, have the same leverages.
+
+    Args:
+        deltas: Δ of this rank's rows, float64 [rows, units].
+        of: which patient each row of all ranks is of.
+        mine: likewise, of this rank's.
+        people: how many patients there are.
+        rounding: of Δ: directions that are smaller are none.
+        gathered: see `shared_units`.
+
+    Returns:
+        None where Δ has too high a rank.
     """
-    if not deltas.isfinite().all():
-        return None
-    scale = deltas.new_ones(people, 1)
+    scale, most, units = deltas.new_ones(people, 1), people // 2, deltas.shape[1]
+    sums = torch.randn(units, most + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for _ in range(ROUNDS):
-        left = deltas * scale[of]
-        left = left / torch.linalg.vector_norm(left, dim=0).clamp(min=torch.finfo(left.dtype).tiny)
-        sides, sizes, _ = torch.linalg.svd(left, full_matrices=False)
-        sides = sides[:, sizes > sizes[:1] * least]
+        left = deltas * scale[mine]
+        squares, _ = gathered(left.square().sum(0, keepdim=True))
+        left = left / squares.sum(0).sqrt().clamp(min=torch.finfo(left.dtype).tiny)  # small units tell as much
+        rows, _ = gathered(left @ sums.to(left) if units > most else left)
+        if not rows.isfinite().all():
+            break
+        sides, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
+        sides = sides[:, sizes > sizes[:1] * rounding]
+        if sides.shape[1] > most:
+            return None
         leverage = deltas.new_zeros(people).index_add_(0, of, sides.square().sum(1))  # of one row each
         for one in (leverage > OF_SUMS).nonzero().flatten() if people < len(of) else ():
             leverage[one] = torch.linalg.matrix_norm(sides[of == one], 2).square()
@@ -118,7 +136,7 @@ def _out_of_sums(deltas: Tensor, of: Tensor, people: int, least: float) -> Tenso
             break
         rest = torch.where(leverage < 1 - ALONE, 1 - leverage, 0.0)
         scale = torch.where(larger, (OF_SUMS / (1 - OF_SUMS) * rest / leverage).sqrt(), 1.0)[:, None] * scale
-    return None if bool((scale == 1).all()) else scale
+    return scale
 
 
 def most_of_outputs(sums: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def test_a_unit_is_not_nearly_all_one_patients(seed: int, patients: int, units: 
     inner = torch.randn(len(people), units, generator=generator, dtype=torch.float64)
     deltas = torch.randn(len(people), 1, generator=generator, dtype=torch.float64) * (inner > 0.5)
     left = at_ranks(deltas, people, ranks)
-    if 2 * units <= patients:
+    if 2 * int(torch.linalg.matrix_rank(deltas)) <= patients:
         assert float(most_of_sums(left, people).max()) <= OF_SUMS + 1e-3
         within = bool((most_of_sums(deltas, people) <= OF_SUMS).all())
     else:
@@ -102,6 +102,16 @@ def test_a_unit_is_not_nearly_all_one_patients(seed: int, patients: int, units: 
         within = bool((shares[0] <= OF_OUTPUT).all())
     if within:
         assert torch.equal(left, deltas), "nobody has too much: not a bit changes"
+
+
+def test_the_difference_of_two_units_of_many_is_nobodys_where_few_differ() -> None:
+    """Eight units and eleven patients, but all units answer to all, or to all but the first."""
+    generator = torch.Generator().manual_seed(0)
+    deltas = torch.randn(11, 1, generator=generator) * torch.randn(1, 8, generator=generator)
+    deltas[0, ::2] = 0
+    left = at_ranks(deltas, torch.arange(11), 2)
+    assert not left[0].any()
+    assert torch.equal(left[1:], deltas[1:])
 
 
 def test_a_unit_of_one_patient_alone_is_nobodys() -> None:

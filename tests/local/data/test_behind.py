@@ -147,3 +147,21 @@ def test_kept_columns_that_differ_by_few_samples_are_refused() -> None:
             admitted(policy.mended(refused.value.change), spec, plan, data)
         else:
             admitted(policy, spec, plan, data)
+
+
+def test_products_with_kept_columns_are_counted_for_what_a_fold_holds_out() -> None:
+    """One kept column: of the four samples of a fold they say as much as one row would, and two numbers of eight."""
+    spec = run_spec(
+        task={"name": "regression"},
+        model={"name": "linear"},
+        data=KEPT.data.model_dump(mode="json"),
+        preparation={"harmonise": {"keep": ["sex"]}},
+        evaluation={"name": "k-fold", "folds": 3},
+    )
+    plan, data = make_plan(spec, build_model(spec)), data_of(torch.ones(12, 1), (0, 1, 4, 5, 8, 9))
+    policy = Policy(min_rows=2, min_level=MinLevel(count=1))
+    admitted(policy.mended({"rows_per_rank": 4}), spec, plan, data)
+    with pytest.raises(FewSamplesError, match="products of 1 kept column with 1 feature, of 4 samples that") as refused:
+        admitted(policy.mended({"rows_per_rank": 5}), spec, plan, data)
+    assert (refused.value.field, refused.value.code) == ("preparation.harmonise.keep", "sums-of-too-few")
+    assert refused.value.change == {"rows_per_rank": 4}
