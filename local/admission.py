@@ -15,6 +15,7 @@ from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.preparation.description import blocks
+from rankdad.common.preparation.layout import input_names
 from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
@@ -204,10 +205,9 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
-    asks = (
-        "adds up products of columns for a linear model, where one of them, or the label, sets {} "
-        f"{units} apart here, or in a fold or part"
-    )
+    told_apart = known.by.replace("{", "{{").replace("}", "}}")  # a level may be called so
+    asks = f"adds up products of columns for a linear model, where {told_apart} sets {{}} {units} apart here, or in a "
+    asks += "fold or part"
     _check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
 
 
@@ -217,10 +217,12 @@ class LinearSets(NamedTuple):
     Args:
         told: what they tell of each, by what it is called; none where nothing is told.
         apart: how few a column, or the label, sets apart: its product with each column, or its slope, is their sum.
+        by: what sets them apart.
     """
 
     told: dict[str, Told]
     apart: float
+    by: str = ""
 
 
 def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
@@ -243,28 +245,36 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
         rank = min(columns, often * len(preparing.solving.folds))
         where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
         told[where] = Told(held_out, often * fold, rank)
-    return LinearSets(told, _fewest_apart(data, tested))
+    return LinearSets(told, *_fewest_apart(spec, data, tested))
 
 
-def _fewest_apart(data: SiteData, tested: int) -> float:
-    """Return how few samples, or groups, a column or the label tells from all others, also in a fold or a part.
+def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, str]:
+    """Return how few samples, or groups, a column or the label tells from all others, in a fold or part too, and which.
 
     The product of such a column with each other is the sum over them, and so is its slope: a level that one patient of
     a part has gives an equation for that patient with each slope. Of two values, as levels and classes have, both are
     such sets; of more, what differs from the most frequent.
     """
-    samples, sets = data.samples, list[Tensor]()
+    samples, sets, of = data.samples, list[Tensor](), list[str]()
     labels = samples.labels
     if labels.ndim == 1 and not labels.is_floating_point():
         labels = F.one_hot(labels)
     labels = labels.reshape(len(samples), -1).double()
-    for column in torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1).T:
+    columns = torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1)
+    inputs = columns.shape[1] - labels.shape[1]
+    names = input_names(spec)
+    if len(names) != inputs:
+        names = [f"column {number + 1}" for number in range(inputs)]
+    for column, name in zip(columns.T, [*names, *["the label"] * labels.shape[1]], strict=True):
         values, counts = column[~column.isnan()].unique(return_counts=True)
-        if len(values) == 2:
-            sets += [column == value for value in values]
-        elif len(values) > 2:
-            sets.append((column != values[counts.argmax()]) & ~column.isnan())
-    return float(data.fewest_behind(torch.stack(sets, 1), tested).min()) if sets else math.inf
+        own = [column == value for value in values] if len(values) == 2 else []
+        if len(values) > 2:
+            own = [(column != values[counts.argmax()]) & ~column.isnan()]
+        sets, of = sets + own, of + [name] * len(own)
+    if not sets:
+        return math.inf, ""
+    fewest, at = data.fewest_behind(torch.stack(sets, 1), tested).min(0)
+    return float(fewest), of[int(at)]
 
 
 def _equations(spec: RunSpec, data: SiteData) -> int:

@@ -111,7 +111,9 @@ def show_levels(spec: RunSpec, plan: Plan, console: Console) -> None:
 
 def show_needs(lines: Sequence[Need], console: Console) -> None:
     """Print every line of a site's policy that a run needs, what each lets out, and which this site refuses."""
-    table = Table("policy", "the run needs", "here", "for", "lets out", "")
+    table = Table()
+    for name in ("policy", "the run needs", "here", "for", "lets out", ""):
+        table.add_column(name, overflow="fold")  # a code that is cut short could not be looked up
     for one in lines:
         values = (shown(one.needed, MAX_NAMES), shown(one.here, MAX_NAMES))
         state = f"refused ({one.code})" if one.refused else f"left out ({one.code})" if one.code else "ok"

@@ -73,7 +73,7 @@ class Preparing:
 
     @property
     def products(self) -> tuple[int, int, int]:
-        """How many features are harmonised, how many covariates kept, and how many products of both a training tells."""
+        """How many features are harmonised, how many covariates kept, and what products of both a training tells."""
         features, kept = len(self._layout.harmonised), self._layout.covariates
         if not self._combat or not kept:
             return features, 0, 0

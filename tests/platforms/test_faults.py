@@ -155,12 +155,12 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_path: Path) -> None:
-    inputs = patients(tmp_path, features="noise", evaluation="holdout", network="mlp-32")
+    inputs = patients(tmp_path, features="noise, dose", evaluation="holdout", network="mlp-32")
     rng = np.random.default_rng(1)  # one for all: members with the same rows would make an interval too narrow
     for client in inputs:
         path = tmp_path / client / "base" / f"{client}.csv"
         table = pd.read_csv(path)
-        table["noise"] = rng.normal(size=len(table))
+        table["noise"], table["dose"] = rng.normal(size=(2, len(table)))
         table["sex"] = rng.permutation(table["sex"])
         table.to_csv(path, index=False)
     said = " ".join(Iterations(tmp_path, inputs).go()["warnings"].values())

@@ -45,6 +45,7 @@ def test_no_level_bound_or_class_has_one_patient(tmp_path: Path, attack: str, po
         task={"name": "classification", "classes": 2},
         data=DATA | ASKED[attack],
         evaluation={"name": "holdout"},
+        model={"name": "mlp", "hidden": [4]},
         training={"batch_size": 16},
         method={"name": "rank-dad", "rank": 2},
     )
