@@ -80,12 +80,12 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered) -> Tensor |
         people: which patient each row is of, int64 [rows].
         gathered: returns the rows of all ranks that share the batch, and where this rank's begin.
     """
-    everybody, begin = gathered(people.to(deltas)[:, None].double())
+    everybody, begin = gathered(people.to(deltas.device, torch.float64)[:, None])
     names, of = everybody[:, 0].unique(return_inverse=True)
     if not len(names):
         return None
     mine = of[begin : begin + len(people)]
-    scale = _out_of_sums(deltas.double(), of, mine, len(names), torch.finfo(deltas.dtype).eps * ROUNDED, gathered)
+    scale = _out_of_sums(deltas, of.cpu(), mine, len(names), gathered)
     if scale is None:  # the rank is higher
         own = deltas.new_zeros(len(names), deltas.shape[1], dtype=torch.float64)
         each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))
@@ -95,9 +95,7 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered) -> Tensor |
     return None if bool((scale == 1).all()) else deltas * scale.to(deltas)[mine]
 
 
-def _out_of_sums(
-    deltas: Tensor, of: Tensor, mine: Tensor, people: int, rounding: float, gathered: Gathered
-) -> Tensor | None:
+def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered: Gathered) -> Tensor | None:
     """Return by what each patient's rows are multiplied, so that no weighted sum of units is nearly one's, [people, 1].
 
     How much of some such sum is a patient's at most, as a part of its sum of squares over all rows, is the patient's
@@ -105,34 +103,38 @@ def _out_of_sums(
     sums as the rank may be, and one more, have the same leverages.
 
     Args:
-        deltas: Δ of this rank's rows, float64 [rows, units].
-        of: which patient each row of all ranks is of.
+        deltas: Δ of this rank's rows, [rows, units].
+        of: which patient each row of all ranks is of, on the CPU.
         mine: likewise, of this rank's.
         people: how many patients there are.
-        rounding: of Δ: directions that are smaller are none.
         gathered: see `shared_units`.
 
     Returns:
         None where Δ has too high a rank.
     """
-    scale, most, units = deltas.new_ones(people, 1), people // 2, deltas.shape[1]
-    sums = torch.randn(units, most + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    most, units, rounding = people // 2, deltas.shape[1], torch.finfo(deltas.dtype).eps * ROUNDED
+    deltas, scale = deltas.double(), torch.ones(people, 1, dtype=torch.float64)
+    drawn = torch.Generator().manual_seed(0)
+    sums = torch.randn(units, most + 1, generator=drawn, dtype=torch.float64).to(deltas) if units > most else None
     for _ in range(ROUNDS):
-        left = deltas * scale[mine]
+        left = deltas * scale.to(deltas)[mine]
         squares, _ = gathered(left.square().sum(0, keepdim=True))
         left = left / squares.sum(0).sqrt().clamp(min=torch.finfo(left.dtype).tiny)  # small units tell as much
-        rows, _ = gathered(left @ sums.to(left) if units > most else left)
+        rows = gathered(left if sums is None else left @ sums)[0].cpu()  # small, and soonest decomposed there
         if not rows.isfinite().all():
             break
         sides, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
         sides = sides[:, sizes > sizes[:1] * rounding]
-        if sides.shape[1] > most:
-            return None
-        leverage = deltas.new_zeros(people).index_add_(0, of, sides.square().sum(1))  # of one row each
+        leverage = scale.new_zeros(people).index_add_(0, of, sides.square().sum(1))  # of one row each
         for one in (leverage > OF_SUMS).nonzero().flatten() if people < len(of) else ():
             leverage[one] = torch.linalg.matrix_norm(sides[of == one], 2).square()
         larger = leverage > OF_SUMS * (1 + 1e-6)
-        if not larger.any():
+        # Ranks on machines of two kinds may round on both sides of a limit: what one finds, all go by.
+        found, _ = gathered(torch.tensor([[sides.shape[1] > most, bool(larger.any())]], device=deltas.device).double())
+        too_high, any_larger = found.any(0).tolist()
+        if too_high:
+            return None
+        if not any_larger:
             break
         rest = torch.where(leverage < 1 - ALONE, 1 - leverage, 0.0)
         scale = torch.where(larger, (OF_SUMS / (1 - OF_SUMS) * rest / leverage).sqrt(), 1.0)[:, None] * scale
