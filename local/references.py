@@ -80,8 +80,16 @@ class References:
             self._advance()
         return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
 
-    def _linear_outputs(self, prepared: Prepared) -> Tensor:
-        weights = Preparing(self._spec).solving.weights(self._run.totals_of(self._run.fold))
+    def _linear_outputs(self, prepared: Prepared) -> Tensor | None:
+        solving, totals = Preparing(self._spec).solving, self._run.totals_of(self._run.fold)
+        if not solving.is_solved(totals):
+            name = self._spec.training_name(self._run.fold)
+            self._notice(
+                f"{self._site}: the linear model of all sites has not come to its solution ({name}): left out, since "
+                "sites keep back sums that few patients are behind"
+            )
+            return None
+        weights = solving.weights(totals)
         return linear.outputs(self._spec.task, in_memory(prepared.test.inputs), weights)
 
     def _site_outputs(self, prepared: Prepared) -> Tensor | None:

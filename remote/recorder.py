@@ -48,7 +48,7 @@ from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
-from rankdad.remote.solving import how_solved, undertrained
+from rankdad.remote.solving import how_solved, not_solved, undertrained
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
 from rankdad.remote.tracking import Tracker
@@ -101,6 +101,7 @@ class Recorder:
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._totals: dict[str, Tensor] = {}  # of the first fold
         self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
+        self._sums: dict[str, Tensor] = {}  # of all trainings
         self._scores: Tensor | None = None  # that all sites have been told at the last test
         if not again:
             new_directory(directory)
@@ -267,7 +268,8 @@ class Recorder:
 
     def _record_sums(self, ready: Ready, update: Sums) -> None:
         """Take note of Table 1, and of what tests will be counted around."""
-        self._totals[update.stage] = update.values[0]
+        self._totals[update.stage], self._sums[update.stage] = update.values[0], update.values
+        self._record_solutions(update.stage)
         last = {site: message.body.values[-1] for site, message in self._sent(ready) if isinstance(message.body, Sums)}
         if described := self._preparing.described(update.stage, last):
             self.progress.table1 = table_one(self._spec, described)
@@ -281,6 +283,17 @@ class Recorder:
         if self._totals.keys() >= set(self._preparing.stages) - self._preparing.solving.stages.keys():
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
                 self.progress.study.around(self._preparing.fit(self._totals))
+
+    def _record_solutions(self, stage: str) -> None:
+        """Say of which trainings the last round of an exact solution has not come to it."""
+        solving = self._preparing.solving
+        if not solving.exact or stage not in [*solving.folds][-1:]:
+            return
+        totals = ({name: values[fold] for name, values in self._sums.items()} for fold in range(self._spec.folds))
+        unsolved = [self._spec.training_name(fold) for fold, own in enumerate(totals) if not solving.is_solved(own)]
+        if unsolved and self.progress.solver.get("name") == "exact":
+            self.progress.solver = not_solved(self.progress.solver, unsolved)
+            self.summarise()
 
     def _record_coefficients(self, sent: Mapping[str, Tensor]) -> None:
         found = self._preparing.coefficients(self._kept)

@@ -129,6 +129,8 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
             yield f"chosen:  {_settings(model)}"
     if exact or "code" in summary["solver"]:
         yield f"solver:  {summary['solver']['name']}: {summary['solver']['why']}"
+    if "warning" in summary["solver"]:
+        yield f"warning: {summary['solver']['warning']}"
     if summary["undertrained"]:
         yield f"warning: {summary['undertrained']['warning']}"
     for warning, sites in summary["warnings"].items():

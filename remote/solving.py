@@ -33,13 +33,29 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
         patients = patients_for_sums(spec, Policy())
         why = (
             f"the {said} {', '.join(refusing[:MAX_NAMED])}{more} let out no sums of an exact solution: the default "
-            f"policy does from about {patients} patients a site on"
+            f"policy does from about {patients} patients a site on, if no level or class is rare in a part (min_level)"
         )
         lacking = ["coefficients"] * (spec.kept_fold is not None)
         lacking += ["reference linear"] * ("linear" in spec.evaluation.references)
         why += f"; without them there are no {' and no '.join(lacking)}" if lacking else ""
         return {"name": "steps", "why": why, "code": NOT_EXACT, "from_patients": patients}
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
+
+
+def not_solved(solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str, Any]:
+    """Return what `how_solved` says, and that some trainings' rounds have not come to their solution.
+
+    Args:
+        solver: as `how_solved` returns it.
+        trainings: their names.
+    """
+    warning = (
+        f"the exact solution was not reached in {', '.join(trainings[:MAX_NAMED])}"
+        + f" and {len(trainings) - MAX_NAMED} more" * (len(trainings) > MAX_NAMED)
+        + ", since sites keep back sums that few patients are behind: figures of these trainings are of other weights; "
+        'take "solver": "steps" (training.solver), or leave out rare levels'
+    )
+    return {**solver, "unsolved": list(trainings), "warning": warning}
 
 
 def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int = 0) -> dict[str, object]:

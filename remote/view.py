@@ -116,6 +116,9 @@ class PlainView:
         if "code" in p.solver and not self._steps_told:
             self._steps_told = True
             self._warn(f"solved by steps: {p.solver['why']}", "warning: ")
+        if "unsolved" in p.solver and not self._steps_told:
+            self._steps_told = True
+            self._warn(p.solver["warning"], "warning: ")
         if p.table1 and not self._warned:
             self._warned = True
             for line in data_warnings(p.table1):

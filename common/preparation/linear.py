@@ -35,7 +35,9 @@ LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
 SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
 SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-9  # of a slope
+ELSEWHERE = 0.1  # of the weights: how far from a first round that is not answered the next ones are
 CONVERGED = 1e-15  # of the loss, what a whole step would still win
+SOLVED = 0.005  # of the loss, what a whole step from the last round would still win: half a tenth of an error, squared
 SAME = 1e-13  # of a row's part in a slope: two that differ by less are one, but for rounding
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
@@ -118,6 +120,11 @@ def sums(
     blocks = [[(rows * spread[:, i, j, None]).T @ rows for j in range(count)] for i in range(count)]
     curvature = torch.cat([torch.cat(line, 1) for line in blocks])
     return slope | {"curvature": curvature[tuple(torch.triu_indices(size, size))]}
+
+
+def is_told(found: Sums) -> bool:
+    """Tell whether a site's sums are of its rows, and not in their place."""
+    return float(found["loss"]) < LARGEST
 
 
 def _parts(
@@ -263,7 +270,10 @@ def descend(
             continue
         path.append(at)
         value = float(total["loss"] + (held * at.square()).sum() / 2)
-        if value <= least + SMALLEST * abs(value):
+        if not is_told(total):  # by somebody
+            direction = direction if begun else ELSEWHERE * at
+            step /= 2
+        elif value <= least + SMALLEST * abs(value):
             here = total["slope"] * free + held * at
             if "curvature" in total:
                 known = square(total["curvature"]) * mask

@@ -112,6 +112,17 @@ class Solving:
         fold = self._fold(totals, whole)
         return (fold if fold.path else whole).at.reshape(lines(self._task), self._inputs + 1)
 
+    def is_solved(self, totals: Totals) -> bool:
+        """Tell whether a training's rounds have come as near to its solution as a tenth of a standard error, about.
+
+        Where sites keep back sums that few patients are behind, they may not.
+        """
+        if isinstance(self._task, Regression):  # a square needs one round
+            return True
+        whole = self._whole(totals)
+        fold = self._fold(totals, whole)
+        return (fold if fold.path else whole).decrement <= linear.SOLVED
+
     def solution(self, totals: Totals) -> tuple[Tensor, Tensor]:
         """Return a network's weights [outputs, inputs] and biases [outputs]."""
         found = self.weights(totals)
@@ -153,7 +164,7 @@ class Solving:
             curved="curvature" in fields,
             before=self._asked(stage, totals),
         )
-        found["rows"] = torch.tensor(float(len(labels)))
+        found["rows"] = torch.tensor(float(len(labels) if linear.is_told(found) else 0))
         return {name: found[name] for name in fields}
 
     def _at(self, stage: str, totals: Totals) -> Tensor:
@@ -238,7 +249,11 @@ class Solving:
         """Return where the fit of a training on fewer rows stands, which begins where that on all has ended."""
         done, curvature = self._done(totals, linear.FOLD), None
         if done:
-            curvature = linear.square(self._sums(totals, linear.CURVATURE)["curvature"])
+            found = self._sums(totals, linear.CURVATURE)
+            told, curvature = float(found["rows"]), whole.curvature
+            if told:  # sites that tell none have as much of it as others
+                trained = float(totals["labels"][0]) if "labels" in totals else told
+                curvature = linear.square(found["curvature"]) * max(1.0, trained / told)
         return linear.descend(self._task, done, self._variance(totals), start=whole.at, curvature=curvature)
 
     def _unpenalised(self, totals: Totals) -> linear.Descent:

@@ -385,8 +385,9 @@ def warnings(run: RunResults) -> Iterator[str]:
             yield f"{chance}: the model tells the classes apart no better than a guess. {look}"
     if isinstance(task, Regression) and "r2" in intervals and intervals["r2"].low <= 0:
         yield f"The interval of R\N{SUPERSCRIPT TWO} includes 0: the model may predict no better than the mean. {look}"
-    if warning := run.summary.undertrained.get("warning"):
-        yield f"{warning[0].upper()}{warning[1:]}."
+    for about in (run.summary.undertrained, run.summary.solver):
+        if warning := about.get("warning"):
+            yield f"{warning[0].upper()}{warning[1:]}."
     table1 = run.summary.table1
     for kind, sites in run.summary.warnings.items():
         if kind in table1.get("worries", ()):

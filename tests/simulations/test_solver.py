@@ -350,3 +350,30 @@ def test_of_trainings_without_what_is_monitored_it_is_not_said_that_they_ended_t
     found = undertrained(run_spec(training=stops), trainings=0, measured=1, unmeasured=5)
     assert (found["of"], found["unmeasured"]) == (1, 5)
     assert "training.epochs" not in str(found["warning"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path, seed: int) -> None:
+    """A level that two patients have: slopes at two weights differ by these two alone, and sites answer none."""
+    for place, (site, count) in enumerate({"large": 120, "middle": 60, "small": 45}.items()):
+        frame = table(count, 3 * seed + place).assign(rare=0)
+        if site != "small":
+            frame.loc[7, "rare"] = 1
+        (tmp_path / site).mkdir()
+        frame.to_csv(tmp_path / site / "t.csv", index=False)
+    base = document("sick")
+    spec = validate(RunSpec, base | {"data": base["data"] | {"features": [*COLUMNS, "rare"]}})
+    policy = Policy(min_rows=8, min_level=MinLevel(count=1), rows_per_rank=None)
+    summary, data, found = trained(tmp_path, tmp_path / "run", spec, policy)
+    assert summary["solver"]["name"] == "exact"
+    unsolved = summary["solver"].get("unsolved", [])
+    lines = "\n".join(result_lines(summary, spec))
+    assert ("the exact solution was not reached in" in lines) == bool(unsolved)
+    for fold in range(5):
+        reference = make_pipeline(StandardScaler(), LogisticRegression(tol=1e-8))
+        reference.fit(*pooled(data, fold, "train"))
+        theirs = reference.decision_function(pooled(data, fold, "test")[0])
+        ours = torch.cat([found[site, fold] for site in SIZES if (site, fold) in found]).double()
+        apart = np.abs((ours[:, 1] - ours[:, 0]).numpy() - theirs)
+        most = 0.1 if spec.training_name(fold) not in unsolved else 2.0
+        assert apart.max() < most, (fold, unsolved, apart.max())
