@@ -239,12 +239,13 @@ class Policy(Part):
             raise refusal(_rank_field(spec.method), asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
         (name, units), half = most_units(plan), 2 * (self.rank(count) or 0)
         if units > half:
-            noun = "sample" if people is None else spec.group_noun
+            noun = spec.group_noun if spec.grouped else "sample"
             asks = f"sends the gradient of {name} whole, of {units} units, for steps of {counted(count, noun)} here"
             allows = f"at most {half} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(count, -(-units // 2))
-            owner = "rank-dad" if isinstance(spec.method, Dsgd) else "a lower rank"
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=f"{owner}, or larger batches,")
+            owner, rows = "rank-dad" if isinstance(spec.method, Dsgd) else "a lower rank", self.rows_per_rank or 0
+            owner += f", at most {half} units, or steps of at least {counted(-(-units // 2) * rows, noun)},"
+            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=owner)
 
     def check_products(
         self,

@@ -89,9 +89,14 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
     if data.covariates is not None:
         _check_kept(policy, spec, data, data.covariates)
         for column, members in levels_of(spec, data.covariates):
-            asks = f"keeps {column}, of which a level has {{}} {units} in a fold here, or in what it holds out"
+            where = "in a fold here, or in what it holds out" if data.parts is None else "in a part here"
+            owner = f"a run that does not keep {column}"
+            if data.parts is not None and column not in (policy.strata or ()):
+                owner += f', or parts that are alike in it ("strata": ["{column}"] in the policy),'
             fewest = data.fewest_behind(members, tested).min()
-            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, f"a run that does not keep {column}")
+            asks = f"keeps {column}, of which a level has {{}} {units} {where}"
+            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner)
+        _check_gaps(policy, spec, data, tested)
         _check_harmonised(policy, spec, data, tested)
     return data
 
@@ -140,6 +145,20 @@ def _check_kept(policy: Policy, spec: RunSpec, data: SiteData, covariates: Tenso
         field, allows = "preparation.harmonise.keep", f"none of fewer than {least} (min_level)"
         error = refusal(field, asks, allows, {"min_level": 1}, FEWER_SAMPLES, owner="a run that keeps one of them")
         raise FewSamplesError.of(error, code="sums-of-too-few")
+
+
+def _check_gaps(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:
+    """Check that a column that few lack is summed up: covariates of those who have it would tell of the others."""
+    inputs = in_memory(data.samples.inputs)
+    if inputs.ndim != 2 or not inputs.isnan().any():
+        return
+    fewest, at = data.fewest_behind(inputs.isnan(), tested).min(0)
+    name = [*input_names(spec), *[f"column {number + 1}" for number in range(inputs.shape[1])]][int(at)]
+    name = name.replace("{", "{{").replace("}", "}}")
+    asks = f"keeps columns, and {{}} {_noun(spec, data)}s of a fold, or part, lack {name} here"
+    owner = 'a run that keeps none, or leaves out rows with gaps ("missing": "drop"),'
+    line: Literal["min_rows", "min_level"] = "min_rows" if data.parts is None else "min_level"
+    _check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner, line)
 
 
 def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:

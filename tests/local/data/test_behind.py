@@ -165,3 +165,17 @@ def test_products_with_kept_columns_are_counted_for_what_a_fold_holds_out() -> N
         admitted(policy.mended({"rows_per_rank": 5}), spec, plan, data)
     assert (refused.value.field, refused.value.code) == ("preparation.harmonise.keep", "sums-of-too-few")
     assert refused.value.change == {"rows_per_rank": 4}
+
+
+def test_a_gap_of_few_beside_kept_columns_is_refused() -> None:
+    """Covariates of those who have a column, and of all, tell those who lack it; held back it would be a constant."""
+    plan, policy = make_plan(KEPT, build_model(KEPT)), Policy(min_rows=2, rows_per_rank=None)
+    inputs = torch.arange(12.0)[:, None]
+    inputs[[0, 4, 8]] = math.nan
+    with pytest.raises(
+        FewSamplesError, match="keeps columns, and 1 samples of a fold, or part, lack x here"
+    ) as refused:
+        admitted(policy, KEPT, plan, data_of(inputs, (0, 1, 4, 5, 8, 9)))
+    assert (refused.value.field, refused.value.code) == ("preparation.harmonise.keep", "sums-of-too-few")
+    inputs[[1, 5, 9]] = math.nan
+    admitted(policy, KEPT, plan, data_of(inputs, (0, 1, 4, 5, 8, 9)))
