@@ -37,7 +37,7 @@ SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-9  # of a slope
 ELSEWHERE = 0.1  # of the weights: how far from a first round that is not answered the next ones are
 CONVERGED = 1e-15  # of the loss, what a whole step would still win
-SOLVED = 0.005  # of the loss, what a whole step from the last round would still win: half a tenth of an error, squared
+NEAR = 0.005  # of the loss, what steps beyond the last would win: half the square of a tenth of a standard error
 SAME = 1e-13  # of a row's part in a slope: two that differ by less are one, but for rounding
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
@@ -216,6 +216,8 @@ class Descent:
         loss: there.
         decrement: by how much a whole step from there would lower it, about; 0 at the solution.
         path: where each round so far was taken.
+        left: what steps beyond the next one would win, if they go on as before; as much as the next where the last
+            round has brought nothing.
     """
 
     at: Tensor
@@ -223,6 +225,12 @@ class Descent:
     loss: float
     decrement: float
     path: tuple[Tensor, ...] = ()
+    left: float = math.inf
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the solution is near enough to be taken for it."""
+        return self.left <= NEAR
 
     @property
     def has_converged(self) -> bool:
@@ -263,7 +271,7 @@ def descend(
     at = torch.zeros(len(free), dtype=torch.float64) if start is None else start * free
     mask, direction, step = torch.outer(free, free), torch.zeros_like(at), 1.0
     known = torch.zeros(len(free), len(free), dtype=torch.float64) if curvature is None else curvature * mask
-    best, slope, least, decrement, begun = at, at, math.inf, math.inf, False
+    best, slope, least, decrement, left, begun = at, at, math.inf, math.inf, math.inf, False
     path = list[Tensor]()
     for total in totals:
         if not total["loss"] and not total["slope"].any():
@@ -281,11 +289,12 @@ def descend(
                 known = _updated(known, held, at - best, here - slope)
             best, slope, least, step, begun = at, here, value, 1.0, True
             direction = _solved(known + torch.diag(held), slope, free == 0)
-            decrement = float(slope @ direction) / 2
+            before, decrement = decrement, float(slope @ direction) / 2
+            left = decrement * min(1.0, decrement / before) if 0 < before < math.inf else decrement
         else:
             step /= 2
         at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
-    return Descent(at, known, least, decrement, tuple(path))
+    return Descent(at, known, least, decrement, tuple(path), left if step == 1.0 else decrement)
 
 
 def _updated(curvature: Tensor, held: Tensor, step: Tensor, change: Tensor) -> Tensor:

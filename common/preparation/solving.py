@@ -113,7 +113,7 @@ class Solving:
         return (fold if fold.path else whole).at.reshape(lines(self._task), self._inputs + 1)
 
     def is_solved(self, totals: Totals) -> bool:
-        """Tell whether a training's rounds have come as near to its solution as a tenth of a standard error, about.
+        """Tell whether a training's rounds have come near to its solution.
 
         Where sites keep back sums that few patients are behind, they may not.
         """
@@ -121,7 +121,7 @@ class Solving:
             return True
         whole = self._whole(totals)
         fold = self._fold(totals, whole)
-        return (fold if fold.path else whole).decrement <= linear.SOLVED
+        return (fold if fold.path else whole).is_near
 
     def solution(self, totals: Totals) -> tuple[Tensor, Tensor]:
         """Return a network's weights [outputs, inputs] and biases [outputs]."""
