@@ -94,7 +94,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             if data.parts is not None and column not in (policy.strata or ()):
                 owner += f', or parts that are alike in it ("strata": ["{column}"] in the policy),'
             fewest = data.fewest_behind(members, tested).min()
-            asks = f"keeps {column}, of which a level has {{}} {units} {where}"
+            asks = f"keeps {_quoted(column)}, of which a level has {{}} {units} {where}"
             _check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner)
         _check_gaps(policy, spec, data, tested)
         _check_harmonised(policy, spec, data, tested)
@@ -153,8 +153,7 @@ def _check_gaps(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> N
     if inputs.ndim != 2 or not inputs.isnan().any():
         return
     fewest, at = data.fewest_behind(inputs.isnan(), tested).min(0)
-    name = [*input_names(spec), *[f"column {number + 1}" for number in range(inputs.shape[1])]][int(at)]
-    name = name.replace("{", "{{").replace("}", "}}")
+    name = _quoted(_names(spec, inputs.shape[1])[int(at)])
     asks = f"keeps columns, and {{}} {_noun(spec, data)}s of a fold, or part, lack {name} here"
     owner = 'a run that keeps none, or leaves out rows with gaps ("missing": "drop"),'
     line: Literal["min_rows", "min_level"] = "min_rows" if data.parts is None else "min_level"
@@ -224,9 +223,10 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     policy.check_products(columns, known.told, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
-    told_apart = known.by.replace("{", "{{").replace("}", "}}")  # a level may be called so
-    asks = f"adds up products of columns for a linear model, where {told_apart} sets {{}} {units} apart here, or in a "
-    asks += "fold or part"
+    asks = (
+        f"adds up products of columns for a linear model, where {_quoted(known.by)} sets {{}} {units} apart here, or "
+        "in a fold or part"
+    )
     _check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
 
 
@@ -281,10 +281,7 @@ def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, st
     labels = labels.reshape(len(samples), -1).double()
     columns = torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1)
     inputs = columns.shape[1] - labels.shape[1]
-    names = input_names(spec)
-    if len(names) != inputs:
-        names = [f"column {number + 1}" for number in range(inputs)]
-    for column, name in zip(columns.T, [*names, *["the label"] * labels.shape[1]], strict=True):
+    for column, name in zip(columns.T, [*_names(spec, inputs), *["the label"] * labels.shape[1]], strict=True):
         values, counts = column[~column.isnan()].unique(return_counts=True)
         own = [column == value for value in values] if len(values) == 2 else []
         if len(values) > 2:
@@ -294,6 +291,17 @@ def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, st
         return math.inf, ""
     fewest, at = data.fewest_behind(torch.stack(sets, 1), tested).min(0)
     return float(fewest), of[int(at)]
+
+
+def _names(spec: RunSpec, inputs: int) -> list[str]:
+    """Return what so many inputs are called; by their numbers where the spec does not name them."""
+    names = input_names(spec)
+    return names if len(names) == inputs else [f"column {number + 1}" for number in range(inputs)]
+
+
+def _quoted(name: str) -> str:
+    """Return a name for a sentence in which a number has yet to be put; a level may have braces."""
+    return name.replace("{", "{{").replace("}", "}}")
 
 
 def _equations(spec: RunSpec, data: SiteData) -> int:

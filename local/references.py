@@ -85,8 +85,8 @@ class References:
         if not solving.is_solved(totals):
             name = self._spec.training_name(self._run.fold)
             self._notice(
-                f"{self._site}: the linear model of all sites has not come to its solution ({name}): left out, since "
-                "sites keep back sums that few patients are behind"
+                f"{self._site}: the linear model of all sites has not come to its solution ({name}) in its few rounds, "
+                "in which sites may keep back sums that few patients are behind: left out"
             )
             return None
         weights = solving.weights(totals)

@@ -99,9 +99,7 @@ class Recorder:
         self.directory, self._sites = directory, sites
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
-        self._totals: dict[str, Tensor] = {}  # of the first fold
-        self._kept: dict[str, Tensor] = {}  # of the training whose model is kept
-        self._sums: dict[str, Tensor] = {}  # of all trainings
+        self._sums: dict[str, Tensor] = {}  # of all sites, by stage: of each training
         self._scores: Tensor | None = None  # that all sites have been told at the last test
         if not again:
             new_directory(directory)
@@ -268,7 +266,7 @@ class Recorder:
 
     def _record_sums(self, ready: Ready, update: Sums) -> None:
         """Take note of Table 1, and of what tests will be counted around."""
-        self._totals[update.stage], self._sums[update.stage] = update.values[0], update.values
+        self._sums[update.stage] = update.values
         self._record_solutions(update.stage)
         last = {site: message.body.values[-1] for site, message in self._sent(ready) if isinstance(message.body, Sums)}
         if described := self._preparing.described(update.stage, last):
@@ -276,27 +274,29 @@ class Recorder:
             for kind, sites in self.progress.table1["worries"].items():
                 self.progress.warn(kind, sites)
             self.summarise()
-        if (kept := self._spec.kept_fold) is not None:
-            self._kept[update.stage] = update.values[kept]
-            if update.stage == OWN:
-                self._record_coefficients(last)
-        if self._totals.keys() >= set(self._preparing.stages) - self._preparing.solving.stages.keys():
+        if self._spec.kept_fold is not None and update.stage == OWN:
+            self._record_coefficients(last, self._totals(self._spec.kept_fold))
+        if self._sums.keys() >= set(self._preparing.stages) - self._preparing.solving.stages.keys():
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers end the run
-                self.progress.study.around(self._preparing.fit(self._totals))
+                self.progress.study.around(self._preparing.fit(self._totals(0)))
 
     def _record_solutions(self, stage: str) -> None:
         """Say of which trainings the last round of an exact solution has not come to it."""
         solving = self._preparing.solving
         if not solving.exact or stage not in [*solving.folds][-1:]:
             return
-        totals = ({name: values[fold] for name, values in self._sums.items()} for fold in range(self._spec.folds))
-        unsolved = [self._spec.training_name(fold) for fold, own in enumerate(totals) if not solving.is_solved(own)]
+        left = [fold for fold in range(self._spec.folds) if not solving.is_solved(self._totals(fold))]
+        unsolved = [self._spec.training_name(fold) for fold in left]
         if unsolved and self.progress.solver.get("name") == "exact":
             self.progress.solver = not_solved(self.progress.solver, unsolved)
             self.summarise()
 
-    def _record_coefficients(self, sent: Mapping[str, Tensor]) -> None:
-        found = self._preparing.coefficients(self._kept)
+    def _totals(self, fold: int) -> dict[str, Tensor]:
+        """Return the sums of a training so far, by stage."""
+        return {stage: values[fold] for stage, values in self._sums.items()}
+
+    def _record_coefficients(self, sent: Mapping[str, Tensor], totals: Mapping[str, Tensor]) -> None:
+        found = self._preparing.coefficients(totals)
         if found is not None:
             own = self._preparing.solving.told(sent)
             sites = {site: as_json(self._spec, one, own=True) for site, one in own.items()}

@@ -52,8 +52,8 @@ def not_solved(solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str,
     warning = (
         f"the exact solution was not reached in {', '.join(trainings[:MAX_NAMED])}"
         + f" and {len(trainings) - MAX_NAMED} more" * (len(trainings) > MAX_NAMED)
-        + ", since sites keep back sums that few patients are behind: figures of these trainings are of other weights; "
-        'take "solver": "steps" (training.solver), or leave out rare levels'
+        + " in its few rounds, in which sites may keep back sums that few patients are behind: figures of these "
+        'trainings are of other weights; take "solver": "steps" (training.solver), or leave out rare levels'
     )
     return {**solver, "unsolved": list(trainings), "warning": warning}
 

@@ -19,17 +19,7 @@ from rankdad.common.privacy.shares import scales, shared_units
 
 COLUMNS = 9
 NEAR = 0.01  # standard deviations, of columns that have one each
-SHAPES = (
-    (4, 16),
-    (8, 16),
-    (8, 32),
-    (16, 32),
-    (16, 64),
-    (32, 64),
-    (32, 128),
-    (32, 32),
-    (64, 32),
-)  # units, samples of a step
+UNITS, SAMPLES = (4, 8, 8, 16, 16, 32, 32, 32, 64), (16, 16, 32, 32, 64, 64, 128, 32, 32)  # of each row; a step's
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,7 @@ def bench_units(draws: int, console: Console) -> list[Told]:
     """Print and return what a step tells, by units and samples."""
     table = Table("units", "samples", "one unit, no rules", "one unit", "two units, whole", "two units, rank-dad")
     found = list[Told]()
-    for units, samples in SHAPES:
+    for units, samples in zip(UNITS, SAMPLES, strict=True):
         one = told(units, samples, draws)
         figures = (one.alone, one.limited, one.pairs, one.reduced)
         table.add_row(*map(str, (units, samples)), *(f"{rows:.3g}" for rows in figures))
