@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tests.coinstac.nodes import Node, ProcessNode, Stop
 
 Start = Callable[[str, str, str, Path], Node]
 When = Literal["before", "during", "answered"]
+BEGINS = 30.0  # seconds in which a call that is waited for begins, on a busy machine too
 KILLS_AFTER_SENDING: tuple[When, ...] = ("during", "answered")
 
 
@@ -24,14 +26,14 @@ class Faults:
     """What goes wrong.
 
     `kills` are (iteration, node, when): "before" the message is sent; "during" the computation, `kill_after` seconds
-    after the message was sent; "answered", when the answer has arrived, and is lost. After the latter two the same
-    message goes to a fresh node, which is harder than the platform: there a death during an iteration ends the run.
+    after the message was sent, or once that event is set; "answered", when the answer has arrived, and is lost. After
+    the latter two the same message goes to a fresh node, which is harder than the platform: there a death during an iteration ends the run.
     """
 
     fresh_every_iteration: bool = False
     leave_old_running: bool = False  # with the former, and as under Singularity: until the end of the run
     kills: Collection[tuple[int, str, When]] = ()
-    kill_after: float = 0.05
+    kill_after: float | threading.Event = 0.05
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,11 @@ class Platform:
             if self._kill_now(number, node, when):
                 await self._ready(node)
                 lost = asyncio.create_task(exchange(node, message, self.limits))
-                await asyncio.wait([lost], timeout=self.faults.kill_after if when == "during" else None)
+                after = self.faults.kill_after if when == "during" else None
+                if isinstance(after, threading.Event):
+                    await asyncio.to_thread(after.wait, BEGINS)
+                else:
+                    await asyncio.wait([lost], timeout=after)
                 await asyncio.to_thread(node.kill)
                 await asyncio.gather(lost, return_exceptions=True)
         await self._ready(node)

@@ -144,16 +144,17 @@ def test_a_fresh_process_every_iteration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "during", "answered"])
 def test_a_node_that_dies_is_replaced(tmp_path: Path, when: Any) -> None:
-    seen: list[int] = []
+    seen, begun = list[int](), threading.Event()
 
     def slow(node: ThreadNode, connection: ServerConnection, message: dict[str, Any]) -> Any:
         if node.name == "local1" and message["data"]["state"]["iteration"] == 2:
             seen.append(node.lives)
+            begun.set()
             if when == "during" and node.lives == 1:
                 connection.recv()  # until the connection ends with the node
         return add(node, connection, message)
 
-    run = platform(tmp_path, slow, faults=Faults(kills=[(2, "local1", when)]))
+    run = platform(tmp_path, slow, faults=Faults(kills=[(2, "local1", when)], kill_after=begun))
     assert run.run() == {"sum": 108}
     assert seen == ([2] if when == "before" else [1, 2])
     assert len(run.nodes["local1"].accepted) == 2
