@@ -27,7 +27,8 @@ class Faults:
 
     `kills` are (iteration, node, when): "before" the message is sent; "during" the computation, `kill_after` seconds
     after the message was sent, or once that event is set; "answered", when the answer has arrived, and is lost. After
-    the latter two the same message goes to a fresh node, which is harder than the platform: there a death during an iteration ends the run.
+    the latter two the same message goes to a fresh node, which is harder than the platform: there a death during an
+    iteration ends the run.
     """
 
     fresh_every_iteration: bool = False
