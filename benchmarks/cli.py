@@ -385,6 +385,21 @@ def inversion(
 
 
 @app.command()
+def memberships(
+    models: Annotated[str, typer.Option(help="Which networks, by their numbers in the order of the table.")] = "1,2,3",
+    epochs: Annotated[int, typer.Option(help="Of each training.", min=2)] = 80,
+) -> None:
+    """Solve batches at weights that move slowly for who is in which: five minutes."""
+    from rich.console import Console
+
+    from benchmarks.privacy.memberships import MODELS, RATES, bench_memberships
+
+    names = list(MODELS)
+    chosen = [names[number - 1] for number in _whole_numbers("--models", models) if number <= len(names)]
+    bench_memberships(chosen, RATES, epochs, Console(width=120))
+
+
+@app.command()
 def parts(
     data: Annotated[str, typer.Option(help="Which of digits, heart, diabetes.")] = "heart,diabetes,digits",
     seeds: Annotated[str, typer.Option(help="Of the runs, their folds and their hospitals' secrets.")] = "0,1,2,3,4",

@@ -13,6 +13,7 @@ from rankdad.common.metrics import Tally, empty
 from rankdad.common.metrics.smoothing import Scored
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
+from rankdad.common.privacy.standing import Places
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
@@ -25,7 +26,7 @@ from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import curves_of, guesses, monitored_of, outputs_of, tally_of, tested_rows
-from rankdad.local.privacy.told import check_repeated, tell
+from rankdad.local.privacy.told import check_repeated, check_standing, tell
 
 Tested = Callable[[int, Tensor], None]
 References = Callable[[Prepared], tuple[Tensor | None, ...]]
@@ -129,6 +130,15 @@ class Contributions:
                 code="another-run-began",
                 field="data",
             )
+
+    def check_standing(self, policy: Policy, places: Places) -> None:
+        """Check that the policy allows another epoch of batches at the last of some places.
+
+        Raises:
+            PolicyError: as many are known there as tell who is in which.
+        """
+        largest = max(self._run.largest_batches(self._index, self._run.fold))
+        check_standing(policy, self._spec, self._plan, self._data, self._run.fold, largest, places)
 
     def check_totals(self, stage: str) -> None:
         """Check what a stage of preparation has added up to.

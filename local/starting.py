@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from rankdad.common.errors import UserError
 from rankdad.common.gradients.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
+from rankdad.common.privacy.standing import Place
 from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
 from rankdad.common.run.state import RunState
 from rankdad.local.late_steps import Sent
@@ -85,6 +87,8 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     document: dict[str, object] = {"follows": state.follows}
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
+    if state.places:
+        document["places"] = [(place.sketch.tolist(), place.steps) for place in state.places]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
 
@@ -99,7 +103,10 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
     sent = zip(loaded.document.get("sent", ()), loaded.changes, strict=True)
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
     follows = loaded.document.get("follows") is True
-    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late)
+    places = tuple(
+        Place(torch.tensor(sketch, dtype=torch.float64), steps) for sketch, steps in loaded.document.get("places", ())
+    )
+    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places)
 
 
 def starting_state(

@@ -18,6 +18,7 @@ from rankdad.common.gradients.methods.base import SiteStep
 from rankdad.common.gradients.reduction.feedback import Residuals, plus
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
+from rankdad.common.privacy.standing import Places, arrived, stayed
 from rankdad.common.protocol.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.seeds import derive
@@ -50,6 +51,7 @@ class TrainingState:
         follows: whether the site has lost its residuals. It then only follows until it is where the run is: what it
             has sent before is in the updates, and cannot be made again.
         sent: to steps that have left the site out, and may join a later one.
+        places: weights at which batches have been sent, and how many.
     """
 
     site: str
@@ -58,6 +60,7 @@ class TrainingState:
     moments: Moments = field(default_factory=dict)
     follows: bool = False
     sent: tuple[Sent, ...] = ()
+    places: Places = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +227,8 @@ class _Trainer:
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
         run, reads = self.site_run, True
+        if not run.step or not self.state.places:  # what a site has lost, it counts anew
+            self._begin_epoch()
         if known is not None and (self.state.follows or self.index in known.missing):
             joins = not self.state.follows and (yield from self.catching_up.joins(known))
             reads = joins is not False  # else nobody waits for its gradients: it only follows
@@ -288,7 +293,31 @@ class _Trainer:
             self.state.moments = moments
         self.lap("reduce")
         self._follow(update)
+        if (
+            self.state.places
+            and self._drawn
+            and run.due is not None
+            and run.due.kind not in (Kind.STEP, Kind.COMPARISON)
+        ):
+            self.state.places = stayed(self.state.places, run.replica.sketch(), self._drawn)
         self.lap("end")
+
+    @property
+    def _drawn(self) -> int:
+        """How many batches of the epoch nobody else knows the patients of."""
+        run = self.site_run
+        sizes = [sum(step) for step in run.batches(self.index)]
+        return sum(0 < size < run.samples(self.index) for size in sizes)
+
+    def _begin_epoch(self) -> None:
+        """Check that not too many batches have been sent at nearly these weights.
+
+        Raises:
+            PolicyError: there are too many.
+        """
+        if self._drawn:
+            self.state.places = arrived(self.state.places, self.site_run.replica.sketch())
+            self.contributions.check_standing(self.policy, self.state.places)
 
     def _after_part(
         self, number: int, residuals: Residuals, before: Residuals, own: Residuals, part: float

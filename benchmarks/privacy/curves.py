@@ -31,14 +31,15 @@ QUANTILE = 1.96
 def bench_curves(draws: int, console: Console) -> list[tuple[float, float]]:
     """Print and return the mean error of the AUC, and that which is said of it, for each of the tables' rows."""
     torch.set_num_threads(1)
-    table = Table("scores", "hospitals", "patients each", "mean error", "largest", "said", "standard error")
+    table = Table("scores", "hospitals", "patients each", "mean error", "largest", "said", "within", "standard error")
     found = list[tuple[float, float]]()
     for shape in SCORES:
         for hospitals in HOSPITALS:
             for patients in PATIENTS:
                 draw = np.random.default_rng([hospitals, patients])
                 rows = np.array([_one(draw, shape, hospitals, patients) for _ in range(draws)])
-                numbers = [fmean(rows[:, 0]), rows[:, 0].max(), *rows[:, 1:].mean(axis=0)]
+                within = float(np.mean(rows[:, 0] <= rows[:, 1] + 1e-9))
+                numbers = [fmean(rows[:, 0]), rows[:, 0].max(), rows[:, 1].mean(), within, rows[:, 2].mean()]
                 table.add_row(shape, str(hospitals), str(patients), *(f"{one:.4f}" for one in numbers))
                 found.append((numbers[0], numbers[2]))
     console.print(table)

@@ -17,7 +17,7 @@ from statistics import NormalDist, fmean
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import delong_deviations, placements
+from rankdad.common.metrics.auc import COVERS, delong_deviations, placements
 from rankdad.common.metrics.clusters import LEAST, Pairs, sandwich, small_sample
 from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, recalls, summarise
 from rankdad.common.metrics.sums import Parts, Tally, parts
@@ -68,7 +68,7 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     if part.samples == 0:
         return {}
     if bool(part.order[:, 2].any()):
-        off = found.auc_error or 0.0
+        off = (found.auc_error or 0.0) / COVERS
     limits: dict[Metric, Interval | None]
     if part.clusters is not None:
         limits = _over_groups(task, part, values, off)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import areas, bin_edges
+from rankdad.common.metrics.auc import COVERS, areas, bin_edges
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import QUANTILE, auc_deviation, wilson
 from rankdad.common.metrics.recalibration import Estimate, recalibrations
@@ -264,7 +264,7 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
     guess = prevalence * (1 - prevalence)
     known = area is not None and deviation > 0
     if known and error is not None and order is not None and order[2]:
-        deviation = math.hypot(deviation, error)
+        deviation = math.hypot(deviation, error / COVERS)
     return {
         "samples": round(samples),
         "events": round(positives),

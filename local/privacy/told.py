@@ -21,12 +21,15 @@ from rankdad.common.privacy.repeated import (
     shares_told,
     steps_of_all,
 )
+from rankdad.common.privacy.standing import NEAR, Place, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data import SiteData
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
+
+STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
 
 SMALLEST = 4  # bytes of a number in a buffer
 
@@ -171,6 +174,37 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     change: dict[str, object] = {"rows_per_rank": lets(before + own)}
     error = refusal("training.epochs", asks, often, change, REPEATED)
     raise FewSamplesError.of(error, code="steps-of-all-repeated")
+
+
+def check_standing(
+    policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, fold: int, samples: int, places: Sequence[Place]
+) -> None:
+    """Check that batches at nearly the same weights are too few to tell who is in which.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        plan: of the run.
+        data: of the site.
+        fold: that is trained.
+        samples: of the largest batch.
+        places: at which batches have been sent; the next are at the last of them.
+
+    Raises:
+        FewSamplesError: there are too many.
+    """
+    numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
+    known, people = most_known(places, numbers), data.people(data.splits[fold].train)
+    most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
+    if known <= most:
+        return
+    noun = "sample" if data.groups is None else spec.group_noun
+    asks = f"has sent {counted(places[-1].steps, 'step')} at weights that differ by less than {NEAR:.1%}"
+    allows = f"{most} such of {counted(people, noun)} here (rows_per_rank {policy.rows_per_rank})"
+    change: dict[str, object] = {"rows_per_rank": 2 * people // known or None}
+    owner = "a larger learning rate, or fewer epochs,"
+    error = refusal("training.optimizer.lr", asks, allows, change, STANDING, owner=owner)
+    raise FewSamplesError.of(error, code="weights-hardly-move")
 
 
 def tell(

@@ -8,6 +8,7 @@ from benchmarks.privacy.bench import ATTACKS, attacked
 from benchmarks.privacy.hospitals import NO_RULES, RULES
 from benchmarks.privacy.inversion import COLUMNS, Case, invert
 from benchmarks.privacy.judge import Claim, judge
+from benchmarks.privacy.memberships import PATIENTS, attack
 from benchmarks.privacy.tables import patients
 from benchmarks.privacy.units import told
 
@@ -61,3 +62,13 @@ def test_a_hospital_of_a_single_batch_refuses_to_send_all_its_patients_step_afte
     assert (found.cells, found.refused) == (0, "steps-of-all-repeated")
     few = invert(Case("logistic", None, 8, 3, 8, RULES), restarts=3)
     assert (few.cells, few.refused) == (0, ""), "36 numbers of 80 cells"
+
+
+@pytest.mark.parametrize("rate", [1e-40, 1e-8])
+def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and_are_refused_under_them(
+    rate: float,
+) -> None:
+    dsgd = {"name": "dsgd", "wire": "float64"}
+    free, ruled = (attack("six layers of 3", rate, 160, policy, dsgd) for policy in (NO_RULES, RULES))
+    assert (free.patients, free.rows) == (PATIENTS, PATIENTS)
+    assert ruled.refused == "weights-hardly-move"

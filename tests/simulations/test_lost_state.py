@@ -19,6 +19,7 @@ from rankdad.common.policy import Policy
 from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
+from rankdad.local.starting import loaded_state
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export
 from rankdad.remote.ledger import Retention
@@ -159,7 +160,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_p
     assert len(kept) == 2
     kept[1].write_bytes(kept[1].read_bytes()[:200])
     run_state = RunState(spec, run.aggregator.plan, Replica(spec))
-    assert Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(run_state) is not None
+    loaded = Checkpoints(tmp_path / "alpha", run.aggregator.plan, "alpha").load(run_state)
+    assert loaded is not None
+    places = loaded_state("alpha", run_state, loaded).places
+    assert places[-1].steps > 0, "what has been sent near some weights counts after a restart, too"
+    assert all(place.sketch.shape == run_state.replica.sketch().shape for place in places)
     assert run_state.round == int(kept[0].name[:12]) > 0
     assert run_state.roster == run.aggregator.state.roster
     with pytest.raises(UserError, match="another run, version or owner"):

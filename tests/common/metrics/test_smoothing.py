@@ -174,6 +174,22 @@ def test_the_interval_has_what_smooth_scores_are_off() -> None:
     draw = torch.Generator().manual_seed(5)
     tests = [left(TWO, *site(draw, 20, "normal", 4.0)) for _ in range(8)]
     total = reduce(add, tests)
-    interval, off = intervals(TWO, total)["auc"], summarise(TWO, total).auc_error
+    interval, found = intervals(TWO, total)["auc"], summarise(TWO, total)
+    off = found.auc_error
     assert off is not None
-    assert interval.high - interval.low >= 2 * off
+    assert interval.high == 1
+    assert (found.values["auc"] or 0) - interval.low >= off / 2 * 1.9
+
+
+@pytest.mark.parametrize("sizes", [(24, 12, 7), (24, 12, 5), (60, 40, 40), (30, 30)])
+def test_an_auc_is_off_by_more_than_it_says_in_one_test_of_twenty_at_most(sizes: tuple[int, ...]) -> None:
+    """Hospitals of a dozen patients, too: of few pairs a site may know of none that is out of order."""
+    draw, covered = torch.Generator().manual_seed(8), list[bool]()
+    for _ in range(100):
+        own = [site(draw, count, "normal", 1.0) for count in sizes]
+        scores, labels = (torch.cat(both) for both in zip(*own, strict=True))
+        found = summarise(TWO, reduce(add, [left(TWO, *one) for one in own]))
+        exact = oracle.roc_auc_score(labels, scores[:, 1])
+        assert found.auc_error is not None
+        covered.append(abs((found.values["auc"] or 0) - exact) <= found.auc_error + 1e-12)
+    assert sum(covered) >= 95

@@ -1,0 +1,185 @@
+"""`python -m benchmarks memberships`: who is in which batch, of batches at weights that move slowly, and their rows.
+
+At the same weights a batch sends the sum of its patients' gradients. All sums together then have no more dimensions
+than there are patients, and of the vectors in that space, one number for each batch, those of zeros and ones with a
+single one in each epoch are the patients: projections onto both conditions in turn lead to them from random beginnings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Refused, Seen, run_sites
+from rankdad.common.documents import validate
+from rankdad.common.gradients.factors import Factor
+from rankdad.common.policy import Policy
+from rankdad.common.protocol.messages import Step
+from rankdad.common.spec import RunSpec
+
+COLUMNS, PATIENTS, BATCH = 9, 45, 9
+NEAR, NEARLY = 0.01, 0.1  # standard deviations, of columns that have one each
+STARTS, TURNS = 500, 40
+LEFT = (0.02,) * 4 + (0.1,) * 4 + (0.2,) * 4 + (0.4,) * 4 + (0.6,) * 4  # of what is claimed, outside the space
+MODELS = {"six layers of 3": [3] * 6, "one layer of 16": [16], "two layers of 32": [32, 32]}
+RATES = (1e-40, 1e-6, 1e-3, 1e-2, 0.05, 0.2)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is found of the patients of a training.
+
+    Args:
+        model: of `MODELS`.
+        rate: of learning.
+        policy: of the hospitals.
+        moved: by how much of their size the weights move in an epoch, in the median.
+        patients: whose batches are claimed.
+        rows: patients all of whose cells are found to 1 % of a standard deviation.
+        nearly: likewise, to 10 %.
+        refused: code with which the run is refused.
+    """
+
+    model: str
+    rate: float
+    policy: Policy
+    moved: float = 0.0
+    patients: int = 0
+    rows: int = 0
+    nearly: int = 0
+    refused: str = ""
+
+
+def attack(model: str, rate: float, epochs: int, policy: Policy, method: dict[str, Any], seed: int = 0) -> Found:
+    """Run a training between two hospitals, and solve what the first has sent for who is in which batch."""
+    drawn = np.random.default_rng(seed)
+    inputs = {site: drawn.normal(size=(PATIENTS, COLUMNS)) for site in SITES}
+    with tempfile.TemporaryDirectory() as folder:
+        for site, own in inputs.items():
+            labels = (own[:, 0] + drawn.normal(size=PATIENTS) > 0).astype(np.int64)
+            (Path(folder) / site / "data").mkdir(parents=True)
+            np.savez(Path(folder) / site / "data" / "data.npz", x=own, y=labels)
+        spec = validate(RunSpec, _document(model, rate, epochs, method, seed))
+        seen = run_sites(spec, Path(folder), policy, seed=seed)
+    if isinstance(seen, Refused):
+        return Found(model, rate, policy, refused=seen.code)
+    sums, sizes, moved = _sums(seen, epochs)
+    members = completed(memberships(sums, epochs, seed), sizes)
+    rows = _rows(seen, sums, members)
+    truth = torch.from_numpy(inputs[SITES[0]])
+    right, nearly = (int((torch.cdist(rows, truth, p=torch.inf) < near).any(0).sum()) for near in (NEAR, NEARLY))
+    return Found(model, rate, policy, moved, members.shape[1], right, nearly)
+
+
+def memberships(sums: Tensor, epochs: int, seed: int) -> Tensor:
+    """Return who is in which batch, as far as it is found: zeros and ones, [batches, patients]."""
+    generator = torch.Generator().manual_seed(seed)
+    space = torch.linalg.svd(sums / sums.abs().amax(0).clamp_min(1e-300), full_matrices=False)[0][:, :PATIENTS]
+    per_epoch, found = len(sums) // epochs, list[Tensor]()
+    for most in LEFT:
+        at = space @ torch.randn(space.shape[1], STARTS, generator=generator, dtype=torch.float64)
+        for _ in range(TURNS):
+            best = at.reshape(epochs, per_epoch, STARTS).argmax(1, keepdim=True)
+            ones = torch.zeros(epochs, per_epoch, STARTS, dtype=torch.float64).scatter_(1, best, 1.0)
+            ones = ones.reshape(len(sums), STARTS)
+            at = space @ (space.T @ (ones - 1 / per_epoch))
+        left = (ones - 1 / per_epoch - at).norm(dim=0) / (ones - 1 / per_epoch).norm(dim=0)
+        new = 0
+        for place in left.argsort().tolist():
+            one = ones[:, place]
+            if left[place] < most and all(float((one - known).abs().sum()) > epochs / 2 for known in found):
+                found.append(one)
+                new += 1
+        if len(found) >= PATIENTS:
+            break
+        if not new:
+            continue
+        known, _ = torch.linalg.qr(torch.stack(found, 1) - 1 / per_epoch)
+        rest = space - known @ (known.T @ space)  # the others are looked for where these are not
+        space = torch.linalg.svd(rest, full_matrices=False)[0][:, : PATIENTS - len(found)]
+    return torch.stack(found[:PATIENTS], 1) if found else sums.new_zeros(len(sums), 0)
+
+
+def completed(members: Tensor, sizes: Tensor) -> Tensor:
+    """Put what is left of every batch in place of the patient, if there is one, whom that shows to be wrong."""
+    if members.shape[1] < PATIENTS:
+        return members
+    last = sizes[:, None] - members.sum(1, keepdim=True) + members  # in place of each
+    fits = ((last == 0) | (last == 1)).all(0)
+    return torch.where(fits, last, members) if fits.sum() == 1 else members
+
+
+def _sums(seen: Seen, epochs: int) -> tuple[Tensor, Tensor, float]:
+    """Return batches' gradients, added up over patients, the batches' sizes, and how far weights move in an epoch."""
+    places = [place for place, message in enumerate(seen.up[SITES[0]]) if isinstance(message.body, Step)]
+    sums, sizes = list[Tensor](), list[float]()
+    for place in places:
+        body = seen.up[SITES[0]][place].body
+        assert isinstance(body, Step)
+        parts = [one.gradient() if isinstance(one, Factor) else one for one in body.payload]
+        numbers = torch.cat([part.double().flatten() for part in parts] + [torch.tensor([body.loss]).double()])
+        sums.append(numbers * body.weight)
+        sizes.append(body.weight)
+    weights = [torch.cat([value.double().flatten() for value in seen.before[place].values()]) for place in places]
+    begins = weights[:: len(places) // epochs]
+    moved = [float((after - before).norm() / before.norm()) for before, after in itertools.pairwise(begins)]
+    return torch.stack(sums), torch.tensor(sizes, dtype=torch.float64), float(np.median(moved))
+
+
+def _rows(seen: Seen, sums: Tensor, members: Tensor) -> Tensor:
+    """Return the rows of the patients whose batches are known: a unit's gradient, divided by its bias's."""
+    each = torch.linalg.lstsq(members, sums).solution if members.shape[1] else sums[:0]
+    units, columns = seen.plan.routes[0].shape
+    weight = each[:, : units * columns].reshape(-1, units, columns)
+    bias = each[:, units * columns : units * (columns + 1)]
+    largest = bias.abs().argmax(1)
+    every = torch.arange(len(each))
+    return weight[every, largest] / bias[every, largest][:, None]
+
+
+def _document(model: str, rate: float, epochs: int, method: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {
+        "name": "memberships",
+        "task": {"name": "classification", "classes": 2},
+        "model": {"name": "mlp", "hidden": MODELS[model], "activation": "tanh"},
+        "data": {"reader": "npz", "file": "data.npz", "shape": [COLUMNS]},
+        "training": {
+            "epochs": epochs,
+            "batch_size": BATCH,
+            "validation": 0.0,
+            "test": 0.0,
+            "dtype": "float64",
+            "optimizer": {"name": "sgd", "lr": rate},
+        },
+        "method": method,
+        "federation": {"sites": list(SITES)},
+        "seed": seed,
+    }
+
+
+def bench_memberships(models: Sequence[str], rates: Sequence[float], epochs: int, console: Console) -> list[Found]:
+    """Print and return what is found of the patients of a training, without rules and with them."""
+    table = Table("model", "learning rate", "moved an epoch", "rules", "batches known", "rows to 1 %", "to 10 %")
+    found = list[Found]()
+    for model in models:
+        method = {"name": "dsgd", "wire": "float64"}
+        for rate in rates:
+            for policy in (NO_RULES, RULES):
+                one = attack(model, rate, epochs, policy, method)
+                outcome = [one.refused, "", ""] if one.refused else map(str, (one.patients, one.rows, one.nearly))
+                rules = "on" if policy == RULES else "off"
+                table.add_row(model, f"{rate:g}", "" if one.refused else f"{one.moved:.1e}", rules, *outcome)
+                found.append(one)
+    console.print(f"of {PATIENTS} patients of a hospital, in {epochs} epochs of batches of {BATCH}:")
+    console.print(table)
+    return found
