@@ -387,9 +387,9 @@ def inversion(
 @app.command()
 def memberships(
     models: Annotated[str, typer.Option(help="Which networks, by their numbers in the order of the table.")] = "1,2,3",
-    epochs: Annotated[int, typer.Option(help="Of each training.", min=2)] = 80,
+    epochs: Annotated[int, typer.Option(help="Of each training.", min=2)] = 160,
 ) -> None:
-    """Solve batches at weights that move slowly for who is in which: five minutes."""
+    """Solve batches at weights that move slowly for who is in which: a quarter of an hour."""
     from rich.console import Console
 
     from benchmarks.privacy.memberships import MODELS, RATES, bench_memberships

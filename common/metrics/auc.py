@@ -17,7 +17,6 @@ from torch.nn import functional as F
 BINS = 1000
 FINENESS = 50.0
 COVERS = 2.0  # standard deviations of what smoothing does to pairs of two sites, which few tests are beyond
-PAIR = 0.35  # of a pair that a site knows, at least: of few pairs, none may happen to be out of order
 REACH = 11.5  # asinh(50 · 1000): log-odds further than 1000 from the base share the outermost bin
 
 
@@ -72,7 +71,9 @@ def areas(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     off, square, known = order.double().unbind(dim=1)
     some, known_some = number.clamp_min(1), known.clamp_min(1)
     area = (concordant / some + off / known_some).clamp(0, 1)
-    spread = COVERS * (unsure / some + (square + PAIR**2 * known).sqrt() / known_some) * (1 - known / some).clamp_min(0)
+    likely = (concordant + 1) / (number + 2)
+    least = likely * (1 - likely) * known  # of few pairs, none may happen to change places
+    spread = COVERS * (unsure / some + (square + least).sqrt() / known_some) * (1 - known / some).clamp_min(0)
     return area, torch.where(known > 0, spread, unsure / some), number
 
 

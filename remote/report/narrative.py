@@ -358,7 +358,7 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"{absent} {kind} no AUC, for lack of samples, and are left out of its mean."
     if "auc_error" in run.test:
         error = run.test["auc_error"]
-        at_most = "about" if metrics.smooth_scores else "at most"
+        at_most = "hardly more than" if metrics.smooth_scores else "at most"
         yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"

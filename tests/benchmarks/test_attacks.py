@@ -68,7 +68,6 @@ def test_a_hospital_of_a_single_batch_refuses_to_send_all_its_patients_step_afte
 def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and_are_refused_under_them(
     rate: float,
 ) -> None:
-    dsgd = {"name": "dsgd", "wire": "float64"}
-    free, ruled = (attack("six layers of 3", rate, 160, policy, dsgd) for policy in (NO_RULES, RULES))
+    free, ruled = (attack("six layers of 3", rate, 160, policy) for policy in (NO_RULES, RULES))
     assert (free.patients, free.rows) == (PATIENTS, PATIENTS)
     assert ruled.refused == "weights-hardly-move"
