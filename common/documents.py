@@ -151,6 +151,8 @@ def load_json(path: str | Path) -> Any:
     try:
         with Path(path).open("rb") as file:
             return parse_json(file.read(MAX_BYTES + 1))
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder, expected a JSON file", code="cannot-read") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}", code="cannot-read") from None
     except json.JSONDecodeError as error:

@@ -27,7 +27,7 @@ from rankdad.common.spec.tasks import MultiLabel, Regression, shown
 from rankdad.local.data import SiteData, lazy_or_whole, read_samples
 from rankdad.local.data.files import Fact
 from rankdad.local.data.loading import Loading
-from rankdad.local.data.reading import AllRows, Array, Reading, number
+from rankdad.local.data.reading import PLACE, AllRows, Array, Reading, number
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.far_values import far_sentences, far_values
 from rankdad.local.losses import losses
@@ -35,6 +35,7 @@ from rankdad.local.threads import use_threads
 from rankdad.local.trained_rows import seen_rows
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
+ROW = "row"  # what its number is called where a sample has no name
 UNKNOWN_SITE = (
     "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "
     "a site predicts its own samples with its own directory"
@@ -105,7 +106,7 @@ def class_names(spec: RunSpec) -> Array:
 
 def key_name(spec: RunSpec) -> str:
     """Return the name of the column that names the samples."""
-    return getattr(spec.data, "key", None) or "row"
+    return getattr(spec.data, "key", None) or ROW
 
 
 def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array, known: Array | None = None) -> None:
@@ -165,8 +166,9 @@ def predict_file(
     for note in found.notes:
         _say(note if isinstance(note, Fact) else f"warning: {note}")
     try:
-        whole, key = inert(found.table.set_axis(pd.Index(found.names))), inert_cell(key_name(saved.spec))
-        whole.to_csv(output or sys.stdout, index_label=key, float_format="%.6g")
+        whole = inert(found.table.set_axis(pd.Index(found.names)))
+        label = inert_cell(key_name(saved.spec)) if reading.named_by != PLACE else ROW
+        whole.to_csv(output or sys.stdout, index_label=label, float_format="%.6g")
     except OSError as error:
         raise UserError(
             f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"

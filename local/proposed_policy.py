@@ -26,7 +26,12 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
     """
     paths = [data] if data.is_file() else tables_in(data)
     if not paths:
-        raise DataError(data, f"holds no table ({', '.join(TABLES)})", code="data-missing", field="DATA")
+        raise DataError(
+            data,
+            f"holds no table ({', '.join(TABLES)}): expected one hospital's folder, whose policy is its own",
+            code="data-missing",
+            field="DATA",
+        )
     profiles = [profile_of(read_guessing(path)[0]) for path in paths]
     found = dict[str, list[Column]]()
     for column in (column for profile in profiles for column in profile.columns):

@@ -59,9 +59,12 @@ def csv_samples(
     """
     if beside is not None:
         refused: dict[int, DataError] = {}
-        if data.key is not None:
-            tables = aligned(tables, data.key, refused)
-        return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, beside=beside, refused=refused)
+        key = data.key
+        if len(tables) == 1 and key not in tables[0].frame:
+            key = None  # who is predicted for may have no name
+        if key is not None:
+            tables = aligned(tables, key, refused)
+        return encode(data, tables, dtype, key=key, keep=keep, notes=notes, beside=beside, refused=refused)
     dropped = 0
     if data.key is not None:
         keys_of(tables[0], data.key)

@@ -118,6 +118,37 @@ def test_predictions_stand_beside_ids_and_what_is_kept(hospitals: Path, tmp_path
     assert "has no column wart; did you mean ward?" in str(failed)
 
 
+def test_new_patients_need_no_name(tmp_path: Path) -> None:
+    """A model that was trained on patients with a key predicts for a table without it."""
+    for seed, site in enumerate(("alpha", "beta")):
+        (tmp_path / "data" / site).mkdir(parents=True)
+        patients(40, seed).to_csv(tmp_path / "data" / site / "heart.csv", index=False)
+    document = {
+        "run": run_document(
+            task={"name": "classification", "classes": 2},
+            data=SCHEMA | {"key": "patient", "group": None},
+            model={"name": "linear"},
+            training={"epochs": 1},
+            federation={"sites": ["alpha", "beta"]},
+        ),
+        "simulation": {
+            "source": {"name": "folders", "path": str(tmp_path / "data")},
+            "partition": {"name": "folder"},
+            "policy": OPEN,
+        },
+    }
+    simulate(validate(SimulationFile, document), tmp_path / "run")
+    named = patients(20, 9).drop(columns="ill")
+    found = list[pd.DataFrame]()
+    for table in (named, named.drop(columns="patient")):
+        data = written(tmp_path, table)
+        assert predict(tmp_path / "run", data).exit_code == 0
+        found.append(predicted(data))
+    assert [one.columns[0] for one in found] == ["patient", "row"]
+    assert found[1]["row"].tolist() == [str(row) for row in range(2, 22)]
+    assert found[0].drop(columns="patient").equals(found[1].drop(columns="row"))
+
+
 def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospitals: Path, tmp_path: Path) -> None:
     whole = patients(12, 9)
     spoiled = whole.astype(object)
