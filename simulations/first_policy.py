@@ -18,16 +18,21 @@ from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.spec import SimulationFile
 
 
-def policy_lines(file: SimulationFile) -> dict[str, int | None]:
+def policy_lines(file: SimulationFile) -> tuple[dict[str, int | None], tuple[str, ...]]:
     """Return the lines in which a simulation's sites have to allow more than its policy does, so that sums may leave.
 
     Args:
         file: run and simulation; data that cannot be read need no lines, since nothing will run.
+
+    Returns:
+        The lines, and the sites that need them.
     """
     lines: dict[str, int | None] = {}
-    while more := _lines(file, file.simulation.policy.mended(lines)):  # of smaller parts others are needed
-        lines |= more
-    return lines
+    sites: dict[str, None] = {}
+    while (more := _lines(file, file.simulation.policy.mended(lines)))[0]:  # of smaller parts others are needed
+        lines |= more[0]
+        sites |= dict.fromkeys(more[1])
+    return lines, tuple(sites)
 
 
 def at_hospitals(file: SimulationFile) -> str:
@@ -46,29 +51,33 @@ def at_hospitals(file: SimulationFile) -> str:
     return "train it by steps, and tell no coefficients" if steps else "take part in it as it is"
 
 
-def _lines(file: SimulationFile, policy: Policy) -> dict[str, int | None]:
-    """Return the lines that a policy still lacks."""
+def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None], list[str]]:
+    """Return the lines that a policy still lacks, and at which sites."""
+    lines, sites = dict[str, int | None](), list[str]()
     if file.run.solver == "steps":
-        return {}
+        return lines, sites
     file = file.model_copy(update={"simulation": file.simulation.model_copy(update={"policy": policy})})
     try:
         with TemporaryDirectory() as folder:
             data = dealt_data(with_columns(file), Path(folder))
-            known = [linear_sets(file.run, usual(policy, file.run, site)) for site in data.values()]
+            known = {name: linear_sets(file.run, usual(policy, file.run, site)) for name, site in data.items()}
     except UserError:
-        return {}
-    lines: dict[str, int | None] = {}
-    few = min((told.people for one in known for told in one.told.values()), default=policy.min_rows)
+        return lines, sites
+    few = min((told.people for one in known.values() for told in one.told.values()), default=policy.min_rows)
+    apart = min((one.apart for one in known.values()), default=math.inf)
     if few < policy.min_rows:
         lines["min_rows"] = max(1, few)
-    apart = min((one.apart for one in known), default=math.inf)
     if apart < policy.min_level.count:
         lines["min_level"] = max(1, int(apart))
     columns = math.prod(file.run.data.shape) + 1
-    for one in known:
+    for name, one in known.items():
+        fewest = min((told.people for told in one.told.values()), default=policy.min_rows)
+        needs = fewest < policy.min_rows or one.apart < policy.min_level.count
         try:
             if one.told:
                 policy.mended(lines).check_products(columns, one.told)
         except PolicyError as error:
             lines |= {line: value for line, value in error.change.items() if line == "rows_per_rank"}  # type: ignore[misc]
-    return lines
+            needs = True
+        sites += [name] * needs
+    return lines, sites

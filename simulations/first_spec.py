@@ -21,6 +21,7 @@ STEPS = 120  # of training in all
 WIDE = 20  # rows for each input below which a model is trained in smaller steps, and its weights are held small
 RANK = 2
 SPARE = 1.3  # rows of the smallest hospital in a step over what its policy asks for: folds are not exact
+MOST_NAMED = 5  # hospitals in a note
 DEALT = 40  # rows of one table for each site to which it is dealt out, at least
 LARGE = 5000  # rows from which a network is worth trying, if there are fifty for each input too
 
@@ -68,14 +69,18 @@ def first_spec(
         "notes": [*notes, *told],
     }
     made = validate(SimulationFile, document)  # so that a mistake here is an error now
-    if policy := {**policy, **policy_lines(made)}:  # one note of both: what steps need may be more than sums do
+    for_steps, (lines, needing) = policy, policy_lines(made)
+    if policy := {**policy, **lines}:  # one note of both: what steps need may be more than sums do
         simulation["policy"] = policy
         own, what = Policy(), "patients" if "group" in guess.data else "rows"
         asked, allowed = (
             " and ".join(f"{name} {json.dumps(one[name])}" for name in policy) for one in (own.model_dump(), policy)
         )
-        said = f"{sites[people.index(min(people))]} has {min(people)} {what}: sums or steps of some folds are of fewer"
-        said += f" than a hospital's own policy asks for ({asked})"
+        smallest = [sites[people.index(min(people))]] * bool(for_steps)
+        few = sorted({*smallest, *needing}, key=sites.index)
+        counts = ", ".join(f"{site} ({people[sites.index(site)]} {what})" for site in few[:MOST_NAMED])
+        counts += f" and {len(few) - MOST_NAMED} more" * (len(few) > MOST_NAMED)
+        said = f"{counts}: sums or steps of some folds are of fewer than a hospital's own policy asks for ({asked})"
         document["notes"].append(f"{said}; the simulation's sites allow {allowed} (simulation.policy)")
         document["notes"].append(f"without these lines in their own policies, real hospitals {at_hospitals(made)}")
     return document
