@@ -1,11 +1,11 @@
-"""How a run's model was trained: by which solver and why, and whether it was trained enough."""
+"""How a run's model was trained: by which solver and why, whether enough, and on which columns as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankdad.common.errors import counted
+from rankdad.common.errors import counted, visible
 from rankdad.common.needs import patients_for_sums
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
@@ -84,3 +84,12 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
         remedy += ', or the exact solver (training.solver "auto")'
     warning = f"training ended too early: {which}, and the model was still improving; take {remedy}"
     return {"trainings": trainings, "of": measured, "warning": warning}
+
+
+def untold(names: Sequence[str]) -> str:
+    """Return what to say of columns of which no hospital has told a sum."""
+    more = f" and {len(names) - MAX_NAMED} more" * (len(names) > MAX_NAMED)
+    return (
+        f"of {', '.join(map(visible, names[:MAX_NAMED]))}{more} no hospital tells a sum, since too few of its patients "
+        "have a value (min_rows): the model takes the few values as they are, and 0 for the others; leave it out"
+    )

@@ -99,7 +99,7 @@ class PlainView:
         self._said, self._begun, self._steps_told = 0, False, False
         self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
-        self._warned = False
+        self._warned = 0  # of the data
 
     def start(self) -> None:
         """Say what begins."""
@@ -119,10 +119,10 @@ class PlainView:
         if "unsolved" in p.solver and not self._steps_told:
             self._steps_told = True
             self._warn(p.solver["warning"], "warning: ")
-        if p.table1 and not self._warned:
-            self._warned = True
-            for line in data_warnings(p.table1):
-                self._warn(line, "warning: ")
+        lines = data_warnings(p.table1)
+        for line in lines[self._warned :]:
+            self._warn(line, "warning: ")
+        self._warned = len(lines)
         if p.step and not self._begun:
             self._begun = True
             self._say(f"step {p.step} of {p.steps}: loss {_number(p.loss)}")

@@ -15,7 +15,7 @@ from rankdad.common.preparation import combat, description, labels, moments
 from rankdad.common.preparation.coefficients import OWN, Coefficients, untold
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.inputs import Inputs, in_memory
-from rankdad.common.preparation.layout import Layout
+from rankdad.common.preparation.layout import Layout, input_names
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.solving import Solving
 from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
@@ -177,6 +177,14 @@ class Preparing:
         if stage != "labels" or not self._table:
             return {}
         return {site: self._stages[stage].unpack(vector) for site, vector in contributions.items()}
+
+    def untold(self, stage: str, totals: Tensor) -> list[str]:
+        """Return which inputs of a table have no value in a stage's totals, float64 [folds, …], of some training."""
+        if stage != "sums" or not isinstance(self._spec.data, TableData):
+            return []
+        counts = [self._stages[stage].unpack(total)["counts"] for total in totals]
+        nobody = (torch.stack(counts) == 0).any(0).tolist()
+        return [name for name, none in zip(input_names(self._spec), nobody, strict=True) if none]
 
     def joined(self, stage: str, contributions: Sequence[Tensor]) -> Tensor:
         """Return what several sites contribute to a stage as one would: float64 [folds, …]."""

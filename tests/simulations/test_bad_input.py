@@ -11,7 +11,7 @@ import openpyxl
 import pandas as pd
 import pytest
 
-from rankdad.common.documents import validate
+from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec.table_schema import spelling
 from rankdad.local.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
@@ -46,6 +46,7 @@ def with_label(seed: int, no: object, yes: object) -> pd.DataFrame:
 
 
 def put(folder: Path, *tables: pd.DataFrame | Write) -> Path:
+    folder.mkdir(exist_ok=True)
     for site, table in zip("ab", tables, strict=True):
         (folder / site).mkdir()
         if isinstance(table, pd.DataFrame):
@@ -248,3 +249,15 @@ def test_one_table_that_is_given_for_two_hospitals_is_told(tmp_path: Path) -> No
     assert [note[0] for note in first_spec(tmp_path, "ill")["notes"] if TWIN in note] == ["a", "b"]
     people(1).to_csv(tmp_path / "b" / "t.csv", index=False)
     assert not any("table-repeated" in told for told in codes(tmp_path).values())
+
+
+def test_a_column_of_which_no_hospital_tells_a_sum_is_named(tmp_path: Path) -> None:
+    """Five patients of each have a value, and eight are the fewest behind a sum: nobody knows its mean."""
+    few = np.where(np.arange(80) < 5, np.arange(80) + 0.5, np.nan)
+    put(tmp_path / "data", *(people(seed, crp=few, dose=seed + np.arange(80)) for seed in (1, 2)))
+    document = first_spec(tmp_path / "data", "ill")
+    document["simulation"].pop("policy", None)
+    document["run"]["training"] |= {"solver": "steps", "epochs": 2}
+    simulate(in_two_folds(document), tmp_path / "run")
+    said = load_json(tmp_path / "run" / "summary.json")["table1"]["warnings"]
+    assert [sentence.split()[1] for sentence in said if "no hospital tells a sum" in sentence] == ["crp"]
