@@ -174,6 +174,9 @@ def _why(found: Coefficients, names: list[str], *, own: bool) -> str:
     if found.problem == "separated":
         apart = "the columns tell the classes apart without a mistake, or nearly, and the largest likelihood is nowhere"
         return apart + ", or a class has no row" * own
+    if found.problem == "held-back":
+        kept = "a hospital keeps back sums that few of its patients are behind"
+        return f"{kept}, as one does that is small, or where columns nearly tell the classes apart"
     if found.problem == "no-class":
         return "a class, or a label, has no row"
     if found.problem == "impossible-sums":

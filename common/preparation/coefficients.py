@@ -25,7 +25,7 @@ FEWEST = 3  # patients for each column
 CONVERGED = 1e-10  # of what a whole step would still win
 SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
 PART = 0.05  # of such a direction: a column with more belongs to it
-Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums"]
+Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums", "held-back"]
 SLACK = 1e-6  # of a part of 1, which rounding may break
 MOST_LEFT_OUT = 8  # times that a site fits its own rows once more, without a column or its levels
 OWN_ROUNDS = 12  # of Newton's method, which doubles the digits in each
@@ -164,6 +164,9 @@ def of_fit(
     coding: Coding,
     people: float,
     units: tuple[Tensor, Tensor],
+    *,
+    whole: bool = True,
+    told: bool = True,
 ) -> Coefficients:
     """Return the coefficients that sums over rows lead to.
 
@@ -175,6 +178,8 @@ def of_fit(
         coding: of the columns.
         people: patients that the rows are of, or rows.
         units: means and scales of the inputs, float64 [inputs]; of a number first its own, as [1 + inputs].
+        whole: whether all rows are behind the curvature: a site keeps sums back that few of its patients are behind.
+        told: whether all rows are behind every round.
     """
     (count, width), fixed = coding.fixed.shape, coding.fixed
     first = linear.square(sums["curvature"])
@@ -194,8 +199,10 @@ def of_fit(
         problem = "few-patients"
     elif not isinstance(task, Regression) and bool((_class_sizes(task, sums, width) < 0.5).any()):
         problem = "no-class"
+    elif not whole:
+        problem = "held-back"
     elif not isinstance(task, Regression) and not found.decrement <= CONVERGED * max(1.0, rows):
-        problem = "separated"
+        problem = "separated" if told else "held-back"
     else:
         ends = curvature.diagonal().clamp_min(1e-300).sqrt()
         values, vectors = torch.linalg.eigh(curvature / torch.outer(ends, ends))

@@ -64,7 +64,7 @@ def stages(task: TaskSpec, inputs: int, *, coefficients: bool = False) -> dict[s
     found[CURVATURE] = Stage((Field("rows", (), "count", whole=True), curvature))
     if coefficients and not numbers:
         found |= {f"{FREE}{number + 1}": Stage(whole) for number in range(FREE_ROUNDS)}
-        found[FREE_CURVATURE] = Stage((curvature,))
+        found[FREE_CURVATURE] = found[CURVATURE]
     return found | {f"{FOLD}{number + 1}": Stage(slope) for number in range(min(FOLD_ROUNDS, inputs))}
 
 

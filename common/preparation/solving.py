@@ -224,7 +224,11 @@ class Solving:
             here = linear.square(self._sums(totals, linear.FREE_CURVATURE)["curvature"])
             found = replace(found, curvature=here)
         ridge = self._whole(totals).at.reshape(self._coding.fixed.shape)
-        return coefficients.of_fit(self._task, first, found, ridge, self._coding, people, self._units(fit))
+        rows = coefficients.rows_of(self._task, first)
+        curved = linear.FREE_CURVATURE not in totals or float(self._sums(totals, linear.FREE_CURVATURE)["rows"]) >= rows
+        told = all(linear.is_told(sums) for sums in self._done(totals, linear.FREE))
+        about = self._coding, people, self._units(fit)
+        return coefficients.of_fit(self._task, first, found, ridge, *about, whole=curved, told=told)
 
     def _sums(self, totals: Totals, stage: str) -> dict[str, Tensor]:
         return self.rounds[stage].unpack(totals[stage])

@@ -57,6 +57,15 @@ def most_told(rows_per_rank: int | None) -> float:
     return math.inf if rows_per_rank is None else 2 / rows_per_rank
 
 
+def numbers_a_cell(rows_per_rank: int | None) -> float:
+    """Return how many numbers a step of a table may send for each cell of its patients.
+
+    From nine on a program solved steps of networks of one wide layer for the whole batch, and up to eight no step
+    (`python -m benchmarks inversion`).
+    """
+    return math.inf if rows_per_rank is None else 32 / rows_per_rank
+
+
 def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
     """Return how many numbers leave about validation samples after an epoch: the loss, and those of another metric.
 

@@ -16,6 +16,7 @@ from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import (
     Sent,
     most_told,
+    numbers_a_cell,
     numbers_of_epoch,
     numbers_of_step,
     shares_told,
@@ -30,6 +31,8 @@ from rankdad.local.data import SiteData
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 
 STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
+
+WIDE = "more numbers than a step's patients have cells: of a wide network on few columns these can be solved for"
 
 SMALLEST = 4  # bytes of a number in a buffer
 
@@ -174,6 +177,34 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     change: dict[str, object] = {"rows_per_rank": lets(before + own)}
     error = refusal("training.epochs", asks, often, change, REPEATED)
     raise FewSamplesError.of(error, code="steps-of-all-repeated")
+
+
+def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, samples: int, people: int) -> None:
+    """Check that one step of a table does not send so many numbers that its patients can be solved for.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        plan: of the run.
+        data: of the site.
+        samples: of the smallest step.
+        people: whom they are of at least.
+
+    Raises:
+        FewSamplesError: it sends too many.
+    """
+    if spec.data.tokens is not None or len(spec.data.shape) > 1:
+        return
+    numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
+    columns, each = columns_here(spec, data), numbers_a_cell(policy.rows_per_rank)
+    if numbers <= each * people * columns:
+        return
+    noun = "sample" if data.groups is None else spec.group_noun
+    asks = f"sends {numbers:,} numbers of {counted(people, noun)} in a step here, who have {columns} columns each"
+    allows = f"{each:g} for each cell, {int(each * people * columns):,} in all (rows_per_rank {policy.rows_per_rank})"
+    change: dict[str, object] = {"rows_per_rank": 32 * people * columns // numbers or None}
+    error = refusal("model", asks, allows, change, WIDE, owner="fewer units, a lower rank or larger batches")
+    raise FewSamplesError.of(error, code="step-of-too-many-numbers")
 
 
 def check_standing(

@@ -322,3 +322,19 @@ def test_p_values_are_those_of_scipy_and_no_size_ends_them() -> None:
         for size in (0.0, 0.5, -3.0, 40.0):
             assert _two_sided_t(size, freedom) == pytest.approx(2 * stats.t.sf(abs(size), freedom), rel=1e-8)
         assert _two_sided_t(1e200, freedom) == 0.0
+
+
+@pytest.mark.parametrize("fewest", range(1, 40, 3))
+def test_standard_errors_are_of_all_rows_or_missing_with_the_reason(fewest: int) -> None:
+    """A site keeps back a curvature that few of its patients are behind: without its rows errors were larger."""
+    spec, found = spec_of("two classes"), tables("two classes")
+    pooled, _ = solved(spec, {site: rows_of("two classes", table) for site, table in found.items()}, fewest)
+    if fewest == 1:
+        assert not pooled.problem
+    if pooled.problem:
+        assert pooled.problem == "held-back", "the columns do not tell the classes apart"
+        assert told(spec, pooled)["se"] == [None] * len(told(spec, pooled)["se"])
+    else:
+        everything = pd.concat(found.values())
+        expected = sm.Logit(everything["y"], design(everything)).fit(disp=0, tol=1e-12)
+        assert told(spec, pooled)["se"] == pytest.approx(list(expected.bse), rel=1e-5)
