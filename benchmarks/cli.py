@@ -370,17 +370,20 @@ def inversion(
     batches: Annotated[str, typer.Option(help="Patients of a step.")] = "8",
     steps: Annotated[str, typer.Option(help="How many steps' gradients are known.")] = "10,60",
     draws: Annotated[int, typer.Option(help="Steps of each row of the ratios.", min=1)] = 1000,
+    starts: Annotated[int, typer.Option(help="Of the search for one step's patients.", min=1)] = 20,
 ) -> None:
-    """Solve gradients for patients: of one step by ratios, of many by non-linear least squares: five minutes."""
+    """Solve gradients for patients: by ratios, and of one step and of many by least squares: a quarter of an hour."""
     from rich.console import Console
 
     from benchmarks.privacy.inversion import MODELS, bench_inversion, cases
+    from benchmarks.privacy.one_step import bench_one_step
     from benchmarks.privacy.units import bench_units
 
     names = _names("--models", models, MODELS)
     chosen = cases(names, _whole_numbers("--batches", batches), _whole_numbers("--steps", steps))
     console = Console(width=120)
     bench_units(draws, console)
+    bench_one_step(starts, console)
     bench_inversion(chosen, console)
 
 

@@ -42,6 +42,7 @@ from rankdad.common.metrics import (
 )
 from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
+from rankdad.common.metrics.sums import of_one_test
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.paired import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
@@ -104,7 +105,7 @@ class FoldMetrics:
         references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
     ) -> None:
         """Add one fold's test: tallies of the model, of the baseline, and by name of the other references."""
-        pooled = summarise(self._task, reduce(add, models.values()))
+        pooled = summarise(self._task, of_one_test(self._task, reduce(add, models.values())))
         if pooled.samples:
             self._folds.append(pooled)
             if self._per_repeat and self._tests >= self._per_repeat * len(self._tallies["models"]):
@@ -186,6 +187,8 @@ class FoldMetrics:
             for name in self._references:
                 tallies = self._of(name, site)
                 row |= {f"{name}_samples": mean_tally(tallies).samples}
+                if row[f"{name}_samples"] != model.samples:
+                    continue  # of other rows: no figure beside the model's
                 row |= {f"{name}_{key}": value for key, value in self._mean(tallies).values.items()}
                 row |= {f"{name}_{key}": value for key, value in self._limits(tallies).items()}
             for name, found in self._rivals.differences(self._whole, site).items():

@@ -176,10 +176,12 @@ def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weig
         answer = answers.get(first)
         if answer is not None:
             down.append(unpack(answer, plan, up=False))
-        before.append(tree.top.state.replica.weights())
+        weights = tree.top.state.replica.weights()
         for site, said in trainers.advance(answers):
             if isinstance(said, bytes):
                 up[site].append(unpack(said, plan, up=True))
+                if site == first:  # a question whether a round is complete is no message
+                    before.append(weights)
             yield site, said
 
     with closing(Tree(spec, partial(Replica, spec, weights=weights), directory)) as tree:

@@ -81,7 +81,7 @@ def invert(case: Case, restarts: int = 3) -> Recovered:
             labels = (own[:, 0] + drawn.normal(size=case.patients) > 0).astype(np.int64)
             (Path(folder) / site / "data").mkdir(parents=True)
             np.savez(Path(folder) / site / "data" / "data.npz", x=own, y=labels)
-        seen = run_sites(validate(RunSpec, _document(case)), Path(folder), case.policy)
+        seen = run_sites(validate(RunSpec, specified(case)), Path(folder), case.policy)
     if isinstance(seen, Refused):
         return Recovered(case, 0, seen.code)
     found = solved(seen, case, restarts)
@@ -136,7 +136,8 @@ def _sides(sent: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return left[:, :, :rank], right[:, :rank].transpose(1, 2)
 
 
-def _document(case: Case) -> dict[str, Any]:
+def specified(case: Case) -> dict[str, Any]:
+    """Return the spec of a case's run."""
     one = case.model == "logistic"
     batches = -(-case.patients // case.batch)
     return {

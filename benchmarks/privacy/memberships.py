@@ -81,7 +81,9 @@ def attack(model: str, rate: float, epochs: int, policy: Policy, rank: int | Non
     if isinstance(seen, Refused):
         return Found(model, rate, policy, rank, refused=seen.code)
     sums, sizes, moved = _sums(seen, epochs)
-    members = completed(memberships(sums, epochs, seed), sizes)
+    members = memberships(sums, epochs, seed)
+    if members.shape[1]:
+        members = completed(polished(members, sums, epochs), sizes)
     rows = _rows(seen, sums, members)
     truth = torch.from_numpy(inputs[SITES[0]])
     right, nearly = (int((torch.cdist(rows, truth, p=torch.inf) < near).any(0).sum()) for near in (NEAR, NEARLY))
@@ -137,6 +139,19 @@ def memberships(sums: Tensor, epochs: int, seed: int) -> Tensor:
         rest = space - known @ (known.T @ space)  # the others are looked for where these are not
         space = torch.linalg.svd(rest, full_matrices=False)[0][:, : PATIENTS - len(found)]
     return torch.stack(found[:PATIENTS], 1) if found else sums.new_zeros(len(sums), 0)
+
+
+def polished(members: Tensor, sums: Tensor, epochs: int) -> Tensor:
+    """Project claims onto all that is sent, in turn with their zeros and ones, until they stay; leave doubles out."""
+    space = torch.linalg.svd(sums / sums.abs().amax(0).clamp_min(1e-300), full_matrices=False)[0][:, :PATIENTS]
+    for _ in range(TURNS):
+        at = (space @ (space.T @ members)).reshape(epochs, -1, members.shape[1])
+        members = torch.zeros_like(at).scatter_(1, at.argmax(1, keepdim=True), 1.0).reshape(members.shape)
+    found = list[Tensor]()
+    for one in members.T:
+        if all(float((one - known).abs().sum()) > epochs / 2 for known in found):
+            found.append(one)
+    return torch.stack(found, 1)
 
 
 def completed(members: Tensor, sizes: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from rankdad.common.privacy.shares import scales, shared_units
 SAMPLES = 16
 NEAR = 0.01  # standard deviations, of columns that have one each
 FIT = 1e-9  # of what is sent: what a right solution may leave of it
-SHAPES = ((3, 60), (3, 120), (4, 60), (4, 80), (4, 100), (4, 120), (4, 150), (6, 100), (6, 150), (6, 300))
+SHAPES = ((3, 80), (3, 300), (4, 100), (4, 300), (6, 120), (6, 300), (12, 128))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def solved(columns: int, units: int, starts: int, seed: int = 0) -> Solved:
 
     def left(unknown: Tensor) -> Tensor:
         some, flows = unknown[:-SAMPLES].reshape(SAMPLES, columns), unknown[-SAMPLES:]
-        return (each(some) @ flows - wanted) / wanted.norm()
+        away: Tensor = (each(some) @ flows - wanted) / wanted.norm()
+        return away
 
     numbers = 3 * units + 2 + rank * (units + columns) + MEASURES
     a_cell, right = numbers / (SAMPLES * (columns + 1)), 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankdad.common.metrics.auc import class_log_odds, exact_pairs
 from rankdad.common.metrics.summary import Metrics, mean_auc, numbers, summarise
-from rankdad.common.metrics.sums import MOMENTS, Tally, deviations_of, shape
+from rankdad.common.metrics.sums import MOMENTS, Tally, deviations_of, of_one_test, shape
 from rankdad.common.spec.tasks import Classification, Metric, Regression, TaskSpec
 
 
@@ -89,8 +89,8 @@ def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
 
 
 def measured_on(split: str, task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
-    """Turn what sites send of a split into metrics."""
-    return monitoring(task, monitor, total) if split == "validation" else summarise(task, total)
+    """Turn what sites send of a split of one training into metrics."""
+    return monitoring(task, monitor, total) if split == "validation" else summarise(task, of_one_test(task, total))
 
 
 def check_monitoring(task: TaskSpec, total: Tally) -> None:

@@ -23,6 +23,7 @@ from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 COEFFICIENTS = 4  # of a polynomial at most: more follow single scores
 SHARE = 4  # people for each, at least: with 2 the curve still met every sixth score
+SPREAD = 3  # numbers from which one is the deviation of all
 NEIGHBOURS = 48  # people of one polynomial at least, where there are more
 MOST = 100  # polynomials of a class
 TIED = 8  # people who have one score: it is not one person's
@@ -158,14 +159,23 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
     smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
     if persons // SHARE < 2 and spread is not None and count > 1:
         smoothed = values.mean() + spread * places / places.square().mean().sqrt()
+    elif persons // SHARE >= SPREAD:
+        smoothed = _as_wide(smoothed, values)
     found = torch.empty_like(values)
     found[order] = smoothed.sort().values
     return found
 
 
+def _as_wide(smoothed: Tensor, values: Tensor) -> Tensor:
+    """Return smooth values with the deviation that the exact ones have: else risks look more apart than they are."""
+    mean, deviation = smoothed.mean(), smoothed.std(correction=0)
+    return smoothed if deviation == 0 else mean + (smoothed - mean) * (values.std(correction=0) / deviation)
+
+
 def _polynomial(values: Tensor, places: Tensor, people: Tensor) -> Tensor:
     """Return the values of the polynomial over places that is nearest to sorted values."""
-    coefficients = max(1, min(COEFFICIENTS, len(people.unique()) // SHARE))
+    numbers = len(people.unique()) // SHARE
+    coefficients = max(1, min(COEFFICIENTS, numbers - (numbers >= SPREAD)))
     if coefficients == 1:
         return (values[0] + (values - values[0]).mean()).expand(len(values))
     centred = places - places.mean()

@@ -136,6 +136,13 @@ class Parts:
     clusters: Clusters | None
 
 
+def of_one_test(task: TaskSpec, total: Tally) -> Tally:
+    """Return a test's tally as of this test alone, without pairs of its samples and those of earlier tests."""
+    alone = Tally(total.counts, total.sums.clone())
+    parts(task, alone).across.zero_()
+    return alone
+
+
 def shape(task: TaskSpec, clustered: bool = False) -> Shape:
     """Return the sizes of a task's tally."""
     if isinstance(task, Regression):

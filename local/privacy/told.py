@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
+from rankdad.common.gradients.routes import Route
 from rankdad.common.policy import Policy, refusal
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.description import blocks
@@ -32,6 +33,7 @@ REPEATED = "sums of the same patients at many weights: with as many numbers as t
 
 STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
 
+WIDER = "who is in which batch, and with that each one's row: with as many columns as patients batches tell both"
 WIDE = "more numbers than a step's patients have cells: of a wide network on few columns these can be solved for"
 
 SMALLEST = 4  # bytes of a number in a buffer
@@ -60,9 +62,7 @@ def columns_here(spec: RunSpec, data: SiteData) -> int:
     inputs = data.samples.inputs
     if not isinstance(inputs, Tensor):
         return math.prod(spec.data.shape) + 1
-    flat = inputs.flatten(1).double()
-    low, high = flat.nan_to_num(math.inf).amin(0), flat.nan_to_num(-math.inf).amax(0)
-    varies = (low < high) | (flat.isnan().any(0) & (low <= high))
+    varies = _varies(inputs)
     if not isinstance(spec.data, TableData):
         return int(varies.sum()) + 1
     named = zip(spec.data.inputs, blocks(spec.data), strict=True)
@@ -102,6 +102,40 @@ def epochs_of_validation(policy: Policy, spec: RunSpec, data: SiteData) -> int:
     own, all_ = told_here(data, of_validation(spec, data)), told_before(data) + beside_steps(spec, data)
     left, told = most_told(policy.rows_per_rank) - (all_ - own), own > 0
     return max(0, int(spec.training.epochs * (left[told] / own[told]).min())) if told.any() else 0
+
+
+def of_directions(
+    policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
+) -> Iterator[About]:
+    """Yield what batches tell of a training's patients who have half as many columns as there are patients, or more.
+
+    The gradient of a layer that sees the inputs is a sum of its batch's rows. Where there are as many columns as
+    patients, sums of as many batches are no other rows' sums, wherever the weights are: who is in which can be solved.
+    """
+    width, inputs = math.prod(spec.data.shape), data.samples.inputs
+    seeing = [_rows(route) for route in plan.routes if route.matrix[1] in (width, width + 1) and len(route.shape) > 1]
+    if not isinstance(inputs, Tensor) or not seeing or spec.data.tokens is not None:
+        return
+    columns, directions = columns_here(spec, data), int(_varies(inputs).sum()) + 1
+    for split, own in zip(data.splits, sizes, strict=True):
+        people = data.people(split.train)
+        drawn = [size for size in own if 0 < size < len(split.train)]
+        if drawn and directions > most_told(policy.rows_per_rank) * people:
+            most = policy.rank(max(drawn))
+            rows = max(seeing) if most is None else max(1, min(most, max(seeing)))
+            yield About(split.train, len(drawn) * rows * spec.training.epochs * columns, columns)
+
+
+def _rows(route: Route) -> int:
+    """Return how many rows, at least one, of a layer's gradient a step sends."""
+    return max(1, route.matrix[0] - 1 if route.up is None else route.up)
+
+
+def _varies(inputs: Tensor) -> Tensor:
+    """Return which columns have more than one value, a gap being one, bool [columns]."""
+    flat = inputs.flatten(1).double()
+    low, high = flat.nan_to_num(math.inf).amin(0), flat.nan_to_num(-math.inf).amax(0)
+    return (low < high) | (flat.isnan().any(0) & (low <= high))
 
 
 def of_steps(
@@ -153,6 +187,7 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     Raises:
         FewSamplesError: there are too many.
     """
+    check_directions(policy, spec, plan, data, sizes)
     steps = list(of_steps(policy, spec, plan, data, sizes))
     own, before = told_here(data, steps), told_before(data) + beside_steps(spec, data)
     if not steps or not over(policy, before + own).any():
@@ -179,6 +214,34 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     raise FewSamplesError.of(error, code="steps-of-all-repeated")
 
 
+def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
+    """Check that batches of patients with so many columns are too few to tell who is in which.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        plan: of the run.
+        data: of the site.
+        sizes: of every training's batches in an epoch.
+
+    Raises:
+        FewSamplesError: there are too many.
+    """
+    steps, before = list(of_directions(policy, spec, plan, data, sizes)), told_before(data)
+    own = told_here(data, steps)
+    if not steps or not over(policy, before + own).any():
+        return
+    noun = "sample" if data.groups is None else spec.group_noun
+    fewest = min(data.people(one.rows) for one in steps)
+    columns = int(_varies(data.samples.inputs).sum()) if isinstance(data.samples.inputs, Tensor) else 0
+    asks = f"trains on {counted(columns, 'column')}, levels counted one by one, of {counted(fewest, noun)} here"
+    most = most_told(policy.rows_per_rank)
+    allows = f"that from {counted(math.ceil((columns + 1) / most), noun)} on (rows_per_rank {policy.rows_per_rank})"
+    change: dict[str, object] = {"rows_per_rank": int(2 * fewest / (columns + 1)) or None}
+    error = refusal("data", asks, allows, change, WIDER, owner="fewer columns, or a model that does not see them all,")
+    raise FewSamplesError.of(error, code="columns-of-too-few")
+
+
 def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, samples: int, people: int) -> None:
     """Check that one step of a table does not send so many numbers that its patients can be solved for.
 
@@ -197,7 +260,7 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
         return
     numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
     columns, each = columns_here(spec, data), numbers_a_cell(policy.rows_per_rank)
-    if numbers <= each * people * columns:
+    if columns < 2 or numbers <= each * people * columns:
         return
     noun = "sample" if data.groups is None else spec.group_noun
     asks = f"sends {numbers:,} numbers of {counted(people, noun)} in a step here, who have {columns} columns each"
@@ -264,7 +327,8 @@ def tell(
         return True
     told = told_here(data, of_solving(spec, data))
     if sizes is not None:
-        told = beside_steps(spec, data) + told_here(data, of_steps(policy, spec, plan, data, sizes))
+        steps = (*of_steps(policy, spec, plan, data, sizes), *of_directions(policy, spec, plan, data, sizes))
+        told = beside_steps(spec, data) + told_here(data, steps)
     return data.parts.tell(told.numpy(), most_told(policy.rows_per_rank), anew)
 
 

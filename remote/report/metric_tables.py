@@ -118,9 +118,12 @@ def risk_table(run: RunResults) -> NumberTable:
     for name, one in run.outcomes.items():
         found, interval = one["recalibration"], one["auc_interval"]
         cells = [number(one["auc"]) + (f" ({number(interval[0])} to {number(interval[1])})" if interval else "")]
-        cells += [_bounded(one["average_precision"], one["average_precision_error"])]
+        smooth = metrics.smooth_scores  # then bins are the smallest error
+        cells += [_bounded(one["average_precision"], None if smooth else one["average_precision_error"])]
         cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
-        cells += [_estimate(found[key]) if key in found else "–" for key in ("slope", "intercept", "in_the_large")]
+        cells += [
+            _estimate(found[key], smooth) if key in found else "–" for key in ("slope", "intercept", "in_the_large")
+        ]
         rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])
     head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
     head += ["intercept", "intercept at slope 1"]
@@ -163,9 +166,9 @@ def _bounded(value: float | None, error: float | None) -> str:
     return number(value) + (f" ± {bound(error)}" if error else "")
 
 
-def _estimate(one: Mapping[str, float]) -> str:
+def _estimate(one: Mapping[str, float], smooth: bool) -> str:
     value = f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
-    return value + (f", ± {bound(one['error'])}" if one["error"] >= 0.005 else "")
+    return value + (f", ± {bound(one['error'])}" if one["error"] >= 0.005 and not smooth else "")
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:

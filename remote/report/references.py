@@ -60,6 +60,10 @@ def worth(run: RunResults) -> Iterator[Sentence]:
     known = [reference for reference in told(run) if name in run.test]
     for reference in known:
         reached, interval = value(run, reference)
+        had, tested = run.summary.metrics.references[reference].samples, run.test.get("samples")
+        if had != tested:
+            text = f"{MODELS[reference]} was tested on {had:,} of {tested:,} rows alone, and is not compared"
+            yield Sentence("reference-in-part", f"{text}: in some trainings there was none.")
         if reached is not None:
             between = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
             within = run.differences_from(reference).get(WITHIN)
@@ -150,7 +154,9 @@ def reference_table(run: RunResults) -> NumberTable | None:
     cells = [["all sites", *pooled, *(_cell(*value(run, reference)) for reference in names)]]
     within = within_hospitals(run, run.summary.metrics.within_sites)
     if name == "auc" and within is not None:
-        others = (within_hospitals(run, found[reference].within_sites) for reference in names)
+        others = (
+            within_hospitals(run, found[one].within_sites) if value(run, one)[0] is not None else None for one in names
+        )
         cells.append(["within hospitals", number(within), *map(number, others)])
     shown = list(rows)
     if len(rows) > MAX_SITES:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from benchmarks.privacy.bench import ATTACKS, attacked
-from benchmarks.privacy.hospitals import NO_RULES, RULES
-from benchmarks.privacy.inversion import COLUMNS, Case, invert
+from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Seen, run_sites
+from benchmarks.privacy.inversion import COLUMNS, Case, invert, specified
 from benchmarks.privacy.judge import Claim, judge
+from benchmarks.privacy.least_squares import logistic
 from benchmarks.privacy.memberships import PATIENTS, attack
 from benchmarks.privacy.tables import patients
 from benchmarks.privacy.units import told
+from rankdad.common.documents import validate
+from rankdad.common.protocol.messages import Step
+from rankdad.common.spec import RunSpec
 
 COUNT = 60
 
@@ -71,3 +80,26 @@ def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and
     free, ruled = (attack("six layers of 3", rate, 160, policy) for policy in (NO_RULES, RULES))
     assert (free.patients, free.rows) == (PATIENTS, PATIENTS)
     assert ruled.refused == "weights-hardly-move"
+
+
+def test_an_attacker_knows_the_weights_at_which_a_message_was_made(tmp_path: Path) -> None:
+    """They had been those of a later one: a program that solves gradients at other weights finds nobody."""
+    drawn = np.random.default_rng(0)
+    rows = {site: drawn.normal(size=(8, COLUMNS)) for site in SITES}
+    labels = np.arange(8) % 2
+    for site, own in rows.items():
+        (tmp_path / site / "data").mkdir(parents=True)
+        np.savez(tmp_path / site / "data" / "data.npz", x=own, y=labels)
+    seen = run_sites(validate(RunSpec, specified(Case("logistic", None, 8, 5, 8, NO_RULES))), tmp_path, NO_RULES)
+    assert isinstance(seen, Seen)
+    steps = [place for place, message in enumerate(seen.up["alpha"]) if isinstance(message.body, Step)]
+    assert len(steps) == 5
+    assert len(seen.before) == len(seen.up["alpha"])
+    for place in steps:
+        body, weights = seen.up["alpha"][place].body, seen.before[place]
+        assert isinstance(body, Step)
+        weights = {name: value.double()[None] for name, value in weights.items()}
+        found = logistic(weights, torch.tensor(rows["alpha"]), torch.tensor(labels).double())
+        sent = body.payload[0]
+        assert isinstance(sent, Tensor)
+        torch.testing.assert_close(sent.double().flatten(), found["1.weight"].flatten(), rtol=1e-9, atol=1e-12)

@@ -196,6 +196,7 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         {"task": NUMBER, "agreement": {}},
     ),
     ("reference", alone(BETTER, reference="linear"), alone(BETTER, reference="linear", samples=179)),
+    ("reference-in-part", alone(BETTER, reference="linear", samples=179), alone(BETTER, reference="linear")),
     ("reference", alone(WORSE), alone(WORSE, UNSURE)),
     ("reference-within", alone(BETTER, BETTER), alone(BETTER)),
     ("reference-within", alone(BETTER, BETTER), alone(BETTER, BETTER, reference="linear")),
