@@ -235,7 +235,7 @@ def test_a_policy_counts_the_samples_of_the_sites_own_batches(site_data: Data) -
     plan, data = make_plan(spec, build_model(spec)), list(site_data(spec).values())
     with pytest.raises(PolicyError, match=r"training.batch_size: .* steps of 6 samples .* fewer than 8 \(min_rows\)"):
         check_policy(Policy(), spec, plan, data)
-    check_policy(Policy(min_rows=5), spec, plan, data)
+    check_policy(Policy(min_rows=5, rows_per_rank=3), spec, plan, data)
 
 
 def test_a_site_alone_trains_with_its_own_batches_and_all_together_with_the_common_ones(site_data: Data) -> None:
