@@ -1,4 +1,4 @@
-"""Values of a table that lie far from those that a model was trained on: predictions of them are extrapolated."""
+"""Values of a table that lie far from those that a model was trained on, or of which it has seen none."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.reading import Array
 
 FAR = 4.0  # standard deviations from the mean of training: of ten thousand values about one lies there by chance
+ALIKE = 1e-6  # of a value: what single precision rounds off
 MOST_FAR = 10  # columns with such values that are named
 
 
@@ -23,12 +24,12 @@ class Far:
     Args:
         column: its name.
         rows: which rows have such a value, bool [rows].
-        where: what is far, in words.
+        said: what is odd about them, in words.
     """
 
     column: str
     rows: Array
-    where: str
+    said: str
 
 
 def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
@@ -44,13 +45,20 @@ def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
         return []
     found, place = list[Far](), 0
     for column in data.inputs:
-        if not data.levels(column):
-            mean, scale = float(known.mean[place]), float(known.scale[place])
-            rows = np.abs(inputs[:, place] - mean) > FAR * scale
+        levels = data.levels(column) or 1
+        mean, scale = known.mean[place : place + levels].numpy(), known.scale[place : place + levels].numpy()
+        apart, alike = np.abs(inputs[:, place : place + levels] - mean), np.isinf(scale)
+        rows = (apart[:, alike] > ALIKE * np.maximum(1, np.abs(mean[alike]))).any(1)
+        if rows.any():
+            only = "" if data.levels(column) else f", which was {mean[0]:.4g}"
+            found.append(Far(column, rows, f"are none of training's{only}: the model has learned nothing of them"))
+        elif not data.levels(column) and not alike[0]:
+            rows = apart[:, 0] > FAR * scale[0]
             of_log = " of its logarithm" if data.is_logarithm(column) else ""
-            where = f"{FAR:g} standard deviations from training's mean{of_log} ({mean:.4g} ± {scale:.2g})"
-            found += [Far(column, rows, where)] if rows.any() else []
-        place += (data.levels(column) or 1) + data.is_indicated(column)
+            said = f"lie more than {FAR:g} standard deviations from training's mean{of_log}"
+            said += f" ({mean[0]:.4g} ± {scale[0]:.2g}): is the unit the same?"
+            found += [Far(column, rows, said)] if rows.any() else []
+        place += levels + data.is_indicated(column)
     return found
 
 
@@ -58,8 +66,5 @@ def far_sentences(found: Sequence[Far]) -> list[str]:
     """Return a sentence for each column with far values, the worst first."""
     worst = sorted(found, key=lambda one: -int(one.rows.sum()))
     more = [f"{len(found) - MOST_FAR} more columns have such values"] if len(found) > MOST_FAR else []
-    return [
-        f"column {one.column}: {one.rows.sum()} of {len(one.rows)} values lie more than {one.where}: "
-        "is the unit the same?"
-        for one in worst[:MOST_FAR]
-    ] + more
+    told = [f"column {one.column}: {one.rows.sum()} of {len(one.rows)} values {one.said}" for one in worst[:MOST_FAR]]
+    return told + more

@@ -91,5 +91,5 @@ def untold(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" * (len(names) > MAX_NAMED)
     return (
         f"of {', '.join(map(visible, names[:MAX_NAMED]))}{more} no hospital tells a sum, since too few of its patients "
-        "have a value (min_rows): the model takes the few values as they are, and 0 for the others; leave it out"
+        "have a value (min_rows): the model does not see it; leave it out"
     )

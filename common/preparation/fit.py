@@ -27,7 +27,7 @@ class Fit:
         target_scale: its standard deviation; 1 where it is constant.
         fill: float64 [channels], what is put where a value is missing.
         mean: float64 [channels], what is subtracted.
-        scale: float64 [channels], by what is divided then.
+        scale: float64 [channels], by what is divided then; infinite where all rows were alike.
         grand_mean: float64 [features], of harmonisation: see `common.preparation.combat.Pooled`.
         slopes: float64 [covariates, features], likewise.
         deviation: float64 [features], likewise.
@@ -87,7 +87,7 @@ class OwnFit:
 
     Args:
         mean: float64 [channels], what is subtracted where every site standardises by itself.
-        scale: float64 [channels], by what is divided then.
+        scale: float64 [channels], by what is divided then; infinite where all rows were alike.
         location: float64 [features], what the site adds: see `common.preparation.combat.SiteEffects`.
         spread: float64 [features], what it multiplies by.
     """
@@ -135,7 +135,8 @@ def _taken(
     for name, value in tensors.items():
         if name not in expected:
             raise ValueError(f"preparation: got {name}, expected {', '.join(expected)}")
-        if value.shape != expected[name] or value.dtype != _dtype(name) or not value.isfinite().all():
+        known = value.isfinite() | ((value > 0) & ~value.isnan()) if name == "scale" else value.isfinite()
+        if value.shape != expected[name] or value.dtype != _dtype(name) or not known.all():
             raise ValueError(f"preparation: {name}: expected finite {_dtype(name)} {list(expected[name])}")
     return {name: value.item() if name in numbers else value for name, value in tensors.items()}
 

@@ -76,7 +76,9 @@ def squares(inputs: Inputs, around: Tensor, axis: int | None) -> tuple[Tensor, T
 
 
 def mean_and_scale(counts: Tensor, around: Tensor, deviations: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of every channel, the latter 1 where the channel is constant.
+    """Return mean and standard deviation of every channel, the latter infinite where the channel is constant.
+
+    Divided by that, a value that nobody had in training is 0, too: a model has learned nothing of it.
 
     The divisor is the number of values, as scikit-learn's StandardScaler has it. What the first pass rounded off the
     mean is put right by the deviations, which would add up to 0 without it.
@@ -85,7 +87,7 @@ def mean_and_scale(counts: Tensor, around: Tensor, deviations: Tensor, totals: T
     shift = deviations / rows
     mean = around + shift
     deviation = (totals / rows - shift.square()).clamp(min=0).sqrt()
-    return mean, torch.where(deviation > ROUND_OFF * mean.abs(), deviation, 1.0)
+    return mean, torch.where(deviation > ROUND_OFF * mean.abs(), deviation, math.inf)
 
 
 def own_mean_and_scale(inputs: Inputs, axis: int | None) -> tuple[Tensor, Tensor]:

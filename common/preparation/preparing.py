@@ -218,17 +218,21 @@ class Preparing:
         if "label-squares" in found:
             around = _label_mean(found["labels"])
             mean, scale = moments.mean_and_scale(found["labels"]["rows"], around, *found["label-squares"].values())
-            target = (float(mean), float(scale))
+            target = (float(mean), float(scale) if scale.isfinite() else 1.0)
         if "site-effects" in found:
             known |= combat.pooled(found["site-effects"], found["residuals"])._asdict()
         if "sums" in found:
             mean = moments.means(*found["sums"].values())
             if "squares" in found:
                 mean, scale = moments.mean_and_scale(found["sums"]["counts"], mean, *found["squares"].values())
-                known["mean"], known["scale"] = self._but_levels(mean, scale)
+                alike = scale.isinf()  # of all rows: a level, too, of which no model learns
+                levels = self._but_levels(mean, scale)
+                known["mean"], known["scale"] = (
+                    torch.where(alike, one, own) for one, own in zip((mean, scale), levels, strict=True)
+                )
             if self._impute:
                 known["fill"] = mean
-        if not all(value.isfinite().all() for value in known.values()):
+        if not all((value.isfinite() | ((value > 0) & (name == "scale"))).all() for name, value in known.items()):
             raise ValueError("preparation: the sites' totals lead to NaN or infinity, expected finite numbers")
         return Fit(int(rows), target_mean=target[0], target_scale=target[1], **known)
 

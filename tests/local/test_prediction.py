@@ -149,6 +149,42 @@ def test_new_patients_need_no_name(tmp_path: Path) -> None:
     assert found[0].drop(columns="patient").equals(found[1].drop(columns="row"))
 
 
+def test_of_what_was_the_same_in_all_rows_a_model_has_learned_nothing(tmp_path: Path) -> None:
+    """Its weight is the one it began with: predictions moved by that, and nothing was said."""
+    for seed, site in enumerate(("alpha", "beta")):
+        (tmp_path / "data" / site).mkdir(parents=True)
+        patients(60, seed).assign(dial=0.0, sex="m").to_csv(tmp_path / "data" / site / "heart.csv", index=False)
+    schema = SCHEMA | {"features": ["age", "sex", "chol", "dial"], "dates": {}}
+    document = {
+        "run": run_document(
+            task={"name": "classification", "classes": 2},
+            data=schema,
+            model={"name": "mlp", "hidden": [8]},
+            preparation={"standardise": "federated"},
+            training={"epochs": 2},
+            federation={"sites": ["alpha", "beta"]},
+        ),
+        "simulation": {
+            "source": {"name": "folders", "path": str(tmp_path / "data")},
+            "partition": {"name": "folder"},
+            "policy": OPEN,
+        },
+    }
+    simulate(validate(SimulationFile, document), tmp_path / "run")
+    new = patients(20, 9).drop(columns="ill").assign(dial=0.0, sex="m")
+    found = list[pd.DataFrame]()
+    for table in (new, new.assign(dial=1.0, sex="w")):
+        data = written(tmp_path, table)
+        done = predict(tmp_path / "run", data)
+        assert done.exit_code == 0
+        found.append(predicted(data))
+    usual, other = found
+    assert usual["probability_yes"].equals(other["probability_yes"])
+    assert (set(usual["outside"]), set(other["outside"])) == ({""}, {"sex; dial"})
+    for column in ("sex", "dial"):
+        assert f"column {column}: 20 of 20 values are none of training's" in done.output
+
+
 def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospitals: Path, tmp_path: Path) -> None:
     whole = patients(12, 9)
     spoiled = whole.astype(object)
