@@ -13,7 +13,7 @@ from rankdad.common.metrics import Tally, empty
 from rankdad.common.metrics.smoothing import Scored
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
-from rankdad.common.privacy.standing import Places
+from rankdad.common.privacy.standing import Place, Places
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
@@ -66,6 +66,7 @@ class Contributions:
         self._preparing = Preparing(spec)
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
         self._retain = retain
+        self._earlier: Places = ()  # of other runs
         self._scored: dict[int, dict[str, Scored]] = {}  # of each fold's test, by model
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
 
@@ -124,6 +125,8 @@ class Contributions:
             )
             check_steps(*given, first)
             check_repeated(*given, sizes)
+        if self._data.parts is not None:
+            self._earlier = self._data.parts.places(anew)
         if not tell(*given, sizes, anew=anew):
             raise UserError(
                 "data: another run of the same patients has begun here meanwhile: start again",
@@ -138,7 +141,13 @@ class Contributions:
             PolicyError: as many are known there as tell who is in which.
         """
         largest = max(self._run.largest_batches(self._index, self._run.fold))
-        check_standing(policy, self._spec, self._plan, self._data, self._run.fold, largest, places)
+        given = policy, self._spec, self._plan, self._data, self._run.fold
+        check_standing(*given, largest, places, self._earlier)
+
+    def note_place(self, place: Place) -> None:
+        """Note in the site's log where batches have been sent that other runs may add to."""
+        if self._data.parts is not None and (place.steps > 1 or not self._run.epoch):
+            self._data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:
         """Check what a stage of preparation has added up to.

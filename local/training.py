@@ -300,6 +300,7 @@ class _Trainer:
             and run.due.kind not in (Kind.STEP, Kind.COMPARISON)
         ):
             self.state.places = stayed(self.state.places, run.replica.sketch(), self._drawn)
+            self.contributions.note_place(self.state.places[-1])
         self.lap("end")
 
     @property

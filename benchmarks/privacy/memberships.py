@@ -75,7 +75,7 @@ def attack(model: str, rate: float, epochs: int, policy: Policy, rank: int | Non
             labels = (own[:, 0] + drawn.normal(size=PATIENTS) > 0).astype(np.int64)
             (Path(folder) / site / "data").mkdir(parents=True)
             np.savez(Path(folder) / site / "data" / "data.npz", x=own, y=labels)
-        spec = validate(RunSpec, _document(model, rate, epochs, rank, seed))
+        spec = validate(RunSpec, specification(model, rate, epochs, rank, seed))
         with _drawn() as batches:
             seen = run_sites(spec, Path(folder), policy, seed=seed)
     if isinstance(seen, Refused):
@@ -191,7 +191,8 @@ def _rows(seen: Seen, sums: Tensor, members: Tensor) -> Tensor:
     return weight[every, largest] / bias[every, largest][:, None]
 
 
-def _document(model: str, rate: float, epochs: int, rank: int | None, seed: int) -> dict[str, Any]:
+def specification(model: str, rate: float, epochs: int, rank: int | None, seed: int) -> dict[str, Any]:
+    """Return the spec of a training."""
     return {
         "name": "memberships",
         "task": {"name": "classification", "classes": 2},

@@ -6,7 +6,6 @@ all have no more dimensions than there are patients, and who is in which follows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -52,6 +51,16 @@ def stayed(places: Places, sketch: Tensor, steps: int) -> Places:
     return *others, last._replace(steps=last.steps + (0 if moved else max(0, steps - 1)))
 
 
-def most_known(places: Sequence[Place], numbers: int) -> int:
-    """Return how many dimensions of what is sent at the last of some places are known, of steps of so many numbers."""
-    return min(places[-1].steps, numbers) if places else 0
+def most_known(places: Places, numbers: int, earlier: Places = ()) -> int:
+    """Return how many dimensions of what is sent at the last of some places are known.
+
+    Args:
+        places: of this run.
+        numbers: of each step.
+        earlier: of other runs.
+    """
+    if not places:
+        return 0
+    here = places[-1]
+    before = sum(place.steps for place in earlier if distance(place.sketch, here.sketch) <= NEAR)
+    return min(here.steps + before, numbers)

@@ -16,6 +16,8 @@ from rankdad.common.errors import DataError, UserError, counted, visible
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret, most_rows, refine
+from rankdad.common.privacy.standing import Place, Places
+from rankdad.common.run.weight_sketch import unpack_sketch
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.reading import PLACE, Array, Reading
@@ -42,6 +44,8 @@ class Dealt:
         told: what share of the cells of each sample's patient earlier runs have told, float64 [samples]; None without.
         tell: notes in the site's log what shares the run tells, and returns whether it still may; None without a log.
         log: of the site, where the run is noted in one.
+        places: returns weights at which earlier runs have sent batches, of a run that begins anew its own, too.
+        place: notes in the site's log that the run has sent batches near some weights.
         large: names of patients who have more than `LARGE` of their part's samples.
         beyond: samples that are left out since their patients have too many of their part's.
         why: some of the site's samples wait, and what would help; "" without a log.
@@ -56,6 +60,8 @@ class Dealt:
     told: Array | None = None
     tell: Callable[[Array, float, bool], bool] | None = None
     log: DisclosureLog | None = None
+    places: Callable[[bool], Places] = lambda anew: ()
+    place: Callable[[Place], None] = lambda place: None
     large: tuple[str, ...] = ()
     beyond: int = 0
     why: str = ""
@@ -158,7 +164,14 @@ class Dealing:
         def tell(shares: Array, most: float, anew: bool) -> bool:
             return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told, most, anew=anew)
 
-        return replace(dealt, tell=tell, log=log)
+        def places(anew: bool) -> Places:
+            known = log.places(None if anew else run)
+            return tuple(Place(unpack_sketch(sketch), steps) for sketch, steps in known)
+
+        def place(here: Place) -> None:
+            log.note_place(run, here.sketch.numpy().tobytes(), here.steps)
+
+        return replace(dealt, tell=tell, log=log, places=places, place=place)
 
     def _asked(
         self, log: DisclosureLog, reading: Reading, patients: Patients

@@ -30,7 +30,7 @@ from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 4
+VERSION = 5
 SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
@@ -64,6 +64,12 @@ CREATE TABLE versions (
     number INTEGER NOT NULL,
     digests BLOB NOT NULL,
     PRIMARY KEY (about, number)
+) WITHOUT ROWID;
+CREATE TABLE places (
+    run INTEGER NOT NULL REFERENCES runs (number),
+    sketch BLOB NOT NULL,
+    steps INTEGER NOT NULL,
+    PRIMARY KEY (run, sketch)
 ) WITHOUT ROWID;
 CREATE TABLE asked (
     run TEXT PRIMARY KEY,
@@ -397,6 +403,32 @@ class DisclosureLog:
             rows = [(number, name, share) for name, share in sorted(new.items()) if share]
             log.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", rows)
             return True
+
+    def places(self, but: str | None = None) -> list[tuple[bytes, int]]:
+        """Return sketches of the weights at which runs have sent batches, and how many; see `common.privacy.standing`.
+
+        Args:
+            but: identity of a run that is left out.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, _):
+            known = "SELECT sketch, steps FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
+            return log.execute(known, [but]).fetchall()
+
+    def note_place(self, run: str, sketch: bytes, steps: int) -> None:
+        """Note how many batches a run has sent near some weights.
+
+        Raises:
+            UserError: the log cannot be written, or is another site's.
+        """
+        with self._connected() as (log, _):
+            log.execute(
+                "INSERT INTO places SELECT number, ?, ? FROM runs WHERE run = ? "
+                "ON CONFLICT DO UPDATE SET steps = max(steps, excluded.steps)",
+                [sketch, steps, run],
+            )
 
     def exists(self) -> bool:
         """Tell whether there is a log, or one is lost; none is made by asking."""

@@ -23,7 +23,7 @@ from rankdad.common.privacy.repeated import (
     shares_told,
     steps_of_all,
 )
-from rankdad.common.privacy.standing import NEAR, Place, most_known
+from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -271,7 +271,14 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
 
 
 def check_standing(
-    policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, fold: int, samples: int, places: Sequence[Place]
+    policy: Policy,
+    spec: RunSpec,
+    plan: Plan,
+    data: SiteData,
+    fold: int,
+    samples: int,
+    places: Places,
+    earlier: Places = (),
 ) -> None:
     """Check that batches at nearly the same weights are too few to tell who is in which.
 
@@ -283,20 +290,22 @@ def check_standing(
         fold: that is trained.
         samples: of the largest batch.
         places: at which batches have been sent; the next are at the last of them.
+        earlier: at which other runs have.
 
     Raises:
         FewSamplesError: there are too many.
     """
     numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
-    known, people = most_known(places, numbers), data.people(data.splits[fold].train)
+    known, people = most_known(places, numbers, earlier), data.people(data.splits[fold].train)
     most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
     if known <= most:
         return
     noun = "sample" if data.groups is None else spec.group_noun
-    asks = f"has sent {counted(places[-1].steps, 'step')} at weights that differ by less than {NEAR:.1%}"
+    others = ", with those of other runs" * bool(earlier)
+    asks = f"has sent {counted(known, 'step')}{others}, at weights that differ by less than {NEAR:.1%}"
     allows = f"{most} such of {counted(people, noun)} here (rows_per_rank {policy.rows_per_rank})"
     change: dict[str, object] = {"rows_per_rank": 2 * people // known or None}
-    owner = "a larger learning rate, or fewer epochs,"
+    owner = "a larger learning rate, fewer epochs or trainings, or another seed"
     error = refusal("training.optimizer.lr", asks, allows, change, STANDING, owner=owner)
     raise FewSamplesError.of(error, code="weights-hardly-move")
 

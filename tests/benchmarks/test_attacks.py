@@ -14,7 +14,7 @@ from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Seen, run_sites
 from benchmarks.privacy.inversion import COLUMNS, Case, invert, specified
 from benchmarks.privacy.judge import Claim, judge
 from benchmarks.privacy.least_squares import logistic
-from benchmarks.privacy.memberships import PATIENTS, attack
+from benchmarks.privacy.memberships import PATIENTS, attack, specification
 from benchmarks.privacy.tables import patients
 from benchmarks.privacy.units import told
 from rankdad.common.documents import validate
@@ -103,3 +103,17 @@ def test_an_attacker_knows_the_weights_at_which_a_message_was_made(tmp_path: Pat
         sent = body.payload[0]
         assert isinstance(sent, Tensor)
         torch.testing.assert_close(sent.double().flatten(), found["1.weight"].flatten(), rtol=1e-9, atol=1e-12)
+
+
+def test_runs_with_one_seed_begin_at_the_same_weights_and_their_batches_add_up(tmp_path: Path) -> None:
+    """Each sent fewer than half as many as there are patients: twelve of them had told all rows."""
+    drawn = np.random.default_rng(0)
+    for site in SITES:
+        (tmp_path / site / "data").mkdir(parents=True)
+        np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(45, 9)), y=np.arange(45) % 2)
+    outcomes = list[str]()
+    for number, seed in enumerate((0, 0, 1, 0)):
+        spec = validate(RunSpec, specification("six layers of 3", 1e-40, 3, None, seed) | {"name": f"run-{number}"})
+        seen = run_sites(spec, tmp_path, RULES, f"{number:016x}")
+        outcomes.append("" if isinstance(seen, Seen) else seen.code)
+    assert outcomes == ["", "weights-hardly-move", "", "weights-hardly-move"]
