@@ -110,7 +110,8 @@ def _back(seen: Seen, fold: int, totals: Mapping[str, Tensor]) -> Tensor:
     fit = Preparing(seen.spec).fit({name: own[fold] for name, own in totals.items() if not name.startswith("linear")})
     assert fit.mean is not None
     assert fit.scale is not None
-    back = torch.diag(torch.cat([torch.ones(1, dtype=torch.float64), fit.scale]))
+    scale = torch.where(fit.scale.isinf(), 0.0, fit.scale)  # of a column that is its mean in all rows
+    back = torch.diag(torch.cat([torch.ones(1, dtype=torch.float64), scale]))
     back[1:, 0] = fit.mean
     return back
 

@@ -21,7 +21,7 @@ from rankdad.common.documents import validate
 from rankdad.common.protocol.messages import Step
 from rankdad.common.spec import RunSpec
 
-COUNT = 60
+COUNT = 90
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
