@@ -21,7 +21,7 @@ from rankdad.common.privacy.shares import scales, shared_units
 SAMPLES = 16
 NEAR = 0.01  # standard deviations, of columns that have one each
 FIT = 1e-9  # of what is sent: what a right solution may leave of it
-SHAPES = ((3, 80), (3, 300), (4, 100), (4, 300), (6, 120), (6, 300), (12, 128))
+SHAPES = ((4, 100), (4, 300), (6, 40), (6, 90), (6, 300), (8, 50), (8, 70), (13, 64), (12, 128), (12, 200))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rankdad.common.policy import Policy, refusal
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import (
+    NUMBERS,
     Sent,
     most_told,
     numbers_a_cell,
@@ -265,7 +266,7 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
     noun = "sample" if data.groups is None else spec.group_noun
     asks = f"sends {numbers:,} numbers of {counted(people, noun)} in a step here, who have {columns} columns each"
     allows = f"{each:g} for each cell, {int(each * people * columns):,} in all (rows_per_rank {policy.rows_per_rank})"
-    change: dict[str, object] = {"rows_per_rank": 32 * people * columns // numbers or None}
+    change: dict[str, object] = {"rows_per_rank": NUMBERS * people * columns // numbers or None}
     error = refusal("model", asks, allows, change, WIDE, owner="fewer units, a lower rank or larger batches")
     raise FewSamplesError.of(error, code="step-of-too-many-numbers")
 
