@@ -19,7 +19,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
 MEASURES = 2  # of a step, beside the payload: loss and norm
-NUMBERS = 10  # a cell, times rows_per_rank
+NUMBERS = 32  # a cell, times rows_per_rank
 OF_LABELS = 2  # of the moments of a number: its sum, and that of its squares
 
 
@@ -61,8 +61,8 @@ def most_told(rows_per_rank: int | None) -> float:
 def numbers_a_cell(rows_per_rank: int | None) -> float:
     """Return how many numbers a step of a table may send for each cell of its patients.
 
-    At 3.6 and more a program solved steps of networks of one layer for the whole batch, and at 2.7 and less none
-    (`python -m benchmarks inversion`).
+    It keeps the widest networks out. A program solved steps from 3.6 numbers a cell on for the whole batch, and none of
+    2.7 and less (`python -m benchmarks inversion`).
     """
     return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
 
