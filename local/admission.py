@@ -29,7 +29,6 @@ from rankdad.local.data.folds import Split
 from rankdad.local.privacy.told import (
     REPEATED,
     beside_steps,
-    check_numbers,
     check_repeated,
     check_solving,
     epochs_of_validation,
@@ -441,7 +440,6 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
-    check_numbers(policy, spec, plan, data, smallest, people)
 
 
 def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:

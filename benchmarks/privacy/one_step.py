@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.privacy.least_squares import solve
 from rankdad.common.policy import Policy
-from rankdad.common.privacy.repeated import MEASURES, numbers_a_cell
+from rankdad.common.privacy.repeated import MEASURES
 from rankdad.common.privacy.shares import scales, shared_units
 
 SAMPLES = 16
@@ -32,14 +32,12 @@ class Solved:
         columns: of its patients.
         units: of the only hidden layer.
         numbers: that are sent for each cell, the outcome among these.
-        refused: whether the default policy refuses that.
         rows: that the program claims, and are right.
     """
 
     columns: int
     units: int
     numbers: float
-    refused: bool
     rows: int
 
 
@@ -86,16 +84,15 @@ def solved(columns: int, units: int, starts: int, seed: int = 0) -> Solved:
             apart = torch.cdist(found[:-SAMPLES].reshape(SAMPLES, columns), rows, p=torch.inf)
             right = int((apart < NEAR).any(0).sum())
             break
-    return Solved(columns, units, a_cell, a_cell > numbers_a_cell(policy.rows_per_rank), right)
+    return Solved(columns, units, a_cell, right)
 
 
 def bench_one_step(starts: int, console: Console) -> list[Solved]:
     """Print and return what one step tells, by columns and units."""
-    table = Table("columns", "units", "numbers a cell", f"rows, of {SAMPLES}", "by default")
+    table = Table("columns", "units", "numbers a cell", f"rows, of {SAMPLES}")
     found = [solved(columns, units, starts) for columns, units in SHAPES]
     for one in found:
-        by_default = "refused" if one.refused else "sent"
-        table.add_row(*map(str, (one.columns, one.units)), f"{one.numbers:.3g}", str(one.rows), by_default)
+        table.add_row(*map(str, (one.columns, one.units)), f"{one.numbers:.3g}", str(one.rows))
     console.print(f"patients whose cells one step by rank-dad tells, in double precision, from {starts} starts:")
     console.print(table)
     return found

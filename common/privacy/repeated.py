@@ -19,7 +19,6 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
 MEASURES = 2  # of a step, beside the payload: loss and norm
-NUMBERS = 32  # a cell, times rows_per_rank
 OF_LABELS = 2  # of the moments of a number: its sum, and that of its squares
 
 
@@ -56,15 +55,6 @@ def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
 def most_told(rows_per_rank: int | None) -> float:
     """Return what share of a patient's cells may be told in all: what a step of as many rows tells, twice."""
     return math.inf if rows_per_rank is None else 2 / rows_per_rank
-
-
-def numbers_a_cell(rows_per_rank: int | None) -> float:
-    """Return how many numbers a step of a table may send for each cell of its patients.
-
-    It keeps the widest networks out. A program solved steps from 3.6 numbers a cell on for the whole batch, and none of
-    2.7 and less (`python -m benchmarks inversion`).
-    """
-    return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
 
 
 def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rankdad.common.run.weight_sketch import distance
 
 NEAR = 3e-3  # of the size of all weights
-MOST = 200  # places that are remembered
+MOST = 50  # places that are remembered
 
 
 class Place(NamedTuple):

@@ -15,10 +15,8 @@ from rankdad.common.policy import Policy, refusal
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import (
-    NUMBERS,
     Sent,
     most_told,
-    numbers_a_cell,
     numbers_of_epoch,
     numbers_of_step,
     shares_told,
@@ -28,6 +26,7 @@ from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
@@ -35,7 +34,6 @@ REPEATED = "sums of the same patients at many weights: with as many numbers as t
 STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
 
 WIDER = "who is in which batch, and with that each one's row: with as many columns as patients batches tell both"
-WIDE = "more numbers than a step's patients have cells: of a wide network on few columns these can be solved for"
 
 SMALLEST = 4  # bytes of a number in a buffer
 
@@ -243,34 +241,6 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     raise FewSamplesError.of(error, code="columns-of-too-few")
 
 
-def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, samples: int, people: int) -> None:
-    """Check that one step of a table does not send so many numbers that its patients can be solved for.
-
-    Args:
-        policy: of the site.
-        spec: of the run.
-        plan: of the run.
-        data: of the site.
-        samples: of the smallest step.
-        people: whom they are of at least.
-
-    Raises:
-        FewSamplesError: it sends too many.
-    """
-    if spec.data.tokens is not None or len(spec.data.shape) > 1:
-        return
-    numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
-    columns, each = columns_here(spec, data), numbers_a_cell(policy.rows_per_rank)
-    if columns < 2 or numbers <= each * people * columns:
-        return
-    noun = "sample" if data.groups is None else spec.group_noun
-    asks = f"sends {numbers:,} numbers of {counted(people, noun)} in a step here, who have {columns} columns each"
-    allows = f"{each:g} for each cell, {int(each * people * columns):,} in all (rows_per_rank {policy.rows_per_rank})"
-    change: dict[str, object] = {"rows_per_rank": NUMBERS * people * columns // numbers or None}
-    error = refusal("model", asks, allows, change, WIDE, owner="fewer units, a lower rank or larger batches")
-    raise FewSamplesError.of(error, code="step-of-too-many-numbers")
-
-
 def check_standing(
     policy: Policy,
     spec: RunSpec,
@@ -297,6 +267,8 @@ def check_standing(
         FewSamplesError: there are too many.
     """
     numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
+    if isinstance(spec.task, Classification):  # what flows back to all classes adds up to 0
+        numbers -= sum(route.matrix[1] for route in plan.routes[-2:] if route.matrix[0] == spec.task.outputs)
     known, people = most_known(places, numbers, earlier), data.people(data.splits[fold].train)
     most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
     if known <= most:
