@@ -140,7 +140,7 @@ class Contributions:
         Raises:
             PolicyError: as many are known there as tell who is in which.
         """
-        largest = max(self._run.largest_batches(self._index, self._run.fold))
+        largest = max(map(sum, self._run.batches(self._index)))
         given = policy, self._spec, self._plan, self._data, self._run.fold
         check_standing(*given, largest, places, self._earlier)
 

@@ -293,22 +293,23 @@ class _Trainer:
             self.state.moments = moments
         self.lap("reduce")
         self._follow(update)
-        if (
-            self.state.places
-            and self._drawn
-            and run.due is not None
-            and run.due.kind not in (Kind.STEP, Kind.COMPARISON)
-        ):
-            self.state.places = stayed(self.state.places, run.replica.sketch(), self._drawn)
-            self.contributions.note_place(self.state.places[-1])
+        due = run.due
+        if due is not None and due.kind not in (Kind.STEP, Kind.COMPARISON):
+            self._end_epoch()
         self.lap("end")
 
     @property
     def _drawn(self) -> int:
         """How many batches of the epoch nobody else knows the patients of."""
         run = self.site_run
-        sizes = [sum(step) for step in run.batches(self.index)]
-        return sum(0 < size < run.samples(self.index) for size in sizes)
+        whole = run.samples(self.index)
+        return sum(0 < sum(step) < whole for step in run.batches(self.index))
+
+    def _end_epoch(self) -> None:
+        """Note where the epoch's batches were sent, for trainings and runs to come."""
+        if self.state.places and (drawn := self._drawn):
+            self.state.places = stayed(self.state.places, self.site_run.replica.sketch(), drawn)
+            self.contributions.note_place(self.state.places[-1])
 
     def _begin_epoch(self) -> None:
         """Check that not too many batches have been sent at nearly these weights.

@@ -48,7 +48,7 @@ from rankdad.remote.progress import Epoch, Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
-from rankdad.remote.solving import how_solved, not_solved, undertrained, untold
+from rankdad.remote.solving import how_solved, no_sums, not_solved, undertrained
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
 from rankdad.remote.tracking import Tracker
@@ -275,7 +275,7 @@ class Recorder:
                 self.progress.warn(kind, sites)
             self.summarise()
         if names := self._preparing.untold(update.stage, update.values):
-            self.progress.table1.setdefault("warnings", []).append(untold(names))
+            self.progress.table1.setdefault("warnings", []).append(no_sums(self._spec, names))
             self.summarise()
         if self._spec.kept_fold is not None and update.stage == OWN:
             self._record_coefficients(last, self._totals(self._spec.kept_fold))

@@ -1,4 +1,4 @@
-"""How a run's model was trained: by which solver and why, whether enough, and on which columns as they are."""
+"""How a run's model was trained: by which solver and why, whether enough, and which columns it lacked."""
 
 from __future__ import annotations
 
@@ -86,10 +86,13 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
     return {"trainings": trainings, "of": measured, "warning": warning}
 
 
-def untold(names: Sequence[str]) -> str:
+def no_sums(spec: RunSpec, names: Sequence[str]) -> str:
     """Return what to say of columns of which no hospital has told a sum."""
     more = f" and {len(names) - MAX_NAMED} more" * (len(names) > MAX_NAMED)
+    seen = "the model does not see it"
+    if spec.preparation.standardise != "federated":
+        seen = "the model takes the values that there are as they are, and 0 for gaps"
     return (
-        f"of {', '.join(map(visible, names[:MAX_NAMED]))}{more} no hospital tells a sum, since too few of its patients "
-        "have a value (min_rows): the model does not see it; leave it out"
+        f"of {', '.join(map(visible, names[:MAX_NAMED]))}{more} no hospital tells a sum, since no patients or too few "
+        f"have a value (min_rows): {seen}; leave it out"
     )

@@ -226,13 +226,15 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     Raises:
         FewSamplesError: there are too many.
     """
-    steps, before = list(of_directions(policy, spec, plan, data, sizes)), told_before(data)
+    steps = list(of_directions(policy, spec, plan, data, sizes))
+    before = told_before(data) + beside_steps(spec, data)
     own = told_here(data, steps)
     if not steps or not over(policy, before + own).any():
         return
     noun = "sample" if data.groups is None else spec.group_noun
     fewest = min(data.people(one.rows) for one in steps)
-    columns = int(_varies(data.samples.inputs).sum()) if isinstance(data.samples.inputs, Tensor) else 0
+    inputs = data.samples.inputs
+    columns = int(_varies(inputs).sum()) if isinstance(inputs, Tensor) else 0
     asks = f"trains on {counted(columns, 'column')}, levels counted one by one, of {counted(fewest, noun)} here"
     most = most_told(policy.rows_per_rank)
     allows = f"that from {counted(math.ceil((columns + 1) / most), noun)} on (rows_per_rank {policy.rows_per_rank})"
@@ -268,7 +270,8 @@ def check_standing(
     """
     numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
     if isinstance(spec.task, Classification):  # what flows back to all classes adds up to 0
-        numbers -= sum(route.matrix[1] for route in plan.routes[-2:] if route.matrix[0] == spec.task.outputs)
+        last = plan.routes[-2] if len(plan.routes) > 1 else plan.routes[-1]
+        numbers -= last.matrix[1] * (last.dense and last.matrix[0] == spec.task.outputs)
     known, people = most_known(places, numbers, earlier), data.people(data.splits[fold].train)
     most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
     if known <= most:

@@ -63,7 +63,7 @@ def worth(run: RunResults) -> Iterator[Sentence]:
         had, tested = run.summary.metrics.references[reference].samples, run.test.get("samples")
         if had != tested:
             text = f"{MODELS[reference]} was tested on {had:,} of {tested:,} rows alone, and is not compared"
-            yield Sentence("reference-in-part", f"{text}: in some trainings there was none.")
+            yield Sentence("reference-in-part", f"{text}: in some trainings, or at some hospitals, there was none.")
         if reached is not None:
             between = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
             within = run.differences_from(reference).get(WITHIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +59,30 @@ def patients(count: int, seed: int) -> pd.DataFrame:
     )
 
 
+def trained(folder: Path, table: Callable[[int], pd.DataFrame], data: dict[str, Any], **changes: Any) -> Path:
+    """Simulate a run of two hospitals with tables of these seeds; return its directory."""
+    for seed, site in enumerate(("alpha", "beta")):
+        (folder / "data" / site).mkdir(parents=True)
+        table(seed).to_csv(folder / "data" / site / "heart.csv", index=False)
+    run = run_document(
+        task={"name": "classification", "classes": 2}, data=data, federation={"sites": ["alpha", "beta"]}, **changes
+    )
+    simulation = {
+        "source": {"name": "folders", "path": str(folder / "data")},
+        "partition": {"name": "folder"},
+        "policy": OPEN,
+    }
+    simulate(validate(SimulationFile, {"run": run, "simulation": simulation}), folder / "run")
+    return folder / "run"
+
+
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two hospitals, in `run`, and their folders."""
     folder = tmp_path_factory.mktemp("hospitals")
-    for seed, site in enumerate(("alpha", "beta")):
-        (folder / "data" / site).mkdir(parents=True)
-        patients(60, seed).to_csv(folder / "data" / site / "heart.csv", index=False)
-    document = {
-        "run": run_document(
-            task={"name": "classification", "classes": 2},
-            data=SCHEMA,
-            model={"name": "linear"},
-            preparation={"standardise": "federated"},
-            training={"epochs": 15, "optimizer": {"name": "adam", "lr": 0.1}},
-            federation={"sites": ["alpha", "beta"]},
-        ),
-        "simulation": {
-            "source": {"name": "folders", "path": str(folder / "data")},
-            "partition": {"name": "folder"},
-            "policy": OPEN,
-        },
-    }
-    simulate(validate(SimulationFile, document), folder / "run")
+    settings = {"training": {"epochs": 15, "optimizer": {"name": "adam", "lr": 0.1}}}
+    standardised = {"preparation": {"standardise": "federated"}}
+    trained(folder, lambda seed: patients(60, seed), SCHEMA, model={"name": "linear"}, **standardised, **settings)
     return folder
 
 
@@ -120,24 +122,8 @@ def test_predictions_stand_beside_ids_and_what_is_kept(hospitals: Path, tmp_path
 
 def test_new_patients_need_no_name(tmp_path: Path) -> None:
     """A model that was trained on patients with a key predicts for a table without it."""
-    for seed, site in enumerate(("alpha", "beta")):
-        (tmp_path / "data" / site).mkdir(parents=True)
-        patients(40, seed).to_csv(tmp_path / "data" / site / "heart.csv", index=False)
-    document = {
-        "run": run_document(
-            task={"name": "classification", "classes": 2},
-            data=SCHEMA | {"key": "patient", "group": None},
-            model={"name": "linear"},
-            training={"epochs": 1},
-            federation={"sites": ["alpha", "beta"]},
-        ),
-        "simulation": {
-            "source": {"name": "folders", "path": str(tmp_path / "data")},
-            "partition": {"name": "folder"},
-            "policy": OPEN,
-        },
-    }
-    simulate(validate(SimulationFile, document), tmp_path / "run")
+    schema = SCHEMA | {"key": "patient", "group": None}
+    trained(tmp_path, lambda seed: patients(40, seed), schema, model={"name": "linear"}, training={"epochs": 1})
     named = patients(20, 9).drop(columns="ill")
     found = list[pd.DataFrame]()
     for table in (named, named.drop(columns="patient")):
@@ -151,26 +137,10 @@ def test_new_patients_need_no_name(tmp_path: Path) -> None:
 
 def test_of_what_was_the_same_in_all_rows_a_model_has_learned_nothing(tmp_path: Path) -> None:
     """Its weight is the one it began with: predictions moved by that, and nothing was said."""
-    for seed, site in enumerate(("alpha", "beta")):
-        (tmp_path / "data" / site).mkdir(parents=True)
-        patients(60, seed).assign(dial=0.0, sex="m").to_csv(tmp_path / "data" / site / "heart.csv", index=False)
     schema = SCHEMA | {"features": ["age", "sex", "chol", "dial"], "dates": {}}
-    document = {
-        "run": run_document(
-            task={"name": "classification", "classes": 2},
-            data=schema,
-            model={"name": "mlp", "hidden": [8]},
-            preparation={"standardise": "federated"},
-            training={"epochs": 2},
-            federation={"sites": ["alpha", "beta"]},
-        ),
-        "simulation": {
-            "source": {"name": "folders", "path": str(tmp_path / "data")},
-            "partition": {"name": "folder"},
-            "policy": OPEN,
-        },
-    }
-    simulate(validate(SimulationFile, document), tmp_path / "run")
+    network = {"name": "mlp", "hidden": [8]}
+    settings = {"preparation": {"standardise": "federated"}, "training": {"epochs": 2}}
+    trained(tmp_path, lambda seed: patients(60, seed).assign(dial=0.0, sex="m"), schema, model=network, **settings)
     new = patients(20, 9).drop(columns="ill").assign(dial=0.0, sex="m")
     found = list[pd.DataFrame]()
     for table in (new, new.assign(dial=1.0, sex="w")):
