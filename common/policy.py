@@ -95,8 +95,9 @@ class Policy(Part):
     sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
     smaller or the method is dsgd, may have twice as many units: then no sum or difference of units is nearly all one
     patient's. Of local steps each batch counts for itself. With 4 a table has at least two patients for each column,
-    and at nearly the same weights half as many steps as patients are sent; larger numbers ask for more. It makes it
-    hard to tell samples apart, not impossible."""
+    a step of one sends no more numbers than it has cells, for which rank-dad sends fewer rows of a wide network, and at
+    nearly the same weights half as many steps as patients are sent; larger numbers ask for more. It makes it hard to
+    tell samples apart, not impossible."""
     max_rank: PositiveInt | None = None
     """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
     send gradients of any rank are refused. What travels dense, since that is smaller or the method is dsgd, may have a

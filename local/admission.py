@@ -26,6 +26,7 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
 from rankdad.local.data.behind import levels_of
 from rankdad.local.data.folds import Split
+from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.told import (
     REPEATED,
     beside_steps,
@@ -71,7 +72,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         if spec.batches == "full":  # of even ones a site alone knows no sizes
             check_repeated(policy, spec, plan, data, sizes)
         smallest = min((size for fold in sizes for size in fold), default=0)
-        data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, data, smallest)))
+        data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, plan, data, smallest)))
     units = f"{_noun(spec, data)}s"
     preparing = Preparing(spec)
     if any(preparing.is_due(stage, exact=not steps) for stage in preparing.stages):
@@ -396,9 +397,9 @@ def _too_often(policy: Policy, spec: RunSpec, data: SiteData) -> list[Tensor]:
     return [much[split.validation] for split in data.splits]
 
 
-def _small_steps(policy: Policy, spec: RunSpec, data: SiteData, smallest: int) -> Iterator[str]:
+def _small_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, smallest: int) -> Iterator[str]:
     """Say what comes of steps of few samples that the policy allows."""
-    asked, most = rows_sent(spec), policy.rank(smallest)
+    asked, most = rows_sent(spec), StepNumbers.of(policy, spec, plan, data).rows(smallest)
     if smallest and asked is not None and most is not None and most < asked:
         yield (
             f"method: steps of {smallest} samples send {most} rows of a layer here, not {asked} "
@@ -440,6 +441,7 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
+    check_numbers(policy, spec, plan, data, smallest)
 
 
 def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:

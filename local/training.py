@@ -32,6 +32,7 @@ from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
 from rankdad.local.parts import Part
 from rankdad.local.passes import Passes
+from rankdad.local.privacy.cells import StepNumbers
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.references import References
 
@@ -150,7 +151,8 @@ def train(
         references.outputs,
         retain=policy.retain,
     )
-    trainer = _Trainer(spec, plan, passes, contributions, state, policy, lap, notice, followed, send)
+    numbers = StepNumbers.of(policy, spec, plan, data)
+    trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed, send)
     return (yield from trainer.run(between_steps, references.advance))
 
 
@@ -171,12 +173,13 @@ class _Trainer:
         contributions: Contributions,
         state: TrainingState,
         policy: Policy,
+        numbers: StepNumbers,
         lap: Lap,
         notice: Callable[[str], None],
         followed: Callable[[Body], None],
         send: Send | None,
     ) -> None:
-        self.spec, self.plan, self.policy = spec, plan, policy
+        self.spec, self.plan, self.policy, self.numbers = spec, plan, policy, numbers
         self.passes, self.contributions = passes, contributions
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
         self.followed, self.send = followed, send
@@ -243,7 +246,7 @@ class _Trainer:
         before = assumed(self.state.residuals, self.state.sent)
         state = MethodState(before, run.bases)
         # Steps of its own may leave but one batch that counts: limits are on each.
-        most = self.policy.rank(self.passes.behind_step)
+        most = self.numbers.rows(self.passes.behind_step)
         most = most if most is None else most - self.projects
         send = self.send if known is None and not self.catching_up.behind and len(self.plan.buckets) > 1 else None
         open_ = deque[tuple[int, SiteStep, Step]]()  # buckets whose last exchange is to come

@@ -11,6 +11,7 @@ from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
 from rankdad.remote.coefficients import not_compared, opposite
+from rankdad.remote.solving import solved
 from rankdad.remote.table_one import outcome_names
 from rankdad.remote.view import figures, size, times_fewer
 
@@ -113,7 +114,7 @@ def result_lines(summary: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     steps = (
         f"{summary['method']}, {members}, {counted(summary['steps'], 'step')}, {counted(summary['epochs'], 'epoch')}"
     )
-    trained = f"solved exactly, {members}" if exact else f"{steps}{_best(summary, spec)}"
+    trained = f"{solved(summary['solver'])}, {members}" if exact else f"{steps}{_best(summary, spec)}"
     yield f"{trained}, {summary['seconds']:.1f} s"
     if test.get("samples"):
         known = {

@@ -53,9 +53,15 @@ def not_solved(solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str,
         f"the exact solution was not reached in {', '.join(trainings[:MAX_NAMED])}"
         + f" and {len(trainings) - MAX_NAMED} more" * (len(trainings) > MAX_NAMED)
         + " in its few rounds, in which sites may keep back sums that few patients are behind: figures of these "
-        'trainings are of other weights; take "solver": "steps" (training.solver), or leave out rare levels'
+        'trainings are of other weights; take "solver": "steps" (training.solver), fewer folds, columns or levels'
     )
     return {**solver, "unsolved": list(trainings), "warning": warning}
+
+
+def solved(solver: Mapping[str, Any]) -> str:
+    """Return "solved exactly", and but for how many trainings."""
+    left = len(solver.get("unsolved", ()))
+    return "solved exactly" + f" but for {counted(left, 'training')}" * bool(left)
 
 
 def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int = 0) -> dict[str, object]:

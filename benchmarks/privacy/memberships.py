@@ -34,7 +34,7 @@ COLUMNS, PATIENTS, BATCH = 9, 45, 9
 NEAR, NEARLY = 0.01, 0.1  # standard deviations, of columns that have one each
 STARTS, TURNS = 500, 40
 LEFT = (0.02,) * 4 + (0.1,) * 4 + (0.2,) * 4 + (0.4,) * 4 + (0.6,) * 4  # of what is claimed, outside the space
-MODELS = {"six layers of 3": [3] * 6, "one layer of 16": [16], "two layers of 32": [32, 32]}
+MODELS = {"five layers of 3": [3] * 5, "one layer of 16": [16], "two layers of 32": [32, 32]}
 RATES = (1e-40, 1e-8, 1e-3, 1e-2, 0.05, 0.2)
 ALIKE = 0.9  # of the epochs: a claim that is right in so many is of that patient
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankdad.common.gradients.routes import Route
 from rankdad.common.metrics.monitoring import monitoring_shape
-from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
+NUMBERS = 4  # a cell, times rows_per_rank
 MEASURES = 2  # of a step, beside the payload: loss and norm
 OF_LABELS = 2  # of the moments of a number: its sum, and that of its squares
 
@@ -67,16 +68,16 @@ def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
     return loss + others.get(monitor, moments - OF_LABELS)
 
 
-def numbers_of_step(plan: Plan, rows: int | None, *, projections: bool) -> int:
+def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: bool) -> int:
     """Return how many numbers a step sends of a batch.
 
     Args:
-        plan: of the run.
+        routes: of the gradients that are counted.
         rows: of a layer that a policy lets out at most; None is no limit.
         projections: whether a pair is sent for every matrix.
     """
     count = MEASURES
-    for route in plan.routes:
+    for route in routes:
         out, columns = route.matrix
         sent = out * columns
         if route.entries is not None:
@@ -86,6 +87,24 @@ def numbers_of_step(plan: Plan, rows: int | None, *, projections: bool) -> int:
             sent = min(sent, most * (out + columns))
         count += sent + sum(route.projected or ()) * projections
     return count
+
+
+def numbers_a_cell(rows_per_rank: int | None) -> float:
+    """Return how many numbers a step may send for each cell of its samples: with 4 rows per rank as many as cells.
+
+    A program solved some steps of 1.8 and more for the whole batch (`python -m benchmarks inversion`).
+    """
+    return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
+
+
+def rows_for_cells(routes: Sequence[Route], most: int, numbers: float, *, projections: bool) -> int:
+    """Return how many rows of a layer, at most so many, a step may send to have no more than so many numbers.
+
+    0 where even what travels dense is too many, or just few enough.
+    """
+    while most and numbers_of_step(routes, most, projections=projections) > numbers:
+        most -= 1
+    return most
 
 
 def steps_of_all(sizes: Sequence[int], samples: int) -> int:

@@ -13,21 +13,18 @@ from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.gradients.routes import Route
 from rankdad.common.policy import Policy, refusal
 from rankdad.common.preparation import Preparing
-from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import (
     Sent,
     most_told,
     numbers_of_epoch,
-    numbers_of_step,
     shares_told,
     steps_of_all,
 )
 from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.data import TableData
-from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
+from rankdad.local.privacy.cells import StepNumbers, columns_here, varies
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 
@@ -51,22 +48,6 @@ def told_here(data: SiteData, sent: Iterable[About]) -> Tensor:
     of = torch.arange(len(data.samples)) if data.groups is None else data.groups
     people = int(of.max()) + 1 if len(of) else 0
     return shares_told([Sent(of[one.rows].unique(), one.numbers, one.columns) for one in sent], people)[of]
-
-
-def columns_here(spec: RunSpec, data: SiteData) -> int:
-    """Return how many columns have more than one value here, the outcome among them.
-
-    A column's levels are one column, whatever levels a run lists: an owner may invent some.
-    """
-    inputs = data.samples.inputs
-    if not isinstance(inputs, Tensor):
-        return math.prod(spec.data.shape) + 1
-    varies = _varies(inputs)
-    if not isinstance(spec.data, TableData):
-        return int(varies.sum()) + 1
-    named = zip(spec.data.inputs, blocks(spec.data), strict=True)
-    ends = [(at, at + (levels or 1) + spec.data.is_indicated(name)) for name, (at, levels) in named]
-    return sum(bool(varies[first:end].any()) for first, end in ends) + 1
 
 
 def told_before(data: SiteData) -> Tensor:
@@ -115,12 +96,12 @@ def of_directions(
     seeing = [_rows(route) for route in plan.routes if route.matrix[1] in (width, width + 1) and len(route.shape) > 1]
     if not isinstance(inputs, Tensor) or not seeing or spec.data.tokens is not None:
         return
-    columns, directions = columns_here(spec, data), int(_varies(inputs).sum()) + 1
+    columns, directions = columns_here(spec, data), int(varies(inputs).sum()) + 1
     for split, own in zip(data.splits, sizes, strict=True):
         people = data.people(split.train)
         drawn = [size for size in own if 0 < size < len(split.train)]
         if drawn and directions > most_told(policy.rows_per_rank) * people:
-            most = policy.rank(max(drawn))
+            most = StepNumbers.of(policy, spec, plan, data).rows(max(drawn))
             rows = max(seeing) if most is None else max(1, min(most, max(seeing)))
             yield About(split.train, len(drawn) * rows * spec.training.epochs * columns, columns)
 
@@ -130,13 +111,6 @@ def _rows(route: Route) -> int:
     return max(1, route.matrix[0] - 1 if route.up is None else route.up)
 
 
-def _varies(inputs: Tensor) -> Tensor:
-    """Return which columns have more than one value, a gap being one, bool [columns]."""
-    flat = inputs.flatten(1).double()
-    low, high = flat.nan_to_num(math.inf).amin(0), flat.nan_to_num(-math.inf).amax(0)
-    return (low < high) | (flat.isnan().any(0) & (low <= high))
-
-
 def of_steps(
     policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
 ) -> Iterator[About]:
@@ -144,7 +118,7 @@ def of_steps(
     columns, buffers = columns_here(spec, data), plan.buffer_bytes // SMALLEST
     for split, own in zip(data.splits, sizes, strict=True):
         if steps := steps_of_all(own, len(split.train)):
-            each = numbers_of_step(plan, policy.rank(len(split.train)), projections=spec.training.sends_projections)
+            each = StepNumbers.of(policy, spec, plan, data).sent(len(split.train))
             yield About(split.train, (steps * each + buffers) * spec.training.epochs, columns)
 
 
@@ -234,7 +208,7 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     noun = "sample" if data.groups is None else spec.group_noun
     fewest = min(data.people(one.rows) for one in steps)
     inputs = data.samples.inputs
-    columns = int(_varies(inputs).sum()) if isinstance(inputs, Tensor) else 0
+    columns = int(varies(inputs).sum()) if isinstance(inputs, Tensor) else 0
     asks = f"trains on {counted(columns, 'column')}, levels counted one by one, of {counted(fewest, noun)} here"
     most = most_told(policy.rows_per_rank)
     allows = f"that from {counted(math.ceil((columns + 1) / most), noun)} on (rows_per_rank {policy.rows_per_rank})"
@@ -268,10 +242,7 @@ def check_standing(
     Raises:
         FewSamplesError: there are too many.
     """
-    numbers = numbers_of_step(plan, policy.rank(samples), projections=spec.training.sends_projections)
-    if isinstance(spec.task, Classification):  # what flows back to all classes adds up to 0
-        last = plan.routes[-2] if len(plan.routes) > 1 else plan.routes[-1]
-        numbers -= last.matrix[1] * (last.dense and last.matrix[0] == spec.task.outputs)
+    numbers = StepNumbers.of(policy, spec, plan, data).sent(samples)
     known, people = most_known(places, numbers, earlier), data.people(data.splits[fold].train)
     most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
     if known <= most:

@@ -82,7 +82,7 @@ OWNER = (
         "from epochs to rank are left as they are; mlp is a network with hidden layers of these widths, for thousands "
         "of rows.",
         network,
-        choices=("linear", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
+        choices=("linear", "mlp-8", "mlp-16", "mlp-32", "mlp-64-32", "mlp-256-128", "mlp-1024-1024"),
     ),
     FormField(
         "epochs",

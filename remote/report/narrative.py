@@ -11,6 +11,7 @@ from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
+from rankdad.remote.solving import solved
 from rankdad.remote.view import bound, times_fewer
 
 NAMES = {
@@ -122,9 +123,9 @@ def status(run: RunResults) -> str:
 def extent(run: RunResults) -> str:
     """Return how many sites trained, for how long."""
     spec, summary = run.spec, run.summary
-    trained = "solved exactly" if run.exact else count(summary.epochs, "epoch")
+    trained = solved(summary.solver) if run.exact else count(summary.epochs, "epoch")
     if run.exact and spec.models > 1:
-        trained = f"{count(spec.folds_per_repeat * run.repeats, 'fold')}, each solved exactly"
+        trained = f"{count(spec.folds_per_repeat * run.repeats, 'fold')}, each {solved(summary.solver)}"
     elif spec.models > 1:
         often = f", {run.repeats} times," if run.repeats > 1 else ""
         trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"

@@ -77,7 +77,7 @@ def test_a_hospital_of_a_single_batch_refuses_to_send_all_its_patients_step_afte
 def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and_are_refused_under_them(
     rate: float,
 ) -> None:
-    free, ruled = (attack("six layers of 3", rate, 160, policy) for policy in (NO_RULES, RULES))
+    free, ruled = (attack("five layers of 3", rate, 160, policy) for policy in (NO_RULES, RULES))
     assert (free.patients, free.rows) == (PATIENTS, PATIENTS)
     assert ruled.refused == "weights-hardly-move"
 
@@ -113,7 +113,7 @@ def test_runs_with_one_seed_begin_at_the_same_weights_and_their_batches_add_up(t
         np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(45, 9)), y=np.arange(45) % 2)
     outcomes = list[str]()
     for number, seed in enumerate((0, 0, 1, 0)):
-        spec = validate(RunSpec, specification("six layers of 3", 1e-40, 3, None, seed) | {"name": f"run-{number}"})
+        spec = validate(RunSpec, specification("five layers of 3", 1e-40, 3, None, seed) | {"name": f"run-{number}"})
         seen = run_sites(spec, tmp_path, RULES, f"{number:016x}")
         outcomes.append("" if isinstance(seen, Seen) else seen.code)
     assert outcomes == ["", "weights-hardly-move", "", "weights-hardly-move"]

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("doc
 SIZE = 950e6  # bytes
 IDLE = 400.0  # MB of memory of a site that waits
 SPEC = "/opt/rankdad/lib/python3.11/site-packages/rankdad/simulations/specs/digits.json"
+OUT = {"output": "/tmp/out", "privacy": "/tmp/privacy"}
 DIGITS = ("--set", 'simulation.source={"name": "npz", "path": "/opt/rankdad/digits.npz"}')  # there is no scikit-learn
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
 
@@ -37,7 +38,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         address = f"http://{docker('inspect', '--format', ADDRESS, aggregator)}:8765"
         site = {"name": "hospital-a", "aggregator": address, "allow_plain_http": True}
         (folder / "SITE.json").write_text(
-            json.dumps(site | {"data": "all/hospital-a/data", "output": "/tmp/out", "privacy": "/tmp/privacy"})
+            json.dumps(site | {"data": "all/hospital-a/data", "policy": "all/hospital-a/policy.json"} | OUT)
         )
         with container("--network", net, "--volume", f"{folder}:/kit:ro", image(), "site", "/kit/SITE.json") as name:
             wait_for(lambda: "samples to train on" in logs_of(name), 60, lambda: logs_of(name))

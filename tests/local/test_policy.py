@@ -565,7 +565,7 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
         check_site(site(tmp_path, server, spec, {"max_rank": 1}), told=asked.extend)
     assert [(one.line, one.needed, one.here) for one in asked if one.refused] == [("max_rank", 2, 1)]
     assert {"min_rows", "methods", "min_sites"} < {one.line for one in asked}
-    check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2, "keyed_folds": True}))
+    check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2, "rows_per_rank": 1, "keyed_folds": True}))
     said = capsys.readouterr().out
     assert "validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in caplog.text
     assert "and its policy allows it: 22 samples to train on" in said

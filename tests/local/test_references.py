@@ -378,6 +378,7 @@ def test_a_site_that_cannot_train_alone_says_so_and_the_run_goes_on(tmp_path: Pa
 def test_products_of_more_columns_than_samples_allow_stay_at_the_site(site_data: Data) -> None:
     """With 17 rows, 4 of them for each row that leaves, the products of 7 columns say too much."""
     sent = {"training": {"batch_size": 32, "validation": 0}, "method": {"name": "rank-dad", "rank": 2}}
+    sent["model"] = {"name": "mlp", "hidden": [8]}
     spec = referenced("linear", **sent)
     plan = make_plan(spec, Replica(spec).model)
     with pytest.raises(FewSamplesError) as refused:

@@ -37,7 +37,8 @@ def write(folder: Path, name: str, seed: int) -> list[str]:
             nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{row}.nii")
         table.to_csv(folder / "scans.csv", index=False)
         return ["scans.csv", *table["file"]]
-    table = pd.DataFrame(generator.normal(size=(rows, 4)), columns=["age", "s1", "s2", "volume"])
+    columns = ["age", "s1", "s2", "volume", *(f"area{number}" for number in range(8 * (name == "brain age")))]
+    table = pd.DataFrame(generator.normal(size=(rows, len(columns))), columns=columns)
     if name == "brain age":
         table["subject"] = [f"P{row}" for row in range(rows)]
         table["sex"] = generator.choice(["F", "M"], rows)

@@ -155,7 +155,7 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_path: Path) -> None:
-    inputs = patients(tmp_path, features="noise, dose", evaluation="holdout", network="mlp-32")
+    inputs = patients(tmp_path, features="noise, dose", evaluation="holdout", network="mlp-16")
     rng = np.random.default_rng(1)  # one for all: members with the same rows would make an interval too narrow
     for client in inputs:
         path = tmp_path / client / "base" / f"{client}.csv"
@@ -296,6 +296,7 @@ def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(tmp_path: Path, 
         spec = run_document(
             task={"name": "classification", "classes": 2},
             data={**table, "values": ["F", "M"]},
+            model={"name": "mlp", "hidden": [8]},
             method=METHODS[0],
             training={"batch_size": 20},
             federation={},
@@ -367,7 +368,7 @@ def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) 
 
 
 def test_the_site_hears_what_is_imputed_and_which_columns_are_no_inputs(tmp_path: Path) -> None:
-    inputs = patients(tmp_path, network="mlp-32")
+    inputs = patients(tmp_path, network="mlp-16")
     path = tmp_path / "8f0c" / "base" / "8f0c.csv"
     table = pd.read_csv(path)
     table.loc[3, "age"] = None
@@ -387,7 +388,7 @@ def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path:
         Iterations(tmp_path, members(tmp_path, **form, federation={"compare_every": 0})).go(3)
 
 
-@pytest.mark.parametrize("network", ["linear", "mlp-32"])
+@pytest.mark.parametrize("network", ["linear", "mlp-16"])
 def test_a_linear_model_shows_its_coefficients_where_the_platforms_regressions_do(tmp_path: Path, network: str) -> None:
     form: dict[str, Any] = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}
     shown = Iterations(tmp_path, patients(tmp_path, 240 if network == "linear" else 60, **form)).go()

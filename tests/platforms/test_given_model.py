@@ -24,7 +24,7 @@ from tests.platforms.test_nodes import always, never
 
 CLIENTS = ("c1", "b2", "a3")
 NUMBER: dict[str, Any] = {"task": "regression", "label": "dose", "features": "age", "network": "linear"}
-CLASSES: dict[str, Any] = {"categorical": "sex", "network": "mlp-32", "learning_rate": 0.02, "epochs": 4}
+CLASSES: dict[str, Any] = {"categorical": "sex", "network": "mlp-8", "learning_rate": 0.02, "epochs": 4}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def no_model(folder: Path) -> None:
         ({}, other_weights, "models-differ"),
         ({"features": "age"}, lambda folder: None, "model-of-another-run"),
         ({"label": "sex", "categorical": ""}, lambda folder: None, "model-of-another-run"),
-        ({"network": "mlp-64-32"}, lambda folder: None, "model-of-another-run"),
+        ({"network": "linear"}, lambda folder: None, "model-of-another-run"),
     ],
 )
 def test_a_model_that_does_not_suit_is_refused(

@@ -231,7 +231,8 @@ def test_a_fold_whose_last_epochs_have_no_sample_ends_the_run_at_hello(tmp_path:
 
 def test_a_policy_counts_the_samples_of_the_sites_own_batches(site_data: Data) -> None:
     federation = {"sites": SITES, "overrides": {"gamma": {"batch_size": 6}}}
-    spec = run_spec(method={"name": "rank-dad", "rank": 1}, training={"batch_size": 12}, federation=federation)
+    model, method = {"name": "mlp", "hidden": [4]}, {"name": "rank-dad", "rank": 1}
+    spec = run_spec(model=model, method=method, training={"batch_size": 12}, federation=federation)
     plan, data = make_plan(spec, build_model(spec)), list(site_data(spec).values())
     with pytest.raises(PolicyError, match=r"training.batch_size: .* steps of 6 samples .* fewer than 8 \(min_rows\)"):
         check_policy(Policy(), spec, plan, data)

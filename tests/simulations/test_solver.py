@@ -369,6 +369,7 @@ def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path
     unsolved = summary["solver"].get("unsolved", [])
     lines = "\n".join(result_lines(summary, spec))
     assert ("the exact solution was not reached in" in lines) == bool(unsolved)
+    assert lines.startswith("solved exactly, ") == (not unsolved)
     for fold in range(5):
         reference = make_pipeline(StandardScaler(), LogisticRegression(tol=1e-8))
         reference.fit(*pooled(data, fold, "train"))

@@ -27,11 +27,11 @@ from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.reading import Reading
+from rankdad.local.privacy.cells import columns_here
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from rankdad.local.privacy.told import (
     check_repeated,
-    columns_here,
     of_steps,
     of_validation,
     tell,
