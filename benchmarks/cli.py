@@ -63,7 +63,6 @@ def volumes(
         str, typer.Option(help="Filters of the network's blocks; empty is a linear model.")
     ] = "16,32,64",
     cache_mib: Annotated[int, typer.Option(help="The cache in memory, in MiB.", min=0)] = 256,
-    disk_mib: Annotated[int, typer.Option(help="The cache on disk, in MiB.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Processes that read ahead.", min=0)] = 1,
     limit_mib: Annotated[int | None, typer.Option(help="Memory of the training that reads, in MiB.", min=256)] = None,
     steps: Annotated[int | None, typer.Option(help="Of each training; an epoch without it.", min=4)] = None,
@@ -75,7 +74,7 @@ def volumes(
     from benchmarks.volumes import bench_volumes
     from rankdad.local.data.loading import Loading
 
-    loading = Loading(cache_mib=cache_mib, disk_mib=disk_mib, workers=workers)
+    loading = Loading(cache_mib=cache_mib, workers=workers)
     widths = _whole_numbers("--filters", filters) if filters else []
     options = {"side": side, "batch_size": batch, "filters": widths, "steps": steps}
     bench_volumes(folder, gib, held_gib, options, loading, limit_mib, pairs, Console())

@@ -83,7 +83,7 @@ def train_site(
     Peaks are of what this process had resident, and of that of the processes that read ahead which had most.
 
     Args:
-        folder: of the volumes; the cache on disk lies there too.
+        folder: of the volumes.
         side: of a volume.
         batch_size: volumes of a step.
         filters: of the network's blocks; none is a linear model.
@@ -95,7 +95,7 @@ def train_site(
     spec = volumes_run(side, batch_size, filters)
     model = build_model(spec)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    data = read_site(spec, folder, 0, (), loading, folder)
+    data = read_site(spec, folder, 0, (), loading)
     read = time.perf_counter()
     if held:
         data = replace(data, samples=Samples(in_memory(data.samples.inputs), data.samples.labels))

@@ -51,16 +51,12 @@ def site(
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay, and take part in all runs of a service that the policy allows.")
     ] = False,
-    page: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="Show a live page to this machine; 0 takes a free port.", min=0, max=65535),
-    ] = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
     """Take part in a run as one site, next to the data; started by torchrun, its processes share every batch."""
-    from rankdad.local.config import PageOptions, SiteConfig
+    from rankdad.local.config import SiteConfig
 
     options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(options)
@@ -74,24 +70,19 @@ def site(
     if stay:
         from rankdad.local.agent.agent import Agent
 
-        Agent(read(), options, page).run()
+        Agent(read(), options).run()
         return
     if os.environ.get("WORLD_SIZE", "1") != "1" and is_launched():
-        refuse_options({"--page": page}, "a site of several processes shows no page of its own: leave it out")
         from rankdad.local.ranks.running import run_rank
 
         run_rank(read)
         return
     config = read()
-    from rankdad.common.terminal import can_draw, console_here
     from rankdad.local.shutdown_signals import ShutdownSignals
     from rankdad.local.site import run_site
 
-    console = console_here(quiet=quiet)
-    draws = can_draw(console) and not log_json
     with ShutdownSignals() as signals:
-        own_page = None if page is None else PageOptions(page)
-        run_site(config, signals, page=own_page, console=console if draws else None)
+        run_site(config, signals)
 
 
 @policy.command("init")

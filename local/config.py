@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -20,23 +19,7 @@ from rankdad.common.user_code import Permitted
 from rankdad.local.data.loading import Loading
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
-PAGES = 32  # ports that are tried for the page of one of an agent's runs
 PATHS = ("data", "output", "privacy", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")
-
-
-@dataclass(frozen=True)
-class PageOptions:
-    """Where a site shows a live page about its own part of a run, to its machine alone.
-
-    Args:
-        port: 0 takes a free one.
-        token: file of the token; without one it is in the folder of the run's results.
-        ports: how many are tried, from `port` on.
-    """
-
-    port: int
-    token: Path | None = None
-    ports: int = 1
 
 
 class Member(Part):

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
 from torch import Tensor, nn
 
 from rankdad.common import __version__
@@ -36,7 +35,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.user_code import permit
 from rankdad.local.admission import admitted, checks
 from rankdad.local.agent.words import what_is_loaded
-from rankdad.local.config import PageOptions, SiteConfig
+from rankdad.local.config import SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
@@ -45,7 +44,6 @@ from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.progress import SiteView
 from rankdad.local.progress import following as following_progress
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.ranks.group import LostRankError
@@ -55,7 +53,6 @@ from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
 from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, train
-from rankdad.page.viewers import VIEWER_TOKEN
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,8 +77,6 @@ def run_site(
     ranks: Alone | None = None,
     number: str | None = None,
     saved: Callable[[], object] = lambda: None,
-    page: PageOptions | None = None,
-    console: Console | None = None,
     home: Path | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
@@ -93,8 +88,6 @@ def run_site(
         ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
         number: of the only run that the site takes part in, and that once: the aggregator must not begin it anew.
         saved: called once the results are written, before the aggregator is told.
-        page: where the site shows its own run; None shows nothing.
-        console: where to draw how far it is; a terminal.
         home: folder of all runs' results, where `output` is one of them.
 
     Raises:
@@ -150,23 +143,10 @@ def run_site(
 
             write_predictions(results / "predictions", spec, data, fold, outputs)
 
-        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings, ExitStack() as shown:
+        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
             following = following_progress(spec, state.run, partial(progress, config.name))
             lap: Callable[[str], None] = timings.lap
-            if page is not None:
-                from rankdad.local.live import SitePage
-
-                token = page.token or results / VIEWER_TOKEN
-                own_page = SitePage(config.name, len(data.samples), spec, plan, state.run, page.port, page.ports, token)
-                shown.enter_context(own_page)
-                following, lap = both(following, own_page.followed), both(lap, own_page.lap)
-                _print(f"{config.name}: the page is at {own_page.address}, its token in {token}")
-            if console is not None:
-                view = shown.enter_context(SiteView(config.name, spec, state.run, console))
-                following, lap = both(following, view.followed), both(lap, view.lap)
             sender = Sender(client, plan, lap)
-            if page is not None:
-                own_page.traffic = lambda: sender.traffic
             training = train(
                 spec,
                 plan,
@@ -217,16 +197,6 @@ def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None
         )
     with suppress(OSError):  # the run is over, and its results are written
         write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
-
-
-def both(first: Callable[[T], object], second: Callable[[T], object]) -> Callable[[T], None]:
-    """Return what calls one after the other."""
-
-    def call(value: T) -> None:
-        first(value)
-        second(value)
-
-    return call
 
 
 def taking_part(
@@ -373,7 +343,6 @@ def _data(
         index,
         config.allow_factories,
         config.loading,
-        output,
         dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
     )
     looked(read)

@@ -122,7 +122,6 @@ def dealt_data(
             everyone.index(name),
             allow_factories,
             config.loading,
-            Path(config.output),
             dealing_of(Path(config.privacy), name, file.simulation.policy, file.run),
         )
         for name, config in configs.items()

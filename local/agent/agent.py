@@ -28,7 +28,6 @@ from rankdad.local.agent.processes import (
     Outcome,
     Train,
     Worker,
-    page_token,
 )
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.config import SiteConfig
@@ -84,11 +83,10 @@ class Agent:
     Args:
         config: the site's own file.
         logs: what its processes log.
-        page: port of the first run's live page; None shows nothing.
     """
 
-    def __init__(self, config: SiteConfig, logs: LogOptions, page: int | None = None) -> None:
-        self._config, self._logs, self._page = config, logs, page
+    def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
+        self._config, self._logs = config, logs
         self._runs: dict[str, _Run] = {}
         self._stopping = self._forced = False
         self._lifeline = Lifeline()
@@ -106,9 +104,6 @@ class Agent:
             self._own = (self._reading, self._writing)
             self._listener = self._work(Listen(self._config, self._logs))
             _log.info("stays for %s, and takes part in what its policy allows", self._config.aggregator)
-            if self._page:
-                where = f"http://127.0.0.1:{self._page}/page/, or a port above"
-                _log.info("a run that trains is shown at %s; its token is in %s", where, page_token(self._config))
             try:
                 while not self._stopping:
                     self._wait(LOOK)
@@ -227,7 +222,7 @@ class Agent:
         else:
             self._reply(run, "accepted")
             if offered.state == "running":
-                self._start(run, Train(self._config, folder.run, offered.id, self._logs, self._page))
+                self._start(run, Train(self._config, folder.run, offered.id, self._logs))
 
     def _considered(self, run: _Run) -> Considered | None:
         """Return what is known of a run; None before it was considered."""

@@ -23,11 +23,10 @@ from rankdad.common.logs import LogOptions, error_line, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
-from rankdad.local.config import PAGES, PageOptions, SiteConfig
+from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
 from rankdad.local.site import offered_spec, permitted, run_site
-from rankdad.page.viewers import VIEWER_TOKEN
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
 PAUSE = 0.2  # seconds between two questions for offers, however soon the service answers
@@ -43,11 +42,6 @@ class Outcome(Part):
     told: str = ""
     """As the owner reads it."""
     considered: Considered | None = None
-
-
-def page_token(config: SiteConfig) -> Path:
-    """Return the file of the token with which a site's people see its pages."""
-    return Path(config.output) / VIEWER_TOKEN
 
 
 class Lifeline:
@@ -207,12 +201,10 @@ class Train:
         run: the run's name.
         number: under which it was allowed.
         logs: what is logged.
-        page: port of the first run's live page; None shows nothing.
     """
 
-    def __init__(self, config: SiteConfig, run: str, number: str, logs: LogOptions, page: int | None) -> None:
+    def __init__(self, config: SiteConfig, run: str, number: str, logs: LogOptions) -> None:
         self.config, self.run, self.number, self.logs = config, run, number, logs
-        self.page = None if page is None else PageOptions(page, page_token(config), PAGES)
 
     def __call__(self, writing: Connection) -> None:
         """Do it, and send the outcome."""
@@ -231,7 +223,6 @@ class Train:
                         signals,
                         number=self.number,
                         saved=folder.finish,
-                        page=self.page,
                         home=Path(self.config.output),
                     )
                 outcome = Outcome(kind="done")

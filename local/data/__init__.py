@@ -308,7 +308,6 @@ def read_site(
     site_index: int,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
-    output: Path | None = None,
     dealing: Dealing | None = None,
 ) -> SiteData:
     """Read a site's data and split them.
@@ -319,17 +318,16 @@ def read_site(
         site_index: place of the site in the plan.
         allowed: readers "package.module:function" that the site permits.
         loading: how samples of a file each are read.
-        output: the site's own folder, for a cache on disk; without one there is none.
         dealing: how the site deals its patients out to parts; None where folds follow from keys.
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
-        UserError: there is no room for the cache on disk, or MONAI, which is to vary samples, is not installed.
+        UserError: MONAI, which is to vary samples, is not installed.
         SpecError: samples cannot be varied as the run says.
     """
     check_augmentation_here(spec)
     with naming(spec.says, alike=dealing is not None):
-        reading = read_samples(spec, folder, allowed=allowed, loading=loading, output=output)
+        reading = read_samples(spec, folder, allowed=allowed, loading=loading)
         return split_samples(spec, reading, site_index, loading, dealing)
 
 
@@ -340,7 +338,6 @@ def read_samples(
     beside: Sequence[str] | None = None,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
-    output: Path | None = None,
 ) -> Reading:
     """Read what the run's schema says. Of samples of a file each, all are checked and few are kept.
 
@@ -352,7 +349,6 @@ def read_samples(
             trained on.
         allowed: names "package.module:function" of readers that the caller permits.
         loading: how samples of a file each are read.
-        output: the site's own folder, for a cache on disk; without one there is none.
 
     Raises:
         PolicyError: the schema names a function that is not allowed.
@@ -384,7 +380,7 @@ def read_samples(
         else:
             found = read_images(place, data, dtype, beside=beside)
         assert isinstance(found.inputs, FileSamples)
-        inputs = found.inputs.checked(loading, output) if training else found.inputs.cached(loading)
+        inputs = found.inputs.checked(loading) if training else found.inputs.cached(loading)
         return replace(found, inputs=inputs)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)

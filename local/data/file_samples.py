@@ -1,9 +1,10 @@
-"""Samples of a file each, read when they are asked for, and caches of a stated size."""
+"""Samples of a file each, read when they are asked for, and a cache of a stated size."""
 
 from __future__ import annotations
 
 import math
 import mmap
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.errors import DataError
-from rankdad.local.data.disk_cache import HEAD, DiskCache, checksum, digest
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.loading import Loading
 from rankdad.local.data.reading import Array
@@ -56,9 +56,7 @@ class FileSamples:
         shape: [samples, *shape].
         dtype: of the inputs.
         fault: returns the error that names a sample's file, with what is wrong.
-        stamp: returns what changes when a sample's file or its reading does.
         cache: of what has been read; None keeps nothing.
-        disk: where more of it is kept; None keeps nothing.
         checksums: of the samples as they were read first, uint32 [samples]; None where they have not all been.
     """
 
@@ -67,9 +65,7 @@ class FileSamples:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     fault: Callable[[int, str], DataError]
-    stamp: Callable[[int], object]
     cache: Cache | None = None
-    disk: DiskCache | None = None
     checksums: Array | None = None
 
     def __len__(self) -> int:
@@ -81,16 +77,14 @@ class FileSamples:
     def __getitem__(self, row: int) -> Array:
         found = None if self.cache is None else self.cache.get(row)
         if found is None:
-            found = None if self.disk is None else self.disk.get(row)
-            if found is None:
-                found = self._from_its_file(row)
+            found = self._from_its_file(row)
             if self.cache is not None:
                 self.cache.put(row, found)
         return found
 
     def _from_its_file(self, row: int) -> Array:
         found = np.array(self.read(row), self.dtype, order="C")
-        if self.checksums is not None and checksum(found) != self.checksums[row]:
+        if self.checksums is not None and _checksum(found) != self.checksums[row]:
             raise self.fault(
                 row,
                 "holds something else than when training began: put back what it held, or begin the run anew",
@@ -102,15 +96,13 @@ class FileSamples:
         return np.stack(list(self))
 
     def take(self, rows: Sequence[int]) -> FileSamples:
-        """Return some of the samples; what caches keep, they keep."""
+        """Return some of the samples; what their cache keeps, it keeps."""
         return replace(
             self,
             read=lambda place: self[rows[place]],
             shape=(len(rows), *self.shape[1:]),
             fault=lambda place, problem: self.fault(rows[place], problem),
-            stamp=lambda place: self.stamp(rows[place]),
             cache=None,
-            disk=None,
             checksums=None if self.checksums is None else self.checksums[list(rows)],
         )
 
@@ -130,37 +122,25 @@ class FileSamples:
         check_fits(self.source, what, (slots + 1) * self.sample_bytes)
         return replace(self, cache=Cache(slots, self.shape[1:], self.dtype))
 
-    def checked(self, loading: Loading, folder: Path | None) -> FileSamples:
-        """Return them with caches, after each has been read once: what cannot be is told before training begins.
-
-        Args:
-            loading: sizes of the caches.
-            folder: where samples are kept on disk, as far as there is to be such a cache.
+    def checked(self, loading: Loading) -> FileSamples:
+        """Return them with a cache, after each has been read once: what cannot be is told before training begins.
 
         Raises:
             DataError: a sample cannot be used; or the cache is larger than the memory.
-            UserError: they cannot be kept on disk.
         """
-        found, disk = self.cached(loading), None
-        if folder is not None and loading.disk_mib:
-            slots = min(len(self), (loading.disk_mib << 20) // (HEAD + self.sample_bytes))
-            made_of = [digest(self.shape[1:], self.dtype.name, self.stamp(row)) for row in range(slots)]
-            disk = DiskCache(folder, made_of, self.shape[1:], self.dtype)
-        checksums = np.zeros(len(self), np.uint32)
+        found, checksums = self.cached(loading), np.zeros(len(self), np.uint32)
         for row in range(len(self)):
-            sample = None if disk is None else disk.get(row)
-            if sample is None:
-                sample = found._from_its_file(row)
-                if disk is not None:
-                    disk.put(row, sample)
-            assert found.cache is not None
-            found.cache.put(row, sample)
-            checksums[row] = checksum(sample)
-        return replace(found, disk=disk, checksums=checksums)
+            checksums[row] = _checksum(found[row])
+        return replace(found, checksums=checksums)
+
+
+def _checksum(sample: Array) -> int:
+    """Return what tells a sample's bytes from others."""
+    return zlib.crc32(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
 
 
 def joined(parts: list[FileSamples]) -> FileSamples:
-    """Return the samples of several sources as those of one; each keeps its caches."""
+    """Return the samples of several sources as those of one; each keeps its cache."""
     places = [(part, row) for part in parts for row in range(len(part))]
 
     def read(place: int) -> Array:
@@ -171,9 +151,5 @@ def joined(parts: list[FileSamples]) -> FileSamples:
         part, row = places[place]
         return part.fault(row, problem)
 
-    def stamp(place: int) -> object:
-        part, row = places[place]
-        return part.stamp(row)
-
     first = parts[0]
-    return FileSamples(first.source, read, (len(places), *first.shape[1:]), first.dtype, fault, stamp)
+    return FileSamples(first.source, read, (len(places), *first.shape[1:]), first.dtype, fault)

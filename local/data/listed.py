@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common import __version__
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file, is_within
 from rankdad.common.spec.images import ImagesData, ListedData, NiftiData
@@ -22,15 +21,6 @@ from rankdad.local.data.tables import Table, holder, keys_of, told_apart
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
-MAKES = {
-    "reader",
-    "shape",
-    "orientation",
-    "normalise",
-    "mode",
-    "size",
-    "resize",
-}  # of a schema, what decides what is read of a file
 
 
 def read_listed(
@@ -184,15 +174,6 @@ def samples_of_files(
             told.code, told.field = error.code, error.field or told.field
             raise told from None
 
-    recipe = data.model_dump_json(include=MAKES)
-
-    def stamp(row: int) -> object:
-        try:
-            found = files[row].stat()
-        except OSError:  # which reading it tells better
-            return None
-        return __version__, recipe, str(files[row]), found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-    found = FileSamples(source, read, (len(files), *data.shape), np.dtype(dtype), fault, stamp)
+    found = FileSamples(source, read, (len(files), *data.shape), np.dtype(dtype), fault)
     check_fits(source, f"samples of shape {list(data.shape)}", found.sample_bytes)
     return found

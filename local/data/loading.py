@@ -18,9 +18,6 @@ class Loading(Part):
     cache_mib: Annotated[int, Field(ge=0, le=1 << 30)] | None = None
     """Memory for samples that have been read, in MiB: as many as fit are read once, the others in each epoch; null is
     1024, or a quarter of the memory there is if that is less."""
-    disk_mib: Annotated[int, Field(ge=0, le=1 << 30)] = 0
-    """Room for prepared samples in the file samples.cache of the site's output, in MiB: of as many as fit, files are
-    unpacked and normalised once. It holds the samples themselves, stays for later runs, and may be deleted."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that read ahead while a batch is trained on; 0 reads in between."""
     prefetch: Annotated[int, Field(ge=1, le=1000)] = 2

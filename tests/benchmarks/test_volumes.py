@@ -44,7 +44,7 @@ def test_six_gigabytes_train_within_one_and_a_half_as_fast_as_from_memory() -> N
         write_volumes(few, 256, 64)
         weights, seconds = set[str](), {"read": list[float](), "held": list[float]()}
         for workers in (1, 0, 4, 1):
-            loading = Loading(cache_mib=128, disk_mib=6400, workers=workers)
+            loading = Loading(cache_mib=128, workers=workers)
             found = trained(many, NETWORK, loading, limit_mib=1500)
             assert found["volumes_mib"] == 6144
             assert max(found["peak_mib"], found["peak_of_a_worker_mib"]) < 1500, "where no control group limits it"

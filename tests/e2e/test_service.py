@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from rankdad.common.documents import load_json
@@ -304,31 +303,6 @@ def test_a_run_of_another_version_or_of_strangers_is_refused_and_figures_are_giv
     finally:
         for process in all_.processes.values():
             process.kill()
-
-
-def test_an_agent_shows_each_run_that_it_trains_to_its_own_machine(tmp_path: Path, data: Path) -> None:
-    all_ = Consortium(tmp_path / "all", data, SITES)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    all_.words["alpha"] = ("--page", port)
-    with all_.started():
-        runs = {all_.submit(run_document(name=name, training={"epochs": 2000})) for name in ("one", "two")}
-        logs = [all_.folder / "alpha/out/runs" / run / "log.txt" for run in runs]
-        all_.until(lambda _: all(log.exists() and "the page is at" in log.read_text() for log in logs))
-        token = (all_.folder / "alpha/out/viewer-token").read_text().strip()
-        shown = dict[str, int]()
-        for log in logs:
-            page = log.read_text().split("the page is at ")[1].split(",")[0]
-            with httpx.Client(base_url=page, trust_env=False) as client:
-                assert client.get("state").status_code == 401
-                state = client.get("state", headers={"authorization": f"Bearer {token}"}).json()
-            assert state["run"]["sites"] == ["alpha"]
-            shown[state["run"]["name"]] = state["stand"]["steps"]
-        assert shown.keys() == {"one", "two"}
-        with all_.client() as client:
-            for run in runs:
-                client.cancel(run)
-        all_.until_over(*runs)
 
 
 def test_a_service_says_what_it_needs_without_loading_torch() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +14,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
-from rankdad.local.config import PageOptions, SiteConfig
+from rankdad.local.config import SiteConfig
 from rankdad.local.site import run_site
 from rankdad.simulations.cli import mount
 from tests.conftest import run_document, write_policy, write_site
@@ -156,38 +154,3 @@ def test_offline_goes_with_a_sites_file(tmp_path: Path) -> None:
     mount(app)
     done = CliRunner().invoke(app, ["check", str(tmp_path / "run.json"), "--offline", str(tmp_path / "run.json")])
     assert "is no site's file" in str(done.exception)
-
-
-@pytest.mark.slow
-def test_a_site_shows_its_own_run_to_who_has_its_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, policy, found = str(write_site(tmp_path / "data", 60, 0)), write_policy(tmp_path), list[dict[str, Any]]()
-    changes = ALONE | {"method": {"name": "rank-dad", "rank": 2}, "record": {"spectra": 2}}
-    changes["training"] = {"epochs": 60, "validation": 0.2}
-    with serving(tmp_path / "run", **changes) as served:
-        address = f"http://127.0.0.1:{served.port}"
-        config = SiteConfig(name="alpha", aggregator=address, data=data, output=str(tmp_path / "out"), policy=policy)
-
-        def look() -> None:
-            said = ""
-            while "the page is at" not in said:
-                time.sleep(0.05)
-                said += capsys.readouterr().out
-            page, _, rest = said.partition("the page is at ")[2].partition(", its token in ")
-            token = Path(rest.splitlines()[0]).read_text().strip()
-            with httpx.Client(trust_env=False, base_url=page) as client:
-                assert client.get("state", headers={"authorization": "Bearer wrong"}).status_code == 401
-                while not found or found[-1]["curves"]["steps"]["x"][-1:] < [20]:  # drawn a moment after it is taken
-                    time.sleep(0.05)
-                    found.append(client.get("state", headers={"authorization": f"Bearer {token}"}).json())
-
-        watching = threading.Thread(target=look, daemon=True)
-        watching.start()
-        run_site(config, page=PageOptions(0))
-        watching.join(10)
-    last = found[-1]
-    assert [site["name"] for site in last["sites"]] == ["alpha"]
-    assert last["curves"]["steps"]["x"][-1] >= 20
-    assert last["curves"]["spectrum:1.weight"]["y"]["1"][0] > 0
-    assert last["stand"]["steps"] == served.aggregator.recorder.progress.steps
-    assert last["traffic"]["up"] > 0
-    assert last["waiting"]["sites"] in ([], ["aggregator"])

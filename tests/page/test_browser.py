@@ -68,8 +68,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
         wait_for_line(aggregator, "the live page")
         assert rankdad("split", file, "--output", folder / "hand", "--aggregator", address).returncode == 0
-        own = {"alpha": ("--page", 0)}
-        sites = {name: start("site", folder / "hand" / f"{name}.json", *own.get(name, ())) for name in SITES}
+        sites = {name: start("site", folder / "hand" / f"{name}.json") for name in SITES}
         processes += sites.values()
         yield Federation(f"{address}/", (folder / "run" / "viewer-token").read_text().strip(), sites)
     finally:
@@ -155,17 +154,6 @@ def test_keys_reach_all_that_can_be_chosen(chromium: Browser, federation: Federa
     chromium.evaluate(CHOOSE)
     names = [trace["name"] for trace in chromium.evaluate("document.getElementById('metric-chart').data")]
     assert names[:2] == ["beta", "all together"]
-
-
-def test_a_site_shows_its_own_run(chromium: Browser, federation: Federation) -> None:
-    line = wait_for_line(federation.sites["alpha"], "alpha: the page is at ")
-    address, _, path = line.removeprefix("alpha: the page is at ").strip().partition(", its token in ")
-    shown(chromium, Federation(address.removesuffix("page/"), Path(path).read_text().strip(), {}), drawn=4)
-    last = "document.getElementById('steps-chart').data.at(-1).x.at(-1)"
-    steps = chromium.evaluate(last)
-    until(lambda: chromium.evaluate(last) > steps, what="the curve does not grow")
-    assert text_of(chromium, "sites-table").count("alpha") == 1
-    assert "beta" not in chromium.evaluate(TEXT)
 
 
 def test_a_training_that_was_still_improving_is_warned_of_with_its_remedy(chromium: Browser, tmp_path: Path) -> None:
