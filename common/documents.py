@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, to_json
 
 from rankdad.common.errors import SpecError, UserError, visible
+from rankdad.common.gone import gone
 
 MAX_BYTES = 64 << 20  # of a file
 MAX_DEPTH = 100  # of objects and lists in each other
@@ -304,6 +305,8 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
 
 def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) -> str:
     kind, context = error["type"], error.get("ctx", {})
+    if earlier := gone(path, error["input"] if kind != "union_tag_invalid" else context["tag"]):
+        return earlier
     if kind == "missing":
         return "is missing"
     if kind == "tuple_type" and isinstance(error["input"], int | float | str):

@@ -63,7 +63,7 @@ class Passes:
     ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
-        self._overflowed, self._sharing, self.evened, self.divided = False, sharing, 0, 0
+        self._sharing, self.evened, self.divided = sharing, 0, 0
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
@@ -154,7 +154,7 @@ class Passes:
         seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
         seeded(derive(plan.seed, "forward", self._index, run.rng_key, *self._ranks.key))
         if self._spec.local is None:
-            alike = self._spec.training.autocast != "float16" and self._ranks.alike(batch.samples, self._largest)
+            alike = self._ranks.alike(batch.samples, self._largest)
             with run.replica.passes(alike=alike), run.replica.capture(self._captured(plan.factor_names)) as capture:
                 losses = list[Tensor]()
                 given = parts(
@@ -236,50 +236,21 @@ class Passes:
             batch: samples, of which a rank takes its own.
             capture: of their gradients.
             losses: is given each part's share of the loss, before its backward pass.
-            complete: see `FactorCapture.backward`; of float16, whose gradients may have to be made again, told nothing.
+            complete: see `FactorCapture.backward`.
         """
         people = [part for parts in batch.people for part in parts]
         parts: Iterable[Batch] = itertools.islice(batch.parts, len(people))
-        again = self._spec.training.autocast == "float16"
         scales: Sequence[Tensor | None] | None = None  # known in the only pass of a batch
         if self._sharing < 2:
             scales = [None] * len(people)
-        elif len(people) != 1 or again:
+        elif len(people) != 1:
             parts = list(parts)
             scales = self._looked_ahead(parts, people)
-        if not again:
-            self._passes(parts, people, len(batch), capture, losses, scales, complete)
-            return
-        kept, go_back, scale = list(parts), self._state(), self._spec.training.loss_scale
-        while True:
-            capture.begin(scale)
-            losses.clear()
-            self._passes(kept, people, len(batch), capture, losses, scales)
-            if scale == 1 or capture.is_finite:
-                return
-            scale //= 2
-            level = logging.DEBUG if self._overflowed else logging.WARNING
-            step = self._run.replica.step + 1
-            _log.log(level, "step %d: gradients overflow float16, and are made again: lower training.loss_scale", step)
-            self._overflowed = True
-            go_back()  # so that the same units drop out
-
-    def _passes(
-        self,
-        parts: Iterable[Batch],
-        people: Sequence[Tensor],
-        samples: int,
-        capture: FactorCapture,
-        losses: list[Tensor],
-        scales: Sequence[Tensor | None] | None,
-        complete: Callable[[str], None] | None = None,
-    ) -> None:
-        """Run the passes of the parts of a batch of so many samples once; without scales there is a single part."""
         for place, part in enumerate(parts):
             capture.people = people[place]
             try:
                 outputs, loss = self._forward(part)
-                share = len(part.labels) / samples
+                share = len(part.labels) / len(batch)
                 losses.append((loss * share).detach())
                 own = self._scales([outputs], [part], people)[0] if scales is None else scales[place]
                 if own is not None:  # flows back in place of the loss's own gradient, through all layers alike
@@ -337,8 +308,7 @@ class Passes:
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the network's outputs for a part of a batch, and its mean loss."""
         kind, weights = batch.labels.device.type, self.prepared().fit.class_weights
-        autocast = self._spec.training.autocast
-        with torch.autocast(kind, getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
+        with torch.autocast(kind, torch.bfloat16, enabled=self._spec.training.autocast is not None):
             outputs: Tensor = self._run.replica.model(batch.inputs)
             return outputs, mean_loss(self._spec.task, outputs, batch.labels, weights)
 

@@ -76,17 +76,6 @@ def test_a_run_on_a_gpu_ends_as_on_the_cpu_and_repeated_with_the_same_bits(
         assert apart <= tolerance * torch.linalg.vector_norm(value), name
 
 
-def test_float16_on_a_gpu_trains_nearly_the_same(tmp_path: Path, site_data: Data) -> None:
-    weights = list[dict[str, torch.Tensor]]()
-    trainings: list[dict[str, Any]] = [{}, {"autocast": "float16"}, {"autocast": "float16", "loss_scale": 2**24}]
-    for training in trainings:
-        spec = run_spec(training=training | {"optimizer": {"name": "sgd", "lr": 0.1}})
-        weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(len(weights)), devices=["cuda:0"])))
-    for name, value in weights[0].items():
-        for found in weights[1:]:
-            assert torch.linalg.vector_norm(found[name] - value) <= 0.02 * torch.linalg.vector_norm(value), name
-
-
 def test_sites_take_turns_on_several_devices(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(training={"epochs": 1})
     results = run(spec, site_data(spec), tmp_path / "run", devices=["cuda:0", "cpu"])

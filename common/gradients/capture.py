@@ -104,7 +104,7 @@ class FactorCapture:
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._modules = list(captured.values())
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
-        self._scale, self._pairs = 1, dict[str, list[tuple[Factor, Tensor | None]]]()
+        self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
         self.people: Tensor | None = None
         self._counted: Counter[str] = Counter()  # the pairs of earlier passes
         self._key = object()  # of the uses of this capture in the metadata of nodes, which may outlive it
@@ -126,23 +126,12 @@ class FactorCapture:
     ) -> None:
         self._remove()
 
-    def begin(self, scale: int = 1) -> None:
-        """Forget what was captured, for passes whose losses are multiplied by a scale, and gradients divided by it.
-
-        Args:
-            scale: a power of two, so that dividing rounds nothing off.
-        """
+    def begin(self) -> None:
+        """Forget what was captured."""
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._scale, self._counted = scale, Counter()
+        self._counted = Counter()
         self._pairs = {name: [] for name in self._names.values()}
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all gradients are, before they are divided by the scale."""
-        deltas = [pair.delta for pairs in self._pairs.values() for pair, _ in pairs]
-        dense = [p.grad.to_dense() for p in self._parameters.values() if p.grad is not None]
-        return bool(torch.stack([torch.isfinite(tensor).all() for tensor in deltas + dense]).all())
 
     def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         """Note a use of a layer, and hook its output: one pair of rows follows in the backward pass.
@@ -203,7 +192,6 @@ class FactorCapture:
             complete: is told names.
             retain_graph: for another loss of the same forward pass.
         """
-        loss = loss * self._scale if self._scale > 1 else loss
         nodes, uses = self._graph(loss)
         changed = {use.name for _, use in uses if _are_others(use.hooks)}
         for name, pairs in list(self._pairs.items()):
@@ -300,25 +288,22 @@ class FactorCapture:
             only: names of the weights that are asked for; None asks for all, as in `dense`.
         """
         asked = {name: pairs for name, pairs in self._pairs.items() if only is None or name in only}
-        captured = {name: concatenate([factor for factor, _ in pairs]) for name, pairs in asked.items() if pairs}
-        scale = self._scale
-        return {name: factor.scaled(1 / scale) for name, factor in captured.items()} if scale > 1 else captured
+        return {name: concatenate([factor for factor, _ in pairs]) for name, pairs in asked.items() if pairs}
 
     def parts(self, name: str) -> list[tuple[Factor, Tensor | None]]:
         """Return a captured weight's factors, pass by pass, and who each row is of, int64 [n].
 
         Of whom rows are is None where a layer's first axis is not samples.
         """
-        return [(factor.scaled(1 / self._scale), people) for factor, people in self._pairs.get(name, ())]
+        return list(self._pairs.get(name, ()))
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
         """Return the gradients of all other parameters, each in its own shape; an unused parameter has none."""
-        dense = {
+        return {
             name: parameter.grad.to_dense()
             for name, parameter in self._parameters.items()
             if (only is None or name in only) and parameter.grad is not None and not self._pairs.get(name)
         }
-        return {name: gradient / self._scale for name, gradient in dense.items()} if self._scale > 1 else dense
 
 
 def _each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:

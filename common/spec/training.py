@@ -21,7 +21,7 @@ from rankdad.common.spec.tasks import Monitor
 Varied = Annotated[Augmentation, Field(discriminator="name")]
 OF_STEPS = (  # settings that the exact solver has no use for
     *("epochs", "batch_size", "batches", "accumulate", "optimizer", "schedule", "lr_scaling", "clip"),
-    *("early_stopping", "augmentation", "autocast", "loss_scale"),
+    *("early_stopping", "augmentation", "autocast"),
 )
 
 
@@ -134,11 +134,8 @@ class Training(Part):
     epoch, by a seed that follows from site, sample and epoch."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the replica."""
-    autocast: Literal["bfloat16", "float16"] | None = None
+    autocast: Literal["bfloat16"] | None = None
     """Precision of forward and backward pass; gradients and weights stay in `dtype`."""
-    loss_scale: Annotated[int, Field(ge=1, le=2**24)] = 1024
-    """With autocast float16 the loss is multiplied by this power of two, lest small gradients vanish, and gradients are
-    divided by it. Where they overflow, the batch's backward pass is made again with half of it, and so on."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of a process's tensor operations: part of what makes results equal to the last bit."""
 
@@ -159,8 +156,6 @@ class Training(Part):
 
     @model_validator(mode="after")
     def _splits_fit(self) -> Training:
-        if self.loss_scale.bit_count() != 1:
-            raise ValueError(f"loss_scale: got {self.loss_scale}, expected a power of two, such as 1024")
         if self.validation + self.test >= 1:
             raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
         if self.early_stopping and not self.validation:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from rankdad.command import run
 from rankdad.common.documents import MAX_DEPTH, load_json, parse_json, replace, validate
 from rankdad.common.errors import RankdadError, SpecError, UserError, visible
+from rankdad.common.gone import GONE
 from rankdad.common.spec import RunSpec
-from tests.conftest import run_document
+from tests.conftest import run_document, run_spec
 
 DEEP = "[" * 100_000
 BAD: list[tuple[str, str]] = [
@@ -139,3 +140,14 @@ def test_all_that_is_wrong_is_said_at_once_and_what_nobody_knows_first() -> None
 def test_more_mistakes_than_one_sentence_holds_are_counted() -> None:
     with pytest.raises(SpecError, match=r"; and 92 more$"):
         validate(RunSpec, run_document() | {f"{'x' * 30}{number}": 1 for number in range(100)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"autocast": "float16"}, "training.autocast"), ({"loss_scale": 1024}, "training.loss_scale")],
+)
+def test_what_earlier_versions_knew_is_told_what_takes_its_place(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        run_spec(training=changes)
+    assert caught.value.field == field
+    assert GONE[field, "float16" if field.endswith("autocast") else None] in str(caught.value)

@@ -116,37 +116,14 @@ def test_the_learning_rate_grows_with_the_number_of_sites(
 
 def test_autocast_trains_nearly_the_same(tmp_path: Path, site_data: Data) -> None:
     weights = []
-    for autocast in (None, "bfloat16", "float16"):
+    for autocast in (None, "bfloat16"):
         optimizer = {"name": "sgd", "lr": 0.1}
         spec = run_spec(method={"name": "dad"}, training={"autocast": autocast, "optimizer": optimizer})
         weights.append(final_weights(run(spec, site_data(spec), tmp_path / str(autocast))))
     for name, value in weights[0].items():
-        for found, most in ((weights[1], 0.02), (weights[2], 0.003)):
-            assert found[name].dtype == torch.float32
-            distance = torch.linalg.vector_norm(found[name] - value)
-            assert 0 < distance <= most * torch.linalg.vector_norm(value), name
-
-
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
-
-
-@pytest.mark.parametrize(
-    "method", [{"name": "dad"}, {"name": "dsgd", "local_steps": 2}, {"name": "dsgd", "buckets": 2}]
-)
-def test_gradients_that_overflow_float16_are_made_again(
-    tmp_path: Path, site_data: Data, method: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    weights, factory = [], "tests.simulations.test_lockstep:dropping"
-    for loss_scale in (1, 2**24):
-        training = {"autocast": "float16", "loss_scale": loss_scale, "optimizer": {"name": "sgd", "lr": 0.1}}
-        spec = run_spec(method=method, training=training, model={"name": "factory", "factory": factory})
-        data = site_data(spec, (100, 60, 36))
-        weights.append(final_weights(run(spec, data, tmp_path / str(loss_scale), allowed_factories=[factory])))
-        assert ("step 1: gradients overflow float16, and are made again" in caplog.text) == (loss_scale > 1)
-    for name, value in weights[0].items():
-        distance = torch.linalg.vector_norm(weights[1][name].double() - value.double())
-        assert distance <= 0.01 * torch.linalg.vector_norm(value.double()), name
+        assert weights[1][name].dtype == torch.float32
+        distance = torch.linalg.vector_norm(weights[1][name] - value)
+        assert 0 < distance <= 0.02 * torch.linalg.vector_norm(value), name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,15 @@
+"""Fields and values of earlier versions, and what to write in their place."""
+
+from __future__ import annotations
+
+GONE = {  # by the last two names of a field, and by its value where other values stay
+    ("loading.disk_mib", None): "there is no cache on disk any more: leave it out, and read ahead (loading.workers)",
+    ("training.autocast", "float16"): "float16 and its loss scale are gone: take bfloat16",
+    ("training.loss_scale", None): "it went with autocast float16: leave it out",
+}
+
+
+def gone(path: str, value: object) -> str | None:
+    """Return what to write in the place of a field, or of a value, that earlier versions knew; None of others."""
+    name = ".".join(path.split(".")[-2:])
+    return GONE.get((name, None)) or (GONE.get((name, value)) if isinstance(value, str) else None)
