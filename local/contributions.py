@@ -13,7 +13,8 @@ from rankdad.common.metrics import Tally, empty
 from rankdad.common.metrics.smoothing import Scored
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
-from rankdad.common.privacy.standing import Place, Places
+from rankdad.common.privacy.repeated import most_told
+from rankdad.common.privacy.standing import Place, Places, stretch
 from rankdad.common.protocol.messages import Body, Buffers, Evaluation, Goodbye, Hello, Kind, Sketch, Squares, Sums
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
@@ -26,6 +27,7 @@ from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import curves_of, guesses, monitored_of, outputs_of, tally_of, tested_rows
+from rankdad.local.privacy.cells import StepNumbers
 from rankdad.local.privacy.told import check_repeated, check_standing, tell
 
 Tested = Callable[[int, Tensor], None]
@@ -67,6 +69,7 @@ class Contributions:
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
         self._retain = retain
         self._earlier: Places = ()  # of other runs
+        self._numbers: StepNumbers | None = None
         self._scored: dict[int, dict[str, Scored]] = {}  # of each fold's test, by model
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
 
@@ -141,12 +144,19 @@ class Contributions:
             PolicyError: as many are known there as tell who is in which.
         """
         largest = max(map(sum, self._run.batches(self._index)))
-        given = policy, self._spec, self._plan, self._data, self._run.fold
-        check_standing(*given, largest, places, self._earlier)
+        if self._numbers is None:
+            self._numbers = StepNumbers.of(policy, self._spec, self._plan, self._data)
+        given = policy, self._spec, self._data, self._run.fold
+        check_standing(*given, self._numbers.sent(largest), places, self._earlier)
 
-    def note_place(self, place: Place) -> None:
+    def stretch(self, policy: Policy) -> int:
+        """Return after how many steps it is looked again how far the weights have moved."""
+        people = self._data.people(self._data.splits[self._run.fold].train)
+        return stretch(most_told(policy.rows_per_rank) * people)
+
+    def note_place(self, place: Place, *, first: bool) -> None:
         """Note in the site's log where batches have been sent that other runs may add to."""
-        if self._data.parts is not None and (place.steps > 1 or not self._run.epoch):
+        if self._data.parts is not None and (place.steps > 1 or (first and not self._run.epoch)):
             self._data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:

@@ -184,7 +184,7 @@ class _Trainer:
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
         self.followed, self.send = followed, send
         self.projects = spec.training.sends_projections and any(route.projected for route in plan.routes)
-        self.index = plan.sites.index(state.site)
+        self.index, self.stretch = plan.sites.index(state.site), 0
         self.catching_up = CatchingUp(self.index, plan.staleness)
 
     def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Steps[Result]:
@@ -230,8 +230,8 @@ class _Trainer:
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
         run, reads = self.site_run, True
-        if not run.step or not self.state.places:  # what a site has lost, it counts anew
-            self._begin_epoch()
+        if self._begins or not self.state.places:  # what a site has lost, it counts anew
+            self._begin_stretch()
         if known is not None and (self.state.follows or self.index in known.missing):
             joins = not self.state.follows and (yield from self.catching_up.joins(known))
             reads = joins is not False  # else nobody waits for its gradients: it only follows
@@ -297,32 +297,40 @@ class _Trainer:
         self.lap("reduce")
         self._follow(update)
         due = run.due
-        if due is not None and due.kind not in (Kind.STEP, Kind.COMPARISON):
-            self._end_epoch()
+        if (due is not None and due.kind not in (Kind.STEP, Kind.COMPARISON)) or self._begins:
+            self._end_stretch()
         self.lap("end")
 
     @property
-    def _drawn(self) -> int:
-        """How many batches of the epoch nobody else knows the patients of."""
+    def _begins(self) -> bool:
+        """Whether a stretch of the epoch begins, after which it is looked how far the weights have moved."""
+        return self.site_run.step % self.contributions.stretch(self.policy) == 0
+
+    def _drawn(self, first: int, last: int) -> int:
+        """Return how many batches of some steps nobody else knows the patients of."""
         run = self.site_run
         whole = run.samples(self.index)
-        return sum(0 < sum(step) < whole for step in run.batches(self.index))
+        return sum(0 < sum(step) < whole for step in run.batches(self.index)[first:last])
 
-    def _end_epoch(self) -> None:
-        """Note where the epoch's batches were sent, for trainings and runs to come."""
-        if self.state.places and (drawn := self._drawn):
-            self.state.places = stayed(self.state.places, self.site_run.replica.sketch(), drawn)
-            self.contributions.note_place(self.state.places[-1])
-
-    def _begin_epoch(self) -> None:
+    def _begin_stretch(self) -> None:
         """Check that not too many batches have been sent at nearly these weights.
 
         Raises:
             PolicyError: there are too many.
         """
-        if self._drawn:
+        first = self.site_run.step
+        self.stretch = first
+        if self._drawn(first, first + self.contributions.stretch(self.policy)):
             self.state.places = arrived(self.state.places, self.site_run.replica.sketch())
             self.contributions.check_standing(self.policy, self.state.places)
+
+    def _end_stretch(self) -> None:
+        """Note where the stretch's batches were sent, for trainings and runs to come."""
+        first, run = self.stretch, self.site_run
+        last = run.step if run.step > first else len(run.batches(self.index))
+        if self.state.places and (drawn := self._drawn(first, last)):
+            self.state.places = stayed(self.state.places, run.replica.sketch(), drawn)
+            self.contributions.note_place(self.state.places[-1], first=not first)
 
     def _after_part(
         self, number: int, residuals: Residuals, before: Residuals, own: Residuals, part: float

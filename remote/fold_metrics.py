@@ -42,7 +42,7 @@ from rankdad.common.metrics import (
 )
 from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
-from rankdad.common.metrics.sums import of_one_test
+from rankdad.common.metrics.sums import is_vague, of_one_test
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.paired import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
@@ -294,6 +294,7 @@ class FoldMetrics:
                         for one, own in zip(repeats, found, strict=True)
                     ],
                     groups=len(outcomes) == 1,
+                    vague=[site for site, own in repeats[0].items() if is_vague(task, own)],
                 ),
             }
             for at in outcomes

@@ -53,7 +53,7 @@ def not_solved(solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str,
         f"the exact solution was not reached in {', '.join(trainings[:MAX_NAMED])}"
         + f" and {len(trainings) - MAX_NAMED} more" * (len(trainings) > MAX_NAMED)
         + " in its few rounds, in which sites may keep back sums that few patients are behind: figures of these "
-        'trainings are of other weights; take "solver": "steps" (training.solver), fewer folds, columns or levels'
+        'trainings are of other weights; "solver": "steps" (training.solver) trains all of them alike'
     )
     return {**solver, "unsolved": list(trainings), "warning": warning}
 

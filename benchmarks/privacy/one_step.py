@@ -74,8 +74,8 @@ def attack(
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(samples, columns, generator=generator, dtype=torch.float64)
     step = _numbers(rows, units, feedback)
-    cells = samples * step.columns
-    step = step if limited else replace(step, columns=0)
+    cells = samples * step.cells
+    step = step if limited else replace(step, cells=0)
     rank = step.rows(samples) or 0
     numbers = numbers_of_step(step.routes, max(1, rank), projections=False) / cells
     found = _solved(rows, units, rank, starts, generator, whole_bias=feedback == "none") if rank else 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -54,6 +54,11 @@ def recalibrations(
         {} if both is None or alone is None else {"slope": both[1], "intercept": both[0], "in_the_large": alone[0]}
         for both, alone in zip(whole, large, strict=True)
     ]
+
+
+def recalibrated(found: Mapping[str, Estimate], *, vague: bool) -> dict[str, dict[str, float]]:
+    """Return estimates as JSON; of vague ones, such as of few smooth scores, no slope and what goes with it."""
+    return {name: asdict(one) for name, one in found.items() if not vague or name == "in_the_large"}
 
 
 def _maxima(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from rankdad.common.metrics.auc import COVERS, areas, bin_edges
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import QUANTILE, auc_deviation, wilson
-from rankdad.common.metrics.recalibration import Estimate, recalibrations
+from rankdad.common.metrics.recalibration import Estimate, recalibrated, recalibrations
 from rankdad.common.metrics.repeats import mean_document
+from rankdad.common.metrics.sums import CALIBRATED
 
 RISKS = (0.05, 0.1, 0.2, 0.3, 0.5)  # named thresholds
 GROUPS = 10  # of the calibration plot
@@ -256,14 +257,14 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
         order: float64 [3], the outcome's own; see `Parts.order`.
     """
     (negatives, positives), scores = risks.counts, torch.stack([risks.negatives, risks.positives])[None]
-    samples = negatives + positives
+    samples, smooth = negatives + positives, order is not None and bool(order[2])
     (found,), (off,), (number,) = areas(scores, torch.zeros(1, 3) if order is None else order[None])
     area, error = (float(one) if number else None for one in (found, off))
     deviation, precision = auc_deviation(scores[0], risks.pairs), average_precision(risks)
     prevalence, value = positives / samples, brier / samples
     guess = prevalence * (1 - prevalence)
     known = area is not None and deviation > 0
-    if known and error is not None and order is not None and order[2]:
+    if known and error is not None and smooth:
         deviation = math.hypot(deviation, error / COVERS)
     return {
         "samples": round(samples),
@@ -274,12 +275,12 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
         if area is not None and known
         else None,
         "average_precision": precision and precision[0],
-        "average_precision_error": precision and precision[1],
+        "average_precision_error": None if smooth else precision and precision[1],
         "brier": value,
         **_brier_interval(risks, value),
         "brier_of_prevalence": guess,
         "brier_skill": 1 - value / guess if guess else None,
-        "recalibration": {name: asdict(one) for name, one in recalibration(risks).items()},
+        "recalibration": recalibrated(recalibration(risks), vague=smooth and samples < CALIBRATED),
         "calibration_groups": calibration_groups(risks),
         "thresholds": thresholds(risks),
     }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rankdad.common.metrics.intervals import QUANTILE, wilson
-from rankdad.common.metrics.recalibration import recalibrations
+from rankdad.common.metrics.recalibration import recalibrated, recalibrations
 from rankdad.common.metrics.repeats import mean_document
 from rankdad.common.metrics.risk import Risks, calibration_groups
 from rankdad.common.metrics.sums import Tally, parts
@@ -21,7 +20,11 @@ RIGHT = {"in_the_large": 0.0, "slope": 1.0}
 
 
 def calibration_by_site(
-    repeats: Sequence[Mapping[str, Risks]], expected: Sequence[Mapping[str, float]], *, groups: bool
+    repeats: Sequence[Mapping[str, Risks]],
+    expected: Sequence[Mapping[str, float]],
+    *,
+    groups: bool,
+    vague: Container[str] = (),
 ) -> dict[str, Any]:
     """Return one outcome's calibration at every site that has tested samples, as JSON.
 
@@ -29,6 +32,7 @@ def calibration_by_site(
         repeats: each site's predictions, of every repetition of a cross-validation, whose mean counts.
         expected: sums of the same predicted risks.
         groups: whether to return the points of a plot of each site.
+        vague: sites of which there is no slope.
 
     Returns:
         `sites`: of each its `samples`, `events`, the sum of predicted risks (`expected`), `observed_expected` with
@@ -36,7 +40,7 @@ def calibration_by_site(
         Cochran's Q that the sites' calibration in the large, and their slopes, are all the same; None of fewer than
         two.
     """
-    found = [_of_sites(*one, groups) for one in zip(repeats, expected, strict=True)]
+    found = [_of_sites(*one, groups, vague) for one in zip(repeats, expected, strict=True)]
     sites = [mean_document([one[site] for one in found]) for site in found[0] if all(site in one for one in found)]
     estimates = {name: [one["recalibration"].get(name) for one in sites] for name in RIGHT}
     return {"differ": {name: _heterogeneity(several) for name, several in estimates.items()}, "sites": sites}
@@ -76,7 +80,9 @@ def expected(task: TaskSpec, total: Tally, outcome: int, risks: Risks) -> float:
     return float(parts(task, total).confidence[0 if isinstance(task, Classification) else outcome].sum())
 
 
-def _of_sites(risks: Mapping[str, Risks], expected: Mapping[str, float], groups: bool) -> dict[str, Any]:
+def _of_sites(
+    risks: Mapping[str, Risks], expected: Mapping[str, float], groups: bool, vague: Container[str]
+) -> dict[str, Any]:
     tested = {site: one for site, one in risks.items() if sum(one.counts)}
     edges = next(iter(tested.values())).edges
     zeros, ones = (torch.stack([getattr(one, name) for one in tested.values()]) for name in ("negatives", "positives"))
@@ -90,7 +96,7 @@ def _of_sites(risks: Mapping[str, Risks], expected: Mapping[str, float], groups:
             "events": round(positives),
             "expected": expected[site],
             "observed_expected": _ratio(one, expected[site]),
-            "recalibration": {name: asdict(estimate) for name, estimate in fit.items()},
+            "recalibration": recalibrated(fit, vague=site in vague),
         }
         rows[site] = row | ({"groups": calibration_groups(one, FEWEST)} if groups else {})
     return rows

@@ -157,7 +157,9 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
         pieces //= 2  # many samples of a few people lie side by side
     chunks = [rows.tensor_split(pieces) for rows in (values[order], places, sorted_people)]
     smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
-    if persons // SHARE < 2 and spread is not None and count > 1:
+    if persons // SHARE == 2:  # mean and deviation are its two numbers
+        spread = float(values.std(correction=0))
+    if persons // SHARE <= 2 and spread is not None and count > 1:
         smoothed = values.mean() + spread * places / places.square().mean().sqrt()
     elif persons // SHARE >= SPREAD:
         smoothed = _as_wide(smoothed, values)
@@ -186,14 +188,16 @@ def _polynomial(values: Tensor, places: Tensor, people: Tensor) -> Tensor:
 
 
 def _by_class(values: Tensor, positive: Tensor, people: Tensor) -> Tensor:
-    """Return a curve for each of two classes: a few people have the spread of the other class, one has its mean."""
-    found = values.clone()
+    """Return a curve for each of two classes: a few people have the spread of both, one has the mean of the others."""
+    found, spread = values.clone(), None
+    classes = [own for own in (positive, ~positive) if len(people[own].unique()) > 1]
+    if sum(len(people[own].unique()) for own in classes) >= TIED:
+        away = torch.cat([values[own] - values[own].mean() for own in classes])
+        spread = float(away.square().mean().sqrt())
     for own in (positive, ~positive):
-        number, others = len(people[own].unique()), len(people[~own].unique())
-        if number == 1 and others > 1:
+        if len(people[own].unique()) == 1 and len(people[~own].unique()) > 1:
             found[own] = values[~own].mean()
         else:
-            spread = float(values[~own].std(correction=0)) if others >= 4 else None
             found[own] = curve(values[own], people[own], spread)
     return found
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rankdad.common.metrics.auc import areas
-from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, parts
+from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, is_vague, parts
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
 ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
-CALIBRATED = 100  # smooth scores of which a calibration error is near that of the exact ones
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
     values: dict[Metric, float | None] = dict.fromkeys(task.metrics)
     if part.samples:
         hits = matrices.diagonal(dim1=1, dim2=2).sum(dim=1)
-        vague = part.samples < CALIBRATED and bool(part.order[:, 2].any())
+        vague = is_vague(task, total)
         gaps = (part.confidence - part.calibration[:, :, 1]).abs().sum(dim=1)
         values |= {
             "auc": area,

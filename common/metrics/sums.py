@@ -15,6 +15,7 @@ from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
+CALIBRATED = 100  # smooth scores whose slope, and calibration error, are near those of the exact ones
 CALIBRATION_BINS = 15
 MOMENTS = 7
 MAX_WIDTH = 30  # classes of a confusion matrix; of more no balanced accuracy has its interval over groups
@@ -315,3 +316,9 @@ def _clustered(found: Tally, groups: Tensor, numbers: Iterable[Tensor]) -> Tally
     names, of = groups.cpu().unique(return_inverse=True)
     sums = [products(own, of, len(names)) for own in numbers]
     return Tally(torch.cat([found.counts, torch.tensor([len(names)])]), torch.cat([found.sums, *sums]))
+
+
+def is_vague(task: TaskSpec, total: Tally) -> bool:
+    """Tell whether scores are smooth, and so few that their calibration is not near that of the exact ones."""
+    part = parts(task, total)
+    return part.samples < CALIBRATED and bool(part.order[:, 2].any())

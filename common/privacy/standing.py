@@ -14,6 +14,7 @@ from rankdad.common.run.weight_sketch import distance
 
 NEAR = 3e-3  # of the size of all weights
 MOST = 50  # places that are remembered
+LOOKS = 8  # before as many steps are taken as may be
 
 
 class Place(NamedTuple):
@@ -28,23 +29,33 @@ class Place(NamedTuple):
     steps: int
 
 
-Places = tuple[Place, ...]  # the last one is where the epoch began that is trained
+Places = tuple[Place, ...]  # the last one is where the stretch of an epoch began that is trained
+
+
+def stretch(most: float) -> int:
+    """Return after how many steps it is looked again how far the weights are, where so many may be near each other."""
+    return int(min(max(1, most // LOOKS), 1 << 30))
 
 
 def arrived(places: Places, sketch: Tensor) -> Places:
-    """Return the places with that at which an epoch begins, whose first step counts already."""
+    """Return the places with that at which a stretch begins, whose first step counts already.
+
+    Of too many that is forgotten at which fewest steps were taken, never the first, where all trainings begin.
+    """
     near = next((place for place in places if distance(place.sketch, sketch) <= NEAR), Place(sketch, 0))
     others = [place for place in places if place is not near]
-    return *others[max(0, len(others) - MOST + 1) :], near._replace(steps=near.steps + 1)
+    if len(others) >= MOST:
+        del others[min(range(1, len(others)), key=lambda at: others[at].steps)]
+    return *others, near._replace(steps=near.steps + 1)
 
 
 def stayed(places: Places, sketch: Tensor, steps: int) -> Places:
-    """Return the places after an epoch: of one that has not left where it began, all steps count.
+    """Return the places after a stretch: of one that has not left where it began, all steps count.
 
     Args:
         places: the last one is where it began.
         sketch: of the weights now.
-        steps: of the epoch.
+        steps: of the stretch.
     """
     *others, last = places
     moved = distance(last.sketch, sketch) > NEAR

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, counted
@@ -13,12 +14,16 @@ from rankdad.common.policy import Policy, refusal, rows_sent
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.method import RankDad
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
+MOST_COLUMNS = 1024  # that are looked at one by one: pictures have more
+FOLLOWS = 1e-6  # of a column's size: less is left of one that follows from others
+LARGEST = 1024  # batch size that a sentence names
 WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
 
 
@@ -45,6 +50,49 @@ def columns_here(spec: RunSpec, data: SiteData) -> int:
     return sum(bool(several[first:end].any()) for first, end in ends) + 1
 
 
+def cells_of_row(spec: RunSpec, data: SiteData) -> float:
+    """Return how many cells of a sample a step's numbers are held against, the outcome among them.
+
+    A column counts by the share of samples that have another value than most: what most have needs no solving for. One
+    that follows from others, such as the same in another unit, does not count, nor a second visit at which nothing has
+    changed. Of samples of a file each, all may differ.
+    """
+    inputs = data.samples.inputs
+    if not isinstance(inputs, Tensor):
+        return float(math.prod(spec.data.shape) + 1)
+    if math.prod(spec.data.shape) > MOST_COLUMNS:
+        return float(varies(inputs).sum()) + 1
+    flat = inputs.flatten(1).double()
+    rows = flat.nan_to_num(math.inf)
+    others = [len(column) - column.unique(return_counts=True)[1].max() for column in rows.T]
+    weights = torch.stack(others).double() / max(1, len(rows) - 1)
+    if isinstance(spec.data, TableData):  # of a column's levels most count
+        named = zip(spec.data.inputs, blocks(spec.data), strict=True)
+        for name, (at, levels) in named:
+            own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
+            own[own < own.max()] = 0
+            own[1:][own[1:] == own.max()] = 0
+    count = float((weights * _independent(flat, weights)).sum()) + 1
+    if data.groups is not None:
+        whole = torch.cat([data.groups[:, None].double(), rows], 1)
+        count *= len(whole.unique(dim=0)) / len(whole)
+    return count
+
+
+def _independent(flat: Tensor, weights: Tensor) -> Tensor:
+    """Return which columns are no linear function of those that count more, bool; of as many as rows, all."""
+    chosen = torch.ones(flat.shape[1], dtype=torch.bool)
+    order = weights.argsort(descending=True, stable=True)[: int((weights > 0).sum())]
+    if not 1 < len(order) <= MOST_COLUMNS or 2 * len(order) > len(flat):
+        return chosen
+    columns = flat[:, order]
+    columns = torch.where(columns.isnan(), columns.nanmean(0), columns)
+    columns = columns - columns.mean(0)
+    left = torch.linalg.qr(columns / columns.norm(dim=0)).R.diagonal().abs()
+    chosen[order[left < FOLLOWS]] = False
+    return chosen
+
+
 @dataclass(frozen=True)
 class StepNumbers:
     """How many numbers a site's steps send, and may send.
@@ -54,21 +102,21 @@ class StepNumbers:
         routes: of the run, without what says nothing of its own: gradients of columns that are the same in all rows
             here, and of one of several classes, since what flows back to all adds up to 0.
         projections: whether a pair is sent for every matrix.
-        columns: of a table that a step's numbers are held against; 0 of images, series, texts, and a single value.
+        cells: of a sample that a step's numbers are held against; 0 of texts, and where nothing differs.
     """
 
     policy: Policy
     routes: tuple[Route, ...]
     projections: bool
-    columns: int
+    cells: float
 
     @classmethod
     def of(cls, policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> StepNumbers:
         """Return those of a site in a run."""
-        routes, inputs = list(plan.routes), data.samples.inputs
-        if spec.data.tokens is not None or len(spec.data.shape) > 1 or not isinstance(inputs, Tensor):
+        routes, inputs, width = list(plan.routes), data.samples.inputs, math.prod(spec.data.shape)
+        if spec.data.tokens is not None:
             return cls(policy, plan.routes, spec.training.sends_projections, 0)
-        width, several = spec.data.shape[0], int(varies(inputs).sum())
+        several = int(varies(inputs).sum()) if isinstance(inputs, Tensor) else width
         first = next((at for at, one in enumerate(routes) if one.shape[1:] == (width,)), None)
         if first is not None:
             routes[first] = replace(routes[first], shape=(routes[first].shape[0], several))
@@ -76,12 +124,12 @@ class StepNumbers:
         if isinstance(spec.task, Classification) and routes[last].dense:
             out, *others = routes[last].shape
             routes[last] = replace(routes[last], shape=(out - (out == spec.task.outputs > 1), *others))
-        columns = columns_here(spec, data)
-        return cls(policy, tuple(routes), spec.training.sends_projections, columns if columns > 1 else 0)
+        cells = cells_of_row(spec, data) if several else 0
+        return cls(policy, tuple(routes), spec.training.sends_projections, cells)
 
     def most(self, samples: int) -> float:
         """Return how many numbers a step of so many samples may send."""
-        return numbers_a_cell(self.policy.rows_per_rank) * samples * self.columns if self.columns else math.inf
+        return numbers_a_cell(self.policy.rows_per_rank) * samples * self.cells if self.cells else math.inf
 
     def rows(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of so many samples may send; None is no limit."""
@@ -112,9 +160,23 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
     if numbers <= most:
         return
     asks = f"sends at least {numbers:,} numbers of {counted(samples, 'sample')} here in a step"
-    allows = f"{int(most):,}, for {counted(step.columns, 'column')} (rows_per_rank {policy.rows_per_rank})"
-    change: dict[str, object] = {"rows_per_rank": NUMBERS * samples * step.columns // numbers or None}
-    enough = math.ceil(numbers * samples / most)
-    owner = f"fewer units, or steps of at least {counted(enough, 'sample')},"
+    allows = f"{int(most):,}, as many as they have cells that differ (rows_per_rank {policy.rows_per_rank})"
+    change: dict[str, object] = {"rows_per_rank": int(NUMBERS * samples * step.cells / numbers) or None}
+    owner = "fewer units"
+    if enough := _batch_size(spec, data, numbers / step.most(1)):
+        owner += f", or a batch_size of {enough},"
     error = refusal("model", asks, allows, change, WIDE, owner=owner)
     raise FewSamplesError.of(error, code="step-of-too-many-numbers")
+
+
+def _batch_size(spec: RunSpec, data: SiteData, needed: float) -> int | None:
+    """Return the least batch size whose steps have so many samples here, and lack as many to one of all; else None.
+
+    Raises nothing: a site that is the largest of several may be given larger batches than these.
+    """
+    trained = [len(split.train) for split in data.splits if len(split.train)]
+    for size in range(spec.training.batch_size, min(max(trained, default=0), LARGEST) + 1):
+        steps = {(fold, own) for fold, count in enumerate(trained) for own in batch_sizes(count, size)}
+        if min(data.behind_step(fold, own) for fold, own in steps) >= needed:
+            return size
+    return None

@@ -237,7 +237,8 @@ def _why(waiting: Waiting, fewest: int) -> str:
     if waiting.changed:
         told.append(
             f"{counted(waiting.changed, 'patient')} lie in parts of which this run would use or change a few: ask its "
-            "owner for the columns, values and rules of earlier runs"
+            "owner for the columns, values and rules of earlier runs; or if cells of the table have been corrected "
+            "since, put the earlier values back until at least as many patients' have been"
         )
     return "; ".join(told)
 

@@ -97,11 +97,12 @@ def of_directions(
     if not isinstance(inputs, Tensor) or not seeing or spec.data.tokens is not None:
         return
     columns, directions = columns_here(spec, data), int(varies(inputs).sum()) + 1
+    numbers = StepNumbers.of(policy, spec, plan, data)
     for split, own in zip(data.splits, sizes, strict=True):
         people = data.people(split.train)
         drawn = [size for size in own if 0 < size < len(split.train)]
         if drawn and directions > most_told(policy.rows_per_rank) * people:
-            most = StepNumbers.of(policy, spec, plan, data).rows(max(drawn))
+            most = numbers.rows(max(drawn))
             rows = max(seeing) if most is None else max(1, min(most, max(seeing)))
             yield About(split.train, len(drawn) * rows * spec.training.epochs * columns, columns)
 
@@ -117,7 +118,8 @@ def of_steps(
     """Yield what steps of all of a training's samples, and buffers after them, tell of these."""
     columns, buffers = columns_here(spec, data), plan.buffer_bytes // SMALLEST
     for split, own in zip(data.splits, sizes, strict=True):
-        if steps := steps_of_all(own, len(split.train)):
+        people = data.people(split.train)  # of several visits each batch may have all
+        if steps := steps_of_all(own, min(people, len(split.train))):
             each = StepNumbers.of(policy, spec, plan, data).sent(len(split.train))
             yield About(split.train, (steps * each + buffers) * spec.training.epochs, columns)
 
@@ -213,17 +215,20 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     most = most_told(policy.rows_per_rank)
     allows = f"that from {counted(math.ceil((columns + 1) / most), noun)} on (rows_per_rank {policy.rows_per_rank})"
     change: dict[str, object] = {"rows_per_rank": int(2 * fewest / (columns + 1)) or None}
-    error = refusal("data", asks, allows, change, WIDER, owner="fewer columns, or a model that does not see them all,")
+    owner = f"at most {counted(max(0, int(most * fewest) - 1), 'column')}"
+    if any(len(split.validation) for split in data.splits):
+        owner += ", or no validation (training.validation 0)"
+    owner += ", or a model that does not see them all,"
+    error = refusal("data", asks, allows, change, WIDER, owner=owner)
     raise FewSamplesError.of(error, code="columns-of-too-few")
 
 
 def check_standing(
     policy: Policy,
     spec: RunSpec,
-    plan: Plan,
     data: SiteData,
     fold: int,
-    samples: int,
+    numbers: int,
     places: Places,
     earlier: Places = (),
 ) -> None:
@@ -232,17 +237,15 @@ def check_standing(
     Args:
         policy: of the site.
         spec: of the run.
-        plan: of the run.
         data: of the site.
         fold: that is trained.
-        samples: of the largest batch.
+        numbers: that the largest batch sends.
         places: at which batches have been sent; the next are at the last of them.
         earlier: at which other runs have.
 
     Raises:
         FewSamplesError: there are too many.
     """
-    numbers = StepNumbers.of(policy, spec, plan, data).sent(samples)
     known, people = most_known(places, numbers, earlier), data.people(data.splits[fold].train)
     most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
     if known <= most:

@@ -12,9 +12,13 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data.encoding import bounds_of
 
+FLAT = ("linear", "mlp", "factory")  # models that may see a sample's entries all at once
+
 
 def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor | None, parts: Tensor | None) -> Tensor:
-    """Return inputs in which no value that few patients have sets them apart; other than tables' as they are.
+    """Return inputs in which no value that few patients have sets them apart.
+
+    Whatever their shape, a layer that sees all at once sees a table; pictures and series of other networks stay.
 
     Args:
         spec: the run.
@@ -23,8 +27,9 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
         groups: int64 [rows], which patient each row is of; None where each is of another.
         parts: int64 [rows], the part of each; None where there are none.
     """
-    if level.count < 2 or inputs.ndim != 2 or not inputs.is_floating_point():
+    if level.count < 2 or not inputs.is_floating_point() or (inputs.ndim != 2 and spec.model.name not in FLAT):
         return inputs
+    shape, inputs = inputs.shape, inputs.flatten(1)
     levels, bounds = list[tuple[int, int]](), inputs.new_tensor([[-torch.inf, torch.inf]]).repeat(inputs.shape[1], 1)
     if isinstance(spec.data, TableData):
         levels = [block for block in blocks(spec.data) if block[1]]
@@ -37,4 +42,4 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
         rows = (parts == part).nonzero().flatten()
         own = None if groups is None else groups[rows]
         found[rows] = without_rare(inputs[rows], levels, bounds.T, own, level.count)
-    return found
+    return found.reshape(shape)

@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 def test_it_lists_what_a_study_may_read_and_what_a_person_is(data: Path) -> None:
     policy, explained = propose(data)
     assert policy == Policy(
-        files=("visits.csv",), columns=("patient_id", "age", "sex", "ill"), group="patient_id", min_sites=3
+        files=("visits.csv", "*.csv"), columns=("patient_id", "age", "sex", "ill"), group="patient_id", min_sites=3
     )
     told = "\n".join(explained)
     assert all(word in told for word in ("remark", "nothing", "patient_id", "visits.csv"))

@@ -388,7 +388,7 @@ def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path:
         Iterations(tmp_path, members(tmp_path, **form, federation={"compare_every": 0})).go(3)
 
 
-@pytest.mark.parametrize("network", ["linear", "mlp-16"])
+@pytest.mark.parametrize("network", ["linear", "mlp-8"])
 def test_a_linear_model_shows_its_coefficients_where_the_platforms_regressions_do(tmp_path: Path, network: str) -> None:
     form: dict[str, Any] = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}
     shown = Iterations(tmp_path, patients(tmp_path, 240 if network == "linear" else 60, **form)).go()

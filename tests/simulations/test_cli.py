@@ -79,7 +79,7 @@ LOSES = "lets out the whole gradient of a layer, of as high a rank as there are 
             [DSGD],
             f'method.name: .* whole, of .* units.*rows_per_rank 4.*; "rows_per_rank": .* in its policy {LOSES}',
         ),
-        ("digits-256", [], ""),
+        ("digits-256", [], 'model: .* numbers of 32 samples.*rows_per_rank 4.*; "rows_per_rank": 3 in its policy'),
     ],
 )
 def test_specs_say_what_they_need_beyond_the_default_policy(name: str, sets: list[str], said: str) -> None:

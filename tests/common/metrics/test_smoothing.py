@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 
+import numpy as np
 import pytest
+import statsmodels.api as sm
 import torch
 from sklearn import metrics as oracle
 from torch import Tensor
@@ -22,7 +24,10 @@ from rankdad.common.metrics import (
     unpack_tally,
     within_sites,
 )
+from rankdad.common.metrics.auc import bin_edges
+from rankdad.common.metrics.recalibration import recalibrations
 from rankdad.common.metrics.smoothing import Scored, curve, smooth
+from rankdad.common.metrics.sums import default_log_odds, empty
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 TWO = Classification(classes=2)
@@ -227,3 +232,23 @@ def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
         covered.append(off <= found.auc_error + 1e-12)
     assert min(errors) > 0
     assert sum(covered) >= 57
+
+
+@pytest.mark.parametrize(("patients", "bias"), [(40, 0.08), (100, 0.05)])
+def test_slopes_of_smooth_scores_are_right_on_average(patients: int, bias: float) -> None:
+    """In five tests, each with few of a class: of 40 patients the slope had been half too large."""
+    task, draw, away = Classification(classes=2), np.random.default_rng(patients), list[float]()
+    for _ in range(15):
+        labels = torch.from_numpy(draw.permutation(np.arange(patients) < 0.4 * patients)).long()
+        scores = torch.from_numpy(draw.normal(size=patients)) + labels - 0.5
+        total, order = empty(task), labels.argsort(stable=True)
+        for rows in (order[start::5] for start in range(5)):
+            outputs = torch.stack([torch.zeros(len(rows), dtype=torch.float64), scores[rows]], dim=1)
+            own = smooth(task, outputs, labels[rows])
+            losses = F.cross_entropy(outputs, labels[rows], reduction="none")
+            total = total + own.order + tally(task, outputs, labels[rows], losses, smooth=own[:2])
+        counts = parts(task, total).scores[1]
+        found = recalibrations(bin_edges(float(default_log_odds(task)[1])), counts[:1], counts[1:], [None])[0]
+        exact = sm.Logit(labels.numpy(), sm.add_constant(scores.numpy())).fit(disp=0).params[1]
+        away.append(found["slope"].value - exact)
+    assert abs(np.median(away)) < bias

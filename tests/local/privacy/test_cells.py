@@ -18,15 +18,17 @@ from rankdad.local.admission import admitted
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
+from rankdad.local.privacy.told import of_steps
+from rankdad.local.privacy.usual import usual_inputs
 from tests.conftest import run_spec
 
 COLUMNS, ROWS = 8, 16
 NO_LIMIT = Policy(rows_per_rank=None)
 
 
-def asked(units: int, method: dict[str, Any] | None = None) -> RunSpec:
+def asked(units: int, method: dict[str, Any] | None = None, shape: tuple[int, ...] = (COLUMNS,)) -> RunSpec:
     return run_spec(
-        data={"shape": [COLUMNS]},
+        data={"shape": list(shape)},
         model={"name": "mlp", "hidden": [units]},
         training={"batch_size": ROWS},
         method=method or {"name": "rank-dad", "rank": 4},
@@ -78,3 +80,48 @@ def test_a_step_is_solved_without_the_limit_and_not_with_it(units: int, rank: in
         assert (free.rank, free.rows) == (4, 16)
     held = attack(ROWS, COLUMNS, units, "both", 3, limited=True)
     assert (held.rank, held.rows) == (rank, 0)
+
+
+def test_a_table_of_two_axes_is_a_table() -> None:
+    """Of shape [8, 1] a network saw the same columns, and nothing was counted: a program had 48 of 48 patients."""
+    flat = table().samples.inputs
+    assert isinstance(flat, torch.Tensor)
+    data = SiteData(Samples(flat[:, :, None], torch.arange(64) % 2), table().splits)
+    spec = asked(30, shape=(COLUMNS, 1))
+    assert numbers(spec, data).most(ROWS) == numbers(asked(30), table()).most(ROWS)
+    assert numbers(spec, data).rows(ROWS) == numbers(asked(30), table()).rows(ROWS)
+    rare = flat.clone()
+    rare[:, 0] = 0.0
+    rare[5, 0] = 1.0  # one patient alone
+    for shape in ((COLUMNS,), (COLUMNS, 1)):
+        own = usual_inputs(asked(8, shape=shape), rare.reshape(64, *shape), Policy().min_level, None, None)
+        assert not own.flatten(1)[5, 0]
+
+
+@pytest.mark.parametrize(
+    ("what", "cells"),
+    [("all differ", 9.0), ("three have another value", 8 + 3 / 63), ("another unit", 8.0), ("two visits", 4.5)],
+)
+def test_cells_that_need_no_solving_do_not_count(what: str, cells: float) -> None:
+    inputs, groups = table().samples.inputs.clone(), None  # type: ignore[union-attr]
+    if what == "three have another value":
+        inputs[:, 0] = 0.0
+        inputs[:3, 0] = 1.0
+    if what == "another unit":
+        inputs[:, 0] = 3 - 2.5 * inputs[:, 1]
+    if what == "two visits":
+        inputs, groups = inputs[::2].repeat_interleave(2, 0), torch.arange(64) // 2
+    data = SiteData(Samples(inputs, torch.arange(64) % 2), table().splits, groups=groups)
+    found = numbers(asked(8), data).most(1)
+    assert found == pytest.approx(cells, abs=0.1)
+
+
+def test_of_several_visits_each_batch_may_have_all_patients() -> None:
+    """16 patients with four visits each, in batches of 16: a program had all rows and all labels."""
+    inputs, groups = torch.randn(64, COLUMNS), torch.arange(64) // 4
+    data = SiteData(Samples(inputs, torch.arange(64) % 2), table().splits, groups=groups)
+    spec = asked(8)
+    plan = make_plan(spec, build_model(spec))
+    for size, steps in ((16, 4), (15, 0)):
+        told = list(of_steps(Policy(), spec, plan, data, [[size] * 4]))
+        assert [len(one.rows) for one in told] == [64] * bool(steps)
