@@ -216,31 +216,6 @@ def reduce(
 
 
 @app.command()
-def overlap(
-    method: Annotated[str, typer.Option(metavar="JSON", help="Whose step travels.")] = '{"name": "dsgd"}',
-    buckets: Annotated[int, typer.Option(help="In which it travels.", min=2)] = 16,
-    frames: Annotated[int, typer.Option(help="Of a series.", min=2)] = 51,
-    features: Annotated[int, typer.Option(help="Of a frame.", min=1)] = 24,
-    batch: Annotated[int, typer.Option(help="Samples of a step.", min=1)] = 64,
-    steps: Annotated[int, typer.Option(help="Of each run.", min=1)] = 8,
-    pairs: Annotated[int, typer.Option(help="Of runs.", min=1)] = 3,
-) -> None:
-    """Measure how much of a 100 Mbit/s link's time the paper's GRU hides behind its backward pass: three minutes."""
-    from rich.console import Console
-
-    from benchmarks.overlap import bench_overlap
-    from rankdad.common.documents import parse_json
-
-    try:
-        document = parse_json(method)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or "name" not in document:
-        raise typer.BadParameter(f'got {method!r}, expected such as {{"name": "dsgd"}}', param_hint="--method")
-    bench_overlap(document, buckets, (frames, features), batch, steps, pairs, Console(width=110))
-
-
-@app.command()
 def low_rank(
     ranks: Annotated[int, typer.Option(help="Of the process group.", min=2)] = 2,
     rank: Annotated[int, typer.Option(help="Of the methods.", min=1)] = 4,

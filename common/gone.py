@@ -4,6 +4,8 @@ from __future__ import annotations
 
 GONE = {  # by the last two names of a field, and by its value where other values stay
     ("loading.disk_mib", None): "there is no cache on disk any more: leave it out, and read ahead (loading.workers)",
+    ("method.buckets", None): "a step is one message again: leave it out",
+    ("method.exchanges", None): "all gradients travel in one message: leave it out",
     ("training.autocast", "float16"): "float16 and its loss scale are gone: take bfloat16",
     ("training.loss_scale", None): "it went with autocast float16: leave it out",
 }

@@ -32,7 +32,6 @@ from rankdad.common.spec.solver import is_exact
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
 from rankdad.local.data.folds import Split
-from rankdad.local.parts import Part
 from rankdad.local.passes import Passes
 
 Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit
@@ -123,11 +122,10 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
 
 def _step(passes: Passes, run: RunState) -> Step:
     batch = passes.batch()
-    made = list[Part]()
-    passes.step(batch, {}, made.append)
-    (part,), weight = made, float(len(batch))
-    payload, _ = run.method.aggregate(0, [Contribution(weight, part.gradients)], MethodState(), 0)
-    return Step(weight, part.loss, part.norm, payload, part.projections)
+    (own, _), weight = passes.step(batch, {}), float(len(batch))
+    assert own is not None
+    payload, _ = run.method.aggregate(0, [Contribution(weight, own.gradients)], MethodState(), 0)
+    return Step(weight, own.loss, own.norm, payload, own.projections)
 
 
 def _answer(spec: RunSpec, body: Body) -> Body:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
 from rankdad.common.gradients.capture import FactorCapture
 from rankdad.common.gradients.factors import Factor, concatenate
+from rankdad.common.gradients.routes import Payload, gather
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
 from rankdad.common.protocol.plan import Plan
@@ -27,7 +28,7 @@ from rankdad.local.data import Batch, SiteData
 from rankdad.local.data.prepared import Prepared, prepare
 from rankdad.local.local_steps import Moments, differences
 from rankdad.local.losses import deltas, mean_loss
-from rankdad.local.parts import Parts, Take
+from rankdad.local.own_gradients import OwnGradients, own_gradients
 from rankdad.local.ranks.alone import Alone
 
 NOBODY = torch.zeros(0, dtype=torch.int64)
@@ -122,17 +123,15 @@ class Passes:
         groups = self._data.groups
         return rows if groups is None else groups[self._data.splits[self._fold].train][rows]
 
-    def step(self, batch: StepBatch, moments: Moments, take: Take, *, early: bool = False) -> Moments:
-        """Make what a step sends, bucket after bucket: gradients, or the difference that local steps make.
+    def step(self, batch: StepBatch, moments: Moments) -> tuple[OwnGradients | None, Moments]:
+        """Make what a step sends: gradients, or the difference that local steps make.
 
         Args:
             batch: samples of the step, which are read here.
             moments: of the site's own optimizer; none where it takes no steps of its own.
-            take: is given the parts, in the order of their exchanges.
-            early: whether it is given them while the backward pass goes on.
 
         Returns:
-            The moments after the step.
+            The gradients, which of several ranks the first has, and the moments after the step.
 
         Raises:
             ModelError: the network raised.
@@ -143,32 +142,30 @@ class Passes:
         model = run.replica.model.train()
         first = next(model.parameters())
         like = torch.empty(0, dtype=first.dtype, device=first.device)
-        step = run.replica.step + 1
-        signs = derive(plan.seed, f"{run.fold}/{step}" if run.fold else step)  # the same at all sites
-        parts = partial(Parts, plan, signs if self._spec.training.sends_projections else None, step, like, take=take)
         if not len(batch):
-            parts(lambda names: ({}, {}), lambda: 0.0).finish()
-            return moments
+            return self._made(gather(plan.routes, {}, {}, like), 0.0), moments
         self._ranks.begin(moments)
         # torch.manual_seed takes a stack trace for each kind of device that is not there
         seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
         seeded(derive(plan.seed, "forward", self._index, run.rng_key, *self._ranks.key))
-        if self._spec.local is None:
-            alike = self._ranks.alike(batch.samples, self._largest)
-            with run.replica.passes(alike=alike), run.replica.capture(self._captured(plan.factor_names)) as capture:
-                losses = list[Tensor]()
-                given = parts(
-                    lambda names: self._shared(capture, names),
-                    lambda: self._finite_loss(losses),
-                    self._ranks.pooled,
-                )
-                self._backward(batch, capture, losses, given.complete if early else None)
-                self._finite_loss(losses)
-                given.finish()
-        else:
-            dense, value, moments = differences(self._spec, run, self._index, batch.batches(), moments, self._gradients)
-            parts(lambda names: ({}, dense), lambda: value).finish()
-        return moments
+        if self._spec.local is not None:
+            dense, loss, moments = differences(self._spec, run, self._index, batch.batches(), moments, self._gradients)
+            return self._made(gather(plan.routes, {}, dense, like), loss), moments
+        alike = self._ranks.alike(batch.samples, self._largest)
+        with run.replica.passes(alike=alike), run.replica.capture(self._captured(plan.factor_names)) as capture:
+            losses = list[Tensor]()
+            self._backward(batch, capture, losses)
+            own = self._finite_loss(losses)
+            names = {name for route in plan.routes for name in (route.name, route.bias) if name}
+            found = self._ranks.pooled(gather(plan.routes, *self._shared(capture, names), like), own)
+        return None if found is None else self._made(*found), moments
+
+    def _made(self, gradients: Payload, loss: float) -> OwnGradients:
+        """Return gradients in the plan's order with what goes beside them."""
+        fold, step, signs = self._run.fold, self._run.replica.step + 1, None
+        if self._spec.training.sends_projections:  # the same at all sites
+            signs = derive(self._plan.seed, f"{fold}/{step}" if fold else step)
+        return own_gradients(self._plan, gradients, loss, step, signs)
 
     def _gradients(self, batch: StepBatch) -> tuple[Mapping[str, Tensor], float]:
         """Return the gradients of the batch's mean loss, and that loss."""
@@ -228,7 +225,6 @@ class Passes:
         batch: StepBatch,
         capture: FactorCapture,
         losses: list[Tensor],
-        complete: Callable[[str], None] | None = None,
     ) -> None:
         """Run the backward passes of a batch's mean loss, part by part; gradients are complete in the last.
 
@@ -236,7 +232,6 @@ class Passes:
             batch: samples, of which a rank takes its own.
             capture: of their gradients.
             losses: is given each part's share of the loss, before its backward pass.
-            complete: see `FactorCapture.backward`.
         """
         people = [part for parts in batch.people for part in parts]
         parts: Iterable[Batch] = itertools.islice(batch.parts, len(people))
@@ -256,9 +251,7 @@ class Passes:
                 if own is not None:  # flows back in place of the loss's own gradient, through all layers alike
                     flows = self._deltas(outputs, part) * own
                     loss = (outputs.to(flows.dtype) * flows).sum() / len(part.labels)
-                capture.backward(loss * share, complete if place == len(people) - 1 else None)
-            except RankdadError:  # in what a complete bucket goes through
-                raise
+                capture.backward(loss * share)
             except Exception as error:
                 raise ModelError(error) from error
 

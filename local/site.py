@@ -40,7 +40,6 @@ from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
-from rankdad.local.drivers.sending import Sender
 from rankdad.local.notices import Notices
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
@@ -146,7 +145,6 @@ def run_site(
         with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
             following = following_progress(spec, state.run, partial(progress, config.name))
             lap: Callable[[str], None] = timings.lap
-            sender = Sender(client, plan, lap)
             training = train(
                 spec,
                 plan,
@@ -158,7 +156,6 @@ def run_site(
                 tested,
                 notices.add,
                 following,
-                sender.send,
                 ranks,
             )
             quietly, device = (ShutdownError, LostRankError) if resumable else (), state.run.replica.device
@@ -170,7 +167,6 @@ def run_site(
                 device=device,
                 lap=lap,
                 quietly=quietly,
-                sender=sender,
                 hear=ranks.hear,
             )
         model = results / "model"

@@ -5,16 +5,13 @@ Whatever carries the messages, HTTP, a platform's iterations or a loop in one pr
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError, counted
-from rankdad.common.gradients.buckets import routes_of
 from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.methods.base import SiteStep
 from rankdad.common.gradients.reduction.feedback import Residuals, plus
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
@@ -30,14 +27,12 @@ from rankdad.local.contributions import Contributions, Tested
 from rankdad.local.data import SiteData
 from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
-from rankdad.local.parts import Part
 from rankdad.local.passes import Passes
 from rankdad.local.privacy.cells import StepNumbers
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.references import References
 
 Lap = Callable[[str], None]
-Send = Callable[[Message], None]
 
 
 @dataclass
@@ -100,7 +95,6 @@ def train(
     tested: Tested = lambda fold, outputs: None,
     notice: Callable[[str], None] = lambda sentence: None,
     followed: Callable[[Body], None] = lambda body: None,
-    send: Send | None = None,
     ranks: Alone | None = None,
 ) -> Generator[Message | Ask, Message | None, Result]:
     """Train a site's replica, fold after fold, from hello or from wherever its state stands.
@@ -117,9 +111,6 @@ def train(
             that comes back from a crash maybe twice.
         notice: told what a person at the site should know.
         followed: given every update's body when the state is beyond it.
-        send: given contributions to a step in buckets while the backward pass goes on: each is yielded, too, when its
-            round is due, with the same content unless an update before it has left this site out. Without it, nothing
-            is made early, and the weights are the same.
         ranks: that share the site's batches; without any it is alone.
 
     Yields:
@@ -152,7 +143,7 @@ def train(
         retain=policy.retain,
     )
     numbers = StepNumbers.of(policy, spec, plan, data)
-    trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed, send)
+    trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed)
     return (yield from trainer.run(between_steps, references.advance))
 
 
@@ -177,12 +168,11 @@ class _Trainer:
         lap: Lap,
         notice: Callable[[str], None],
         followed: Callable[[Body], None],
-        send: Send | None,
     ) -> None:
         self.spec, self.plan, self.policy, self.numbers = spec, plan, policy, numbers
         self.passes, self.contributions = passes, contributions
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
-        self.followed, self.send = followed, send
+        self.followed = followed
         self.projects = spec.training.sends_projections and any(route.projected for route in plan.routes)
         self.index, self.stretch = plan.sites.index(state.site), 0
         self.catching_up = CatchingUp(self.index, plan.staleness)
@@ -248,23 +238,13 @@ class _Trainer:
         # Steps of its own may leave but one batch that counts: limits are on each.
         most = self.numbers.rows(self.passes.behind_step)
         most = most if most is None else most - self.projects
-        send = self.send if known is None and not self.catching_up.behind and len(self.plan.buckets) > 1 else None
-        open_ = deque[tuple[int, SiteStep, Step]]()  # buckets whose last exchange is to come
-
-        def take(part: Part) -> None:
-            self.lap("compute")
-            exchange = run.method.parts[part.number].step(part.gradients, share, state, seed, most)
-            body = Step(weight, part.loss, part.norm, next(exchange), part.projections)
-            open_.append((part.number, exchange, body))
-            self.lap("reduce")
-            if send is not None:
-                send(Message(Kind.STEP, run.round + part.number, body, part.number))
-
-        moments = self.passes.step(batch, self.state.moments, take, early=send is not None)
+        own, moments = self.passes.step(batch, self.state.moments)
         self.lap("compute")
-        residuals, missing = self.state.residuals, set[int]()
-        while open_:
-            number, exchange, body = open_.popleft()
+        assert own is not None
+        exchange = run.method.step(own.gradients, share, state, seed, most)
+        body = Step(weight, own.loss, own.norm, next(exchange), own.projections)
+        missing = set[int]()
+        while True:
             self.lap("reduce")
             update = known or (yield self._message(replace(body, weight=weight)))
             answer = self._checked(update)
@@ -275,22 +255,22 @@ class _Trainer:
             if self.index in update.missing or not answer.weight:
                 weight = 0.0  # once left out of a step, it is in none of its later exchanges
             try:
-                open_.appendleft(
-                    (number, exchange, replace(body, payload=exchange.send(answer.payload), projections=()))
-                )
+                body = replace(body, payload=exchange.send(answer.payload), projections=())
             except StopIteration as stop:
-                part, own = (weight / answer.weight / share if weight else 0.0), stop.value.residuals
-                residuals = self._after_part(number, residuals, before, own, part)
-            if open_:
-                self._follow(update)
-                known = yield from self._ask()
+                part, left = (weight / answer.weight / share if weight else 0.0), stop.value.residuals
+                residuals = after_step(self.state.residuals, before, left, part)
+                if part not in (0, 1):  # sums would let them grow from step to step
+                    residuals = run.method.compacted(residuals)
+                break
+            self._follow(update)
+            known = yield from self._ask()
         self.state.residuals = residuals
         if self.plan.staleness:
             assert update is not None
             known_now = settle(self.state.residuals, self.state.sent, update, self.index, run)
             self.state.residuals, self.state.sent = known_now
             if share and not weight:  # it has come late, and may join
-                late = Sent(run.replica.step, float(len(batch)), share, plus(own, before, -1.0))
+                late = Sent(run.replica.step, float(len(batch)), share, plus(left, before, -1.0))
                 self.state.sent = (*self.state.sent, late)
         if weight:  # left out, it begins the next step from where it began this one
             self.state.moments = moments
@@ -331,20 +311,6 @@ class _Trainer:
         if self.state.places and (drawn := self._drawn(first, last)):
             self.state.places = stayed(self.state.places, run.replica.sketch(), drawn)
             self.contributions.note_place(self.state.places[-1], first=not first)
-
-    def _after_part(
-        self, number: int, residuals: Residuals, before: Residuals, own: Residuals, part: float
-    ) -> Residuals:
-        """Return all residuals, those of one bucket new as far as its update includes this site."""
-        compacted = self.site_run.method.parts[number].compacted
-        if len(self.plan.buckets) == 1:
-            kept = after_step(residuals, before, own, part)
-            return kept if part in (0, 1) else compacted(kept)  # sums would let them grow from step to step
-        names = {route.name for route in routes_of(self.plan.buckets[number], self.plan.routes)}
-        of_bucket = {name: residuals[name] for name in residuals if name in names}
-        changed = after_step(of_bucket, of_bucket, {name: own[name] for name in own if name in names}, part)
-        changed = changed if part in (0, 1) else compacted(changed)
-        return {name: kept for name, kept in residuals.items() if name not in names} | dict(changed)
 
     def _ask(self) -> Steps[Message | None]:
         known = yield from self.catching_up.ask(self.site_run.round)

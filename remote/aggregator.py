@@ -160,7 +160,6 @@ class Aggregator:
         self._delay, self._retry_at, self._tries = MIN_DELAY, 0.0, 0
         self.paused: PausedError | None = None  # by a round that it has given up
         self._departed: set[str] = set()
-        self._updates: dict[int, bytes] = {}  # of the last rounds, as many as a step in buckets has
         self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
         self._outcome = ("interrupted", "", "interrupted", "")
         self._has_resumed = False  # and has written no checkpoint since: where one crash was, more may follow
@@ -308,8 +307,6 @@ class Aggregator:
             waiting_for=barrier.missing(),
             without=barrier.without,
             oldest=self.persistence.oldest(barrier.round),
-            ahead=self.state.buckets_to_come,
-            updates=self._updates,
             status=progress.status,
             epoch=progress.epoch,
             step=progress.step,
@@ -401,7 +398,7 @@ class Aggregator:
 
     def _update(self, round_: int) -> bytes | None:
         """Return the update of a round before, if it is kept."""
-        return self._updates.get(round_) or self.persistence.update(round_)
+        return self.persistence.update(round_)
 
     def _rejoin(self, site: str) -> None:
         self.barrier.rejoin(site)
@@ -561,10 +558,6 @@ class Aggregator:
         return Update(message, packed)
 
     def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
-        count = len(self.plan.buckets)
-        if count > 1:  # a new value: others may be reading
-            kept = {round_: body for round_, body in self._updates.items() if round_ > ready.round - count}
-            self._updates = kept | {ready.round: update.packed}
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
 
     def follow(self, ready: Ready, update: Update, seconds: float) -> None:

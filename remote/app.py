@@ -2,8 +2,6 @@
 
 POST /rounds/{site}          a contribution; 200 and the round's update, or 202 when that takes long: ask again with
 GET  /rounds/{site}/{round}  200 and the update, 202 as above, or 204: nothing of this site is in, so send it
-POST /rounds/{site}/{round}  a contribution to a step in buckets that may come early: 202 if it is kept until its round
-                             is due, else 204; its update is asked for
 POST /rounds/{site}/done     the site has all that it needs of a run that has ended: 200 and its Receipt, or 204
 POST /snapshots/{site}       200 and the run's newest state for a site that has lost its own, or 204: there is none
 GET  /run                    the spec, and what a site compares before it reads any data
@@ -195,7 +193,7 @@ class Routes:
         """Say where the run stands."""
         self._admit(request)
         status = asdict(self._aggregator.status)
-        for internal in ("without", "oldest", "ahead", "updates"):
+        for internal in ("without", "oldest"):
             del status[internal]
         waiting = perf_counter() - status.pop("round_began")
         return JSONResponse({"name": self._aggregator.spec.name, **status, "waiting_seconds": waiting})
@@ -206,14 +204,6 @@ class Routes:
         self._check_run(request)
         body = await read_body(request, self._limit, self._registry.timeouts)
         return _update(await self._host.contribute(site, body, connection, _computed(request)))
-
-    async def offer(self, request: Request) -> Response:
-        """Take a contribution that may come early."""
-        site, _ = self._admit(request)
-        self._check_run(request)
-        round_ = _round(request)
-        body = await read_body(request, self._limit, self._registry.timeouts)
-        return _update(None) if self._host.offer(site, round_, body, _computed(request)) else Response(status_code=204)
 
     async def ask(self, request: Request) -> Response:
         """Answer with a round's update."""
@@ -236,7 +226,6 @@ class Routes:
         site, connection = self._admit(request)
         self._check_run(request)
         await read_body(request, 0, self._registry.timeouts)
-        self._host.forget(site)
         snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
         if snapshot is None:
             return Response(status_code=204)
@@ -278,7 +267,6 @@ ROUTES: tuple[tuple[str, str, Callable[[Routes, Request], Awaitable[Response]]],
     ("POST", "/rounds/{site}", Routes.contribute),
     ("GET", "/rounds/{site}/{round}", Routes.ask),
     ("POST", "/rounds/{site}/done", Routes.done),
-    ("POST", "/rounds/{site}/{round}", Routes.offer),
     ("POST", "/snapshots/{site}", Routes.snapshot),
     ("GET", "/run", Routes.run),
     ("GET", "/status", Routes.status),

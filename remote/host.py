@@ -20,7 +20,6 @@ from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError,
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError, PausedError
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
-from rankdad.remote.early import Early, EarlyContributions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.web import HttpConnection
 
@@ -88,8 +87,6 @@ class Host:
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
         self._leaving = self._ticks = False
-        self._early = EarlyContributions(aggregator.plan)
-        self._asked: dict[asyncio.Future[bytes | None], tuple[str, int]] = {}  # site and round of an early contribution
         self._logged: dict[str, float] = {}  # when, by the place in the code
         self.after: Callable[[], None] = lambda: None  # called after every call of the aggregator
         self._worker: ThreadPoolExecutor | None = None
@@ -128,38 +125,12 @@ class Host:
         self.aggregator.recorder.heard(site, computed)
         return self.aggregator.take(site, body)
 
-    def offer(self, site: str, round_: int, body: bytes, computed: float | None) -> bool:
-        """Take a contribution to a step in buckets as soon as its round is due; tell whether it is kept until then."""
-        kept = not self.crashed and self._early.keep(self.aggregator.status, site, round_, body, computed)
-        if kept:
-            self._heard.set()
-            self._take_early()
-        return kept
-
-    def forget(self, site: str) -> None:
-        """Drop what a site has sent early: it has lost its state."""
-        self._early.forget(site)
-
-    def _take_early(self) -> None:
-        """Take what is due of that which came early."""
-        for early in self._early.due(self.aggregator.status.round):
-            self.enter(partial(self._take_if_due, early), early=early)
-
-    def _take_if_due(self, early: Early) -> Answers:
-        due = self.aggregator.barrier.round == early.round
-        return self._take(early.site, early.body, early.computed) if due else {}
-
     async def ask(self, site: str, round_: int, connection: HttpConnection) -> tuple[bytes | None, bool]:
         """Return a round's update, or None; and whether the site's contribution to it is there.
 
         Raises:
             ProtocolError: see `Aggregator.recorded`.
         """
-        status = self.aggregator.status
-        if round_ in status.updates or (round_ >= status.round and self._early.holds(site, round_)):
-            return self._acknowledge(site, await self._update_of(site, round_)), True
-        if status.round < round_ <= status.round + status.ahead:
-            return None, False
         try:
             async with asyncio.timeout(self._seconds):
                 update = await self.call(partial(self.aggregator.recorded, site, round_))
@@ -169,19 +140,6 @@ class Host:
             return self._acknowledge(site, update), False
         with self._hold(site, connection) as held:
             return self._acknowledge(site, await held.answer), True
-
-    async def _update_of(self, site: str, round_: int) -> bytes | None:
-        """Return the update of a round to which a site has contributed early; None if it has to ask again."""
-        asked: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._asked[asked] = site, round_
-        self._answer_asked()
-        try:
-            async with asyncio.timeout(0 if self._leaving else self._seconds):
-                return await asked
-        except TimeoutError:
-            return None
-        finally:
-            del self._asked[asked]
 
     async def call(self, work: Callable[[], T]) -> T:
         """Call the aggregator when its present call is over, and return what it returns."""
@@ -210,29 +168,26 @@ class Host:
             connection.waiting = None
             self._held[site].remove(held)
 
-    def enter(self, work: Callable[[], Answers | None], held: Held | None = None, early: Early | None = None) -> None:
+    def enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
         """Call the aggregator when its present call is over, and hand on its answers."""
         if self._worker is None:
-            self._settle(work, held, early)
+            self._settle(work, held)
             return
         loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
         done = self._worker.submit(names.run, work)
 
         def settle(done: Future[Answers | None]) -> None:
-            loop.call_soon_threadsafe(partial(self._settle, done.result, held, early), context=names)
+            loop.call_soon_threadsafe(partial(self._settle, done.result, held), context=names)
 
         done.add_done_callback(settle)
 
-    def _settle(self, result: Callable[[], Answers | None], held: Held | None, early: Early | None) -> None:
+    def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
         """Hand on what a call came to: answers, or an error."""
         try:
             answers = result() or {}
         except ProtocolError as error:
             if held is not None:
                 _refuse(held.answer, error)
-            if early is not None:  # its site asks again, sends it again, and hears why it is refused
-                self._early.drop(early)
-                self._answer_asked()
             return
         except UserError as error:  # a disk that is full or broken ends the run, for now
             self.error = error
@@ -267,18 +222,6 @@ class Host:
                     _answer(one.answer, body)
         self.after()
         self._look_whether_ended()
-        self._answer_asked()
-        if self._early:
-            asyncio.get_running_loop().call_soon(self._take_early)
-
-    def _answer_asked(self) -> None:
-        """Answer those who ask for updates of what they have sent early."""
-        status = self.aggregator.status
-        for asked, (site, round_) in self._asked.items():
-            failed = self.aggregator.barrier.stored if self.aggregator.barrier.failed else None
-            update = status.updates.get(round_, failed)
-            if update is not None or not self._early.holds(site, round_):
-                _answer(asked, update)
 
     def _note_presence(self, held: Held) -> None:
         """Log a site that takes part from now on, or a new reason why it cannot."""
@@ -399,8 +342,6 @@ class Host:
         for waiting in self._held.values():
             for held in waiting:
                 _answer(held.answer, None)
-        for asked in self._asked:
-            _answer(asked, None)
 
     async def close(self) -> None:
         """Wait for the present call, and write down how the run ended."""

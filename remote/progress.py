@@ -30,8 +30,6 @@ class Status:
         waiting_for: sites whose contributions the round waits for.
         without: sites that have departed and that the round can do without.
         oldest: first round whose update is kept for sites that come late.
-        ahead: how many rounds after this one may be contributed to early; -1 if not even this one.
-        updates: of the last rounds of a step in buckets, by round.
         status: see `Progress`, as for what follows.
         epoch: of the next step.
         step: optimizer steps done.
@@ -44,8 +42,6 @@ class Status:
     waiting_for: tuple[str, ...]
     without: tuple[str, ...]
     oldest: int
-    ahead: int
-    updates: Mapping[int, bytes]
     status: str
     epoch: int
     step: int

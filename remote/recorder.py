@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,8 +324,7 @@ class Recorder:
             sums.waited[site] = sums.waited.get(site, 0.0) + ready.seconds - arrived
         for site, message in self._sent(ready):
             assert isinstance(message.body, Step)
-            before = sums.norms.get(site, 0.0) if len(self._plan.buckets) > 1 else 0.0
-            sums.norms[site] = math.hypot(before, message.body.norm)
+            sums.norms[site] = message.body.norm
         if ready.exchange < len(self._plan.exchanges) - 1:
             return
         progress.step += 1

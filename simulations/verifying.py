@@ -154,7 +154,7 @@ def _verify_levels(make: Callable[[RunSpec], Replica], spec: RunSpec, data: Mapp
 def _verify_one(replica: Replica, spec: RunSpec, data: Mapping[str, Samples]) -> Verification:
     replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
     plan = make_plan(spec, replica.model)
-    method = method_for(spec, plan.routes, replica.model, plan.buckets)
+    method = method_for(spec, plan.routes, replica.model)
     firsts = [torch.arange(min(spec.training.batch_size, len(data[site]))) for site in plan.sites]
     batches = [next(data[site].batches([rows], replica.device)) for site, rows in zip(plan.sites, firsts, strict=True)]
     gradients = [_gradients(spec.task, plan, replica, batch) for batch in batches]

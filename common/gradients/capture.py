@@ -11,7 +11,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -109,8 +108,6 @@ class FactorCapture:
         self._counted: Counter[str] = Counter()  # the pairs of earlier passes
         self._key = object()  # of the uses of this capture in the metadata of nodes, which may outlive it
         self._listens = self._plain = plain
-        self._open: Counter[str] = Counter()  # uses that the pass in hand has not come to
-        self._complete: Callable[[str], None] = _nobody
         self._remove: Callable[[], object] = _nothing
 
     def __enter__(self) -> FactorCapture:
@@ -166,9 +163,6 @@ class FactorCapture:
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
                 factor = Factor(*matrices)
                 capture._pairs[name].append((factor, _each(people, factor.rows, len(delta))))
-                capture._open[name] -= 1
-                if not capture._open[name]:
-                    capture._complete(name)
 
         made.register_hook(keep)
         hooks: Mapping[int, object] = made._backward_hooks or {}
@@ -176,20 +170,14 @@ class FactorCapture:
         before = get_gradient_edge(source).node if source.requires_grad else None
         _metadata(edge.node)[self._key] = _Use(name, edge.output_nr, before, hooks)
 
-    def backward(
-        self, loss: Tensor, complete: Callable[[str], None] | None = None, *, retain_graph: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
-
-        While it goes on, `complete` is told the name of every parameter whose gradient this pass has made: `factors`
-        and `dense` have it from then on. It hears nothing of a parameter that the pass does not come to.
 
         `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
         layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
 
         Args:
             loss: of passes within this context.
-            complete: is told names.
             retain_graph: for another loss of the same forward pass.
         """
         nodes, uses = self._graph(loss)
@@ -206,56 +194,30 @@ class FactorCapture:
         # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
         # their gradients into `.grad`: a partial pass might leave it out.
         rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
-        hooks: list[RemovableHandle] = []
         self._listens = True
         try:
-            if any(map(_is_python, nodes)):
-                loss.backward(retain_graph=retain_graph)
-            elif not uses:
-                if complete is not None:
-                    told = complete
-                    hooks = [p.register_post_accumulate_grad_hook(lambda _, n=n: told(n)) for n, p in rest.items()]
+            if any(map(_is_python, nodes)) or not uses:
                 loss.backward(retain_graph=retain_graph)
             else:
-                if complete is not None:
-                    self._open, self._complete = Counter(use.name for _, use in uses), complete
                 edges = [GradientEdge(node, use.output) for node, use in uses]
-                self._partial(loss, rest, edges, hooks, early=complete is not None, retain_graph=retain_graph)
+                self._partial(loss, rest, edges, retain_graph=retain_graph)
         finally:
-            self._listens, self._complete = self._plain, _nobody
-            _remove(hooks)
+            self._listens = self._plain
         for name, pairs in self._pairs.items():
             if pairs:
                 self._counted[name], self._parameters[name].grad = len(pairs), None
 
     def _partial(
-        self,
-        loss: Tensor,
-        rest: Mapping[str, nn.Parameter],
-        edges: Sequence[GradientEdge],
-        hooks: list[RemovableHandle],
-        *,
-        early: bool,
-        retain_graph: bool,
+        self, loss: Tensor, rest: Mapping[str, nn.Parameter], edges: Sequence[GradientEdge], *, retain_graph: bool
     ) -> None:
         """Run a backward pass to the layers' outputs and to the rest of the parameters, whose `.grad` it adds to."""
-        added = set[str]()
-
-        def add(name: str, gradient: Tensor) -> None:
-            parameter = rest[name]
-            parameter.grad = _sum(parameter.grad, gradient)
-            for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
-                hook(parameter)
-            added.add(name)
-            self._complete(name)
-
-        if early:
-            hooks.extend(p.register_hook(partial(add, n)) for n, p in rest.items())
         inputs = [*map(get_gradient_edge, rest.values()), *edges]
         gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
-        for name, gradient in zip(rest, gradients, strict=False):
-            if gradient is not None and name not in added:
-                add(name, gradient)
+        for parameter, gradient in zip(rest.values(), gradients, strict=False):
+            if gradient is not None:
+                parameter.grad = _sum(parameter.grad, gradient)
+                for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+                    hook(parameter)
 
     def _leave(self, name: str) -> None:
         """Have a weight be dense from here on; what was counted of its factor goes into its `.grad`."""

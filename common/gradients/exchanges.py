@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rankdad.common.gradients.buckets import Bucket, Piece
 from rankdad.common.gradients.routes import Route
 from rankdad.common.gradients.sparse import Entries
 from rankdad.common.gradients.wire import projections_wire, wire_bytes
-from rankdad.common.spec import Dsgd, Edad, MethodSpec, PowerSgd
+from rankdad.common.spec import Edad, MethodSpec, PowerSgd
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Exchange:
 
 
 def exchanges(
-    method: MethodSpec, routes: Sequence[Route], sites: int, buckets: Sequence[Bucket], *, projections: bool = False
+    method: MethodSpec, routes: Sequence[Route], sites: int, *, projections: bool = False
 ) -> tuple[Exchange, ...]:
     """Return a step's exchanges.
 
@@ -82,23 +81,16 @@ def exchanges(
         method: of the run.
         routes: of every trained parameter.
         sites: how many there are.
-        buckets: in which these travel.
-        projections: whether random projections travel, too: with the bucket in which their gradient begins.
+        projections: whether random projections travel, too.
     """
-    found: list[Exchange] = []
-    for bucket in buckets:
-        first, *others = _exchanges(method, [_rows(routes[piece.place], piece) for piece in bucket], sites)
-        if projections:
-            begun = [routes[piece.place] for piece in bucket if not piece.start]
-            projected = tuple(Slot(r.name, 1, r.projected, fixed=True) for r in begun if r.projected is not None)
-            first = Exchange(replace(first.up, projections=projected), replace(first.down, projections=projected))
-        found += [first, *others]
-    return tuple(found)
+    first, *others = _exchanges(method, routes, sites)
+    if projections:
+        projected = tuple(Slot(r.name, 1, r.projected, fixed=True) for r in routes if r.projected is not None)
+        first = Exchange(replace(first.up, projections=projected), replace(first.down, projections=projected))
+    return (first, *others)
 
 
 def _exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
-    if isinstance(method, Dsgd) and method.exchanges == "per-tensor":
-        return tuple(_both_ways([_dense(route)]) for route in routes)
     if isinstance(method, PowerSgd):
         left = (_dense(r) if r.up is None else Slot(r.name, r.up, (r.matrix[0],), fixed=True) for r in routes)
         right = [Slot(r.name, r.up, (r.matrix[1],), fixed=True) for r in routes if r.up is not None]
@@ -110,12 +102,6 @@ def _exchanges(method: MethodSpec, routes: Sequence[Route], sites: int) -> tuple
         return (Exchange(MessageLayout(up, aligned=True), MessageLayout(down, aligned=True)),)
     up, down = tuple(_slot(r, r.up) for r in routes), tuple(_slot(r, r.down) for r in routes)
     return (Exchange(MessageLayout(up), MessageLayout(down)),)
-
-
-def _rows(route: Route, piece: Piece) -> Route:
-    """Return the route of some rows of a full gradient."""
-    rows = piece.stop - piece.start
-    return route if rows == route.matrix[0] else replace(route, shape=(rows, *route.shape[1:]))
 
 
 def _both_ways(slots: Iterable[Slot]) -> Exchange:

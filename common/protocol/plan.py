@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rankdad.common import __version__
-from rankdad.common.gradients.buckets import Bucket, choose_buckets
 from rankdad.common.gradients.exchanges import Exchange, MessageLayout, exchanges
 from rankdad.common.gradients.methods.edad import chain
 from rankdad.common.gradients.routes import Route, choose_routes
@@ -49,7 +48,6 @@ class Plan:
         threads: of tensor operations.
         wire: how numbers travel.
         routes: of every trained parameter, in the model's order.
-        buckets: of one step: which parameters travel together.
         exchanges: of one step: what messages carry.
         buffers: of the model, in its order.
         task: what is predicted.
@@ -72,7 +70,6 @@ class Plan:
     threads: int
     wire: str
     routes: tuple[Route, ...]
-    buckets: tuple[Bucket, ...]
     exchanges: tuple[Exchange, ...]
     buffers: tuple[BufferSlot, ...]
     task: TaskSpec
@@ -144,7 +141,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
     if isinstance(spec.method, Edad):
         chain(model)
     routes, warnings = choose_routes(spec, model)
-    buckets, projections = choose_buckets(spec.method, routes), spec.training.sends_projections
+    projections = spec.training.sends_projections
     preparing = Preparing(spec)
     return Plan(
         version=__version__,
@@ -156,8 +153,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         threads=spec.training.threads,
         wire=spec.method.wire,
         routes=routes,
-        buckets=buckets,
-        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), buckets, projections=projections),
+        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), projections=projections),
         buffers=tuple(
             BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             for name, buffer in saved_buffers(model).items()

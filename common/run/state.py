@@ -113,7 +113,7 @@ class RunState:
 
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
         self.replica = replica
-        self.method: Method = method_for(spec, plan.routes, replica.model, plan.buckets)
+        self.method: Method = method_for(spec, plan.routes, replica.model)
         self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._projections: tuple[Projections, ...] = ()  # of the step so far
@@ -222,13 +222,6 @@ class RunState:
         return ends or due.kind in (Kind.COMPARISON, Kind.STEP, Kind.BUFFERS)
 
     @property
-    def buckets_to_come(self) -> int:
-        """How many more rounds a step in buckets has after the one that is due; -1 if none is due."""
-        count = len(self._plan.buckets)
-        due = self.due if count > 1 else None
-        return count - 1 - due.exchange if due is not None and due.kind is Kind.STEP else -1
-
-    @property
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.before + self.replica.step
@@ -240,13 +233,8 @@ class RunState:
 
     @property
     def rng_key(self) -> str:
-        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped.
-
-        All buckets of a step count as one round: what is random does not depend on them.
-        """
-        more = len(self._plan.buckets) - 1
-        rounds = self.replica.step * more + (len(self._updates) if more else 0)
-        within = str(self.round - self.began - rounds)
+        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
+        within = str(self.round - self.began)
         return f"{self.fold}/{within}" if self.fold else within
 
     @property
@@ -440,7 +428,7 @@ class RunState:
         """Begin a fold, or go on with it, with the settings that it trains with."""
         settings, self.epochs = settings_of(self.spec, self.fold, self.tried)
         routes = limited(self._plan.routes, settings.method)
-        self.method = method_for(settings, routes, self.replica.model, self._plan.buckets)
+        self.method = method_for(settings, routes, self.replica.model)
         self.replica.restart(settings.training, weights)
         self._first = schedule(self.spec, self.roster[self.fold], 0)
         self.replica.steps_per_epoch = self._first.steps

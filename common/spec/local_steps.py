@@ -89,37 +89,6 @@ class LocalSteps(Part):
         return self
 
 
-class Buckets(Part):
-    """A method that treats every parameter by itself, so that a step may travel in parts."""
-
-    buckets: Annotated[int, Field(ge=1, le=64)] = 1
-    """In how many parts of about equal bytes a step travels, those of the last layers first. Over HTTP each is sent as
-    soon as the backward pass has made it, while others are on their way back; the weights are those of one message."""
-
-    @model_validator(mode="after")
-    def _has_no_local_steps_in_buckets(self) -> Buckets:
-        if self.buckets > 1 and getattr(self, "local_steps", None) is not None:
-            raise ValueError(
-                f"buckets: got {self.buckets}, but the difference that local_steps make is known all at once, at their "
-                "end: expected 1"
-            )
-        return self
-
-
-class AllAtOnce(Part):
-    """A method whose messages need all gradients of a step."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_buckets(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("buckets", 1) != 1:
-            raise ValueError(
-                f"buckets: {given.get('name')} needs all gradients of a step for its first message: expected dsgd, "
-                "dad, top-rows or rank-dad"
-            )
-        return given
-
-
 class EveryBatch(Part):
     """A method whose sites exchange something of every batch."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from rankdad.common.errors import SpecError
-from rankdad.common.spec.local_steps import AllAtOnce, Buckets, EveryBatch, LocalPreset, LocalSteps
+from rankdad.common.spec.local_steps import EveryBatch, LocalPreset, LocalSteps
 from rankdad.common.spec.numbers import Fraction, UpToMillion
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -33,7 +33,7 @@ def _few_bits_have_feedback(method: RankDad | TopK) -> Any:
     return method
 
 
-class Dsgd(Buckets, LocalSteps):
+class Dsgd(LocalSteps):
     """Send full gradients and average them."""
 
     name: Literal["dsgd"]
@@ -41,18 +41,9 @@ class Dsgd(Buckets, LocalSteps):
     """Local steps as published: fedavg, fedprox, fedopt or diloco; what else is given stands."""
     wire: Wire = "float32"
     """Precision on the wire; int8 is in blocks of 64 with one scale each."""
-    exchanges: Literal["one", "per-tensor"] = "one"
-    """All gradients in one message; or each tensor in an exchange of its own, as by a collective for every tensor: the
-    same averages, in as many round trips as there are tensors."""
-
-    @model_validator(mode="after")
-    def _one_division(self) -> Dsgd:
-        if self.buckets > 1 and self.exchanges != "one":
-            raise ValueError(f"buckets: got {self.buckets}, but exchanges is {self.exchanges}: expected one of the two")
-        return self
 
 
-class Dad(Buckets, EveryBatch):
+class Dad(EveryBatch):
     """Send full factors and concatenate them: exact (dAD)."""
 
     name: Literal["dad"]
@@ -60,7 +51,7 @@ class Dad(Buckets, EveryBatch):
     """Precision on the wire."""
 
 
-class Edad(AllAtOnce, EveryBatch):
+class Edad(EveryBatch):
     """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
 
     name: Literal["edad"]
@@ -68,7 +59,7 @@ class Edad(AllAtOnce, EveryBatch):
     """Precision on the wire; int8 would round small activations to 0, and with them their slopes."""
 
 
-class TopRows(Buckets, EveryBatch):
+class TopRows(EveryBatch):
     """Send the first rows of every factor: the paper's crude baseline."""
 
     name: Literal["top-rows"]
@@ -78,7 +69,7 @@ class TopRows(Buckets, EveryBatch):
     """Precision on the wire."""
 
 
-class RankDad(Buckets, LocalSteps):
+class RankDad(LocalSteps):
     """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
 
     name: Literal["rank-dad"]
@@ -145,7 +136,7 @@ class RankDad(Buckets, LocalSteps):
         return self.rank - (self.reducer == "published")
 
 
-class PowerSgd(AllAtOnce, LocalSteps):
+class PowerSgd(LocalSteps):
     """Multiply gradients by shared directions, in two exchanges a step, with error feedback (Vogels 2019)."""
 
     name: Literal["powersgd"]

@@ -386,13 +386,8 @@ def _words(document: object, path: str = "") -> Iterator[str]:
 
 def _why_none_joins(method: MethodSpec) -> str:
     """Return why no late contribution can join a later step; "" if it can."""
-    if not isinstance(method, Dsgd | RankDad) or (isinstance(method, Dsgd) and method.exchanges != "one"):
-        exchanges = ", exchanges per-tensor," if isinstance(method, Dsgd) else ""
-        return (
-            f"a late contribution of {method.name}{exchanges} has no place in a later step: expected rank-dad or dsgd"
-        )
-    if method.buckets > 1:
-        return f"method.buckets is {method.buckets}, and a step in buckets is in several rounds: expected buckets 1"
+    if not isinstance(method, Dsgd | RankDad):
+        return f"a late contribution of {method.name} has no place in a later step: expected rank-dad or dsgd"
     if method.local_steps is not None and method.moments == "kept":
         return (
             "method.moments is kept, and nobody could say after which steps a late site's moments are: expected reset"

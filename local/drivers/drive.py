@@ -24,7 +24,6 @@ def drive(
     device: str = "cpu",
     lap: Callable[[str], None] = lambda name: None,
     quietly: tuple[type[RankdadError], ...] = (),
-    sender: Sender | None = None,
     hear: Callable[[int, bytes], None] = lambda round_, answer: None,
 ) -> R:
     """Run a trainer to its end.
@@ -37,14 +36,13 @@ def drive(
         device: of the replica.
         lap: told the name of each stretch of work when it ends, for timings.
         quietly: errors that are not reported to the aggregator, since the site comes back.
-        sender: that the trainer gives what it sends early; without one it sends nothing early.
         hear: told the number of every round that is answered, and the answer.
 
     Raises:
         RunFailedError: another site, or the aggregator, could not go on.
         RankdadError: this site could not; the aggregator has been told.
     """
-    round_, sender = 0, sender or Sender(client, plan, lap)
+    round_, sender = 0, Sender(client, plan, lap)
     client.expect(plan)
     try:
         message = next(training)

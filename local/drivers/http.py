@@ -257,27 +257,6 @@ class AggregatorClient(Client):
         with contextlib.suppress(RankdadError):
             self._send(self._request("POST", self._rounds, body))
 
-    def offer(self, body: bytes, round_: int, computed: float) -> bool:
-        """Send a contribution whose round may not be due yet; return whether the aggregator keeps it until then.
-
-        This is tried once: what fails is sent again by `exchange`, which says why.
-        """
-        try:
-            request = self._request("POST", f"{self._rounds}/{round_}", body, held=True, computed=computed)
-            return self._client.send(request).status_code == ACCEPTED
-        except (httpx.TransportError, TooLargeError, RankdadError):
-            return False
-
-    def collect(self, round_: int) -> bytes | None:
-        """Return the update of a round for which the aggregator keeps a contribution; None if it has lost that."""
-        while True:
-            asked = time.monotonic()
-            answer = self._send(self._asking(round_))
-            if answer.status_code != ACCEPTED:
-                return answer.content if answer.status_code == OK else None
-            if time.monotonic() - asked < MIN_WAIT:
-                self._pause(MIN_DELAY)
-
     def exchange(self, body: bytes, round_: int, computed: float | None = None) -> bytes:
         """Send a contribution, and return its round's update.
 

@@ -10,7 +10,6 @@ from rankdad.common.protocol.codec import unpack
 from rankdad.common.run.checkpoints import take_over
 from rankdad.common.run.replica import unpack_parameters
 from rankdad.local.config import SiteConfig
-from rankdad.local.parts import Part
 from rankdad.local.passes import Passes
 from rankdad.local.ranks.group import Ranks
 from rankdad.local.ranks.sharing import END, FOLLOW, START, STEP, Sharing
@@ -35,7 +34,7 @@ def follow(config: SiteConfig, ranks: Ranks) -> None:
     site = taking_part(config, offered)
     sharing.compare(site.spec, site.plan, site.data, site.replica.model)
     run, index = sharing.state(site.spec, site.plan, site.replica), site.plan.sites.index(config.name)
-    replica, early = run.replica, len(site.plan.buckets) > 1
+    replica = run.replica
     passes = Passes(site.spec, site.plan, site.data, run, index, sharing, site.policy.sharing)
     while (order := broadcast_bytes(b""))[:1] != END:
         if order[:1] == START:
@@ -43,12 +42,8 @@ def follow(config: SiteConfig, ranks: Ranks) -> None:
         elif order[:1] == FOLLOW:
             run.follow(unpack(order[1:], site.plan, up=False, device=replica.device))
         elif order[:1] == STEP:
-            passes.step(passes.batch(), unpack_parameters(order[1:]), _nothing, early=early)
+            passes.step(passes.batch(), unpack_parameters(order[1:]))
         else:
             sharing.join(order)
     if order[1:] and order[1:].decode() != replica.digest():
         _log.error("rank %d: ends with other weights than rank 0: do their machines compute alike?", ranks.rank)
-
-
-def _nothing(part: Part) -> None:
-    """Take a part of a step, which rank 0 alone has."""

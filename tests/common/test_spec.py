@@ -154,10 +154,6 @@ LATE = {"sites": ["a", "b", "c"], "quorum": 2, "staleness": 2}
         ({"federation": LATE, "method": {"name": "edad"}}, "a late contribution of edad has no place"),
         ({"federation": LATE, "method": {"name": "dad"}}, "a late contribution of dad has no place"),
         (
-            {"federation": LATE, "method": {"name": "dsgd", "exchanges": "per-tensor"}},
-            "a late contribution of dsgd, exchanges per-tensor, has no place",
-        ),
-        (
             {"federation": LATE, "method": {"name": "rank-dad", "rank": 2, "preset": "diloco"}},
             "federation: staleness: got 2, but method.moments is kept",
         ),

@@ -18,7 +18,7 @@ from rankdad.common.gradients.methods import Contribution, MethodState
 from rankdad.common.gradients.methods.dsgd import DsgdMethod
 from rankdad.common.gradients.methods.powersgd import PowerSgdMethod
 from rankdad.common.gradients.routes import Route
-from rankdad.common.spec import Dsgd, PowerSgd
+from rankdad.common.spec import PowerSgd
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from tests.common.gradients.steps import exchange, matrix_of
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
@@ -79,7 +79,7 @@ def beside_data_parallel() -> tuple[bool, list[float]]:
     model = perceptron()
     ddp, batches = DistributedDataParallel(model), batches_of((8, 8), 0)
     sites = [tuple(value.reshape(len(value), -1) for value in pooled(model, [batch]).values()) for batch in batches]
-    mean, _ = DsgdMethod(Dsgd(name="dsgd")).aggregate(0, [Contribution(8, site) for site in sites], MethodState(), 0)
+    mean, _ = DsgdMethod().aggregate(0, [Contribution(8, site) for site in sites], MethodState(), 0)
     loss_of(ddp, batches[place()]).backward()
     pairs = zip(grads(model).values(), mean, strict=True)
     same = all(torch.equal(found, matrix_of(value).reshape(found.shape)) for found, value in pairs)

@@ -200,9 +200,9 @@ def _site(log: Path, crash: Crash | None, config: SiteConfig, pause: float) -> N
     _begin(log, crash)
     compute = Passes.step
 
-    def step(self: Passes, batch: Any, moments: Any, take: Any, *, early: bool = False) -> Any:
+    def step(self: Passes, batch: Any, moments: Any) -> Any:
         time.sleep(pause if len(batch) else 0.0)  # a slower machine
-        return compute(self, batch, moments, take, early=early)
+        return compute(self, batch, moments)
 
     if pause:
         setattr(Passes, "step", step)  # noqa: B010

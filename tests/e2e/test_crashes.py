@@ -84,7 +84,6 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
     [
         pytest.param({"name": "rank-dad", "rank": 2}, id="rank-dad"),
         pytest.param({"name": "powersgd", "rank": 2}, id="powersgd", marks=pytest.mark.exhaustive),
-        pytest.param({"name": "rank-dad", "rank": 2, "buckets": 3}, id="buckets"),
     ],
 )
 def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:

@@ -84,7 +84,6 @@ def wait_for_line(process: Warm, beginning: str) -> str:
             {"name": "rank-dad", "rank": 2}, {"weight_decay": [0, 0.5], "rank": [1, 2]}, marks=pytest.mark.slow
         ),
         pytest.param({"name": "powersgd", "rank": 2, "wire": "int8"}, None, marks=pytest.mark.slow),
-        pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, None, marks=pytest.mark.slow),
         pytest.param({"name": "top-k", "preset": "sparseloco", "local_steps": 2}, None, marks=pytest.mark.slow),
     ],
 )

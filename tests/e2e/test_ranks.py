@@ -36,7 +36,7 @@ ADAM = {"epochs": 3, "dtype": "float64"}  # divides by roots of tiny squares: in
 LONG = SGD | {"epochs": 24, "dtype": "float64"}  # in float32 what is rounded grows to 1e-5 in 120 steps
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rank-dad": ({"name": "rank-dad", "rank": 2}, SGD),
-    "rank-dad in buckets, adam": ({"name": "rank-dad", "rank": 2, "buckets": 3}, ADAM),
+    "rank-dad, adam": ({"name": "rank-dad", "rank": 2}, ADAM),
     "dad, accumulated": ({"name": "dad"}, SGD | {"batch_size": 3, "accumulate": 3}),
     "edad, one sample a step": ({"name": "edad"}, SGD | {"epochs": 1, "batch_size": 1}),
     "powersgd": ({"name": "powersgd", "rank": 2}, SGD),
@@ -49,8 +49,8 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 SHARDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "rank-dad in buckets, adam, clipped": (
-        {"name": "rank-dad", "rank": 2, "buckets": 3},
+    "rank-dad, adam, clipped": (
+        {"name": "rank-dad", "rank": 2},
         ADAM | {"clip": 0.2, "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}},
     ),
     "dad, accumulated": ({"name": "dad"}, SGD | {"batch_size": 3, "accumulate": 3}),

@@ -37,9 +37,6 @@ FAULTS: list[dict[str, Any]] = [
 ]
 
 
-IN_BUCKETS = {"name": "rank-dad", "rank": 2, "wire": "int8", "buckets": 3}
-
-
 def relay_file(tmp_path: Path, **spec: Any) -> Path:
     path = tmp_path / "relay.json"
     path.write_text(json.dumps(spec))
@@ -58,7 +55,7 @@ def faults_of(directory: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param({}, id="one message", marks=pytest.mark.slow), pytest.param({"method": IN_BUCKETS}, id="buckets")],
+    [{}],
 )
 def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, Any]) -> None:
     file = simulation(tmp_path, training={"epochs": 4}, **method)

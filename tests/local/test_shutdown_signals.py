@@ -111,7 +111,7 @@ def test_a_site_that_cannot_look_ends_as_if_it_were_killed(tmp_path: Path, phase
         assert not served.aggregator.ended
 
 
-@pytest.mark.parametrize("what", ["exchange", "collect", "run"])
+@pytest.mark.parametrize("what", ["exchange", "run"])
 @pytest.mark.parametrize("answer", [None, NOT_YET, (503, b"")], ids=["held", "not-yet", "broken"])
 def test_every_wait_of_a_site_ends_with_the_flag(server: Server, what: str, answer: tuple[int, bytes] | None) -> None:
     """An answer that is held, one that is "not yet" over and over, and an aggregator that is not there."""
@@ -125,7 +125,7 @@ def test_every_wait_of_a_site_ends_with_the_flag(server: Server, what: str, answ
         timer.start()
         began = time.monotonic()
         with pytest.raises(ShutdownError):
-            client.run() if what == "run" else client.collect(0) if what == "collect" else client.exchange(b"x", 0)
+            client.run() if what == "run" else client.exchange(b"x", 0)
         assert time.monotonic() - began < 1.5
         timer.join()
 

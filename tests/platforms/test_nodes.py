@@ -93,7 +93,6 @@ def digests(folder: Path) -> dict[str, str]:
         (METHODS[1], 3),
         (METHODS[2], 3),
         (METHODS[3], 2),
-        pytest.param({"name": "dsgd", "exchanges": "per-tensor"}, 2, marks=pytest.mark.slow),
     ],
 )
 def test_weights_are_those_of_the_run_over_http_and_no_message_is_larger_than_predicted(

@@ -123,7 +123,6 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "rank-dad": ({"method": {"name": "rank-dad", "rank": 2}}, set()),
     "powersgd": ({"method": {"name": "powersgd", "rank": 2}}, set()),
     "top-k": ({"method": {"name": "top-k", "density": 0.1, "wire": "int8"}}, set()),
-    "buckets": ({"method": {"name": "rank-dad", "rank": 2, "buckets": 2}}, set()),
     "float16": ({"method": {"name": "rank-dad", "rank": 2, "wire": "float16"}}, set()),
     "int8": ({"method": {"name": "rank-dad", "rank": 2, "wire": "int8"}}, set()),
     "even batches": ({"training": {"batches": "even", "accumulate": 2}}, set()),

@@ -168,9 +168,8 @@ METHODS: list[dict[str, Any]] = [
     {"name": "rank-dad", "rank": 1, "wire": "int8"},
     {"name": "rank-dad", "rank": 1, "wire": "int8", "preset": "diloco", "local_steps": 2},
     {"name": "top-k", "preset": "sparseloco", "density": 0.1, "local_steps": 2},
-    {"name": "rank-dad", "rank": 1, "wire": "int8", "buckets": 3},
 ]
-NAMES = ["rank-dad", "powersgd", "int8", "local", "sparse", "buckets"]
+NAMES = ["rank-dad", "powersgd", "int8", "local", "sparse"]
 FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
 
 

@@ -74,7 +74,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "evaluation": {"name": "k-fold", "folds": 2, "references": ["local", "linear", "site"]},
     },
     "regions": {
-        "method": {"name": "dsgd", "buckets": 2},
+        "method": {"name": "dsgd"},
         "federation": {"sites": list(SITES), "regions": {"north": ["alpha", "gamma"], "south": ["beta"]}},
     },
 }

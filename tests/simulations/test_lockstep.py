@@ -160,18 +160,6 @@ def test_a_rerun_gives_the_same_bits_and_another_seed_does_not(
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_an_exchange_for_every_tensor_ends_with_the_weights_of_one_for_all(tmp_path: Path, site_data: Data) -> None:
-    summaries = []
-    for exchanges in ("one", "per-tensor"):
-        spec = run_spec(method={"name": "dsgd", "exchanges": exchanges}, training={"epochs": 1})
-        run(spec, site_data(spec), tmp_path / exchanges)
-        summaries.append(summary_of(tmp_path / exchanges))
-    assert summaries[0]["steps"] == summaries[1]["steps"]
-    assert summaries[0]["aggregator_sha256"] == summaries[1]["aggregator_sha256"]
-    more = summaries[1]["bytes_up_per_site_step"] - summaries[0]["bytes_up_per_site_step"]
-    assert 5 * 40 < more < 5 * 64, "five headers more"
-
-
 def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batches": "full"})
     data = site_data(spec)
@@ -287,7 +275,6 @@ def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
 
     methods: list[tuple[str, dict[str, Any]]] = [
         ("dsgd", {}),
-        ("dsgd", {"exchanges": "per-tensor"}),
         ("dad", {}),
         ("rank-dad", {"rank": 2}),
         ("rank-dad", {"rank": 2, "tolerance": 0.3}),

@@ -57,12 +57,11 @@ def test_a_site_that_lost_its_disk_in_a_later_fold_goes_on(
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
-@pytest.mark.parametrize("method", [{"name": "powersgd", "rank": 2}, {"name": "rank-dad", "rank": 1, "buckets": 3}])
 def test_a_site_that_lost_its_disk_in_the_middle_of_a_step_ends_it_with_the_others(
-    tmp_path: Path, site_data: Data, method: dict[str, Any]
+    tmp_path: Path, site_data: Data
 ) -> None:
     """It sent a weight of 0 to the step's later exchanges, and the others ended over the sum."""
-    spec = run_spec(method=method, training={"epochs": 3})
+    spec = run_spec(method={"name": "powersgd", "rank": 2}, training={"epochs": 3})
     run = Run(spec, site_data(spec), tmp_path)
 
     def crash(message: int) -> str | None:

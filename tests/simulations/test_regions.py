@@ -73,14 +73,12 @@ def summary_of(directory: Path) -> dict[str, Any]:
     sampled(
         [
             {"name": "dsgd", "wire": "float64"},
-            {"name": "dsgd", "wire": "float64", "exchanges": "per-tensor"},
             {"name": "dad", "wire": "float64"},
             {"name": "edad", "wire": "float64"},
             {"name": "powersgd", "rank": 2, "wire": "float64"},
             {"name": "rank-dad", "rank": 3, "wire": "float64", "local_steps": 2},
             {"name": "rank-dad", "rank": 2, "wire": "int8"},
             {"name": "top-k", "density": 0.3, "wire": "int8"},
-            {"name": "dsgd", "wire": "float64", "buckets": 3},
         ],
         3,
     ),
@@ -105,15 +103,6 @@ def test_a_tree_ends_with_equal_weights_and_what_adds_up_exactly_as_without_it(
     if method["name"] not in ("rank-dad", "top-k"):
         assert all(torch.allclose(ends[1][name], value, rtol=0, atol=1e-9) for name, value in ends[0].items())
         assert tree["metrics"]["test"] == pytest.approx(flat["metrics"]["test"], nan_ok=True)
-
-
-def test_buckets_change_no_bit_in_a_tree(tmp_path: Path) -> None:
-    digests = set()
-    for buckets in (1, 3):
-        spec = spec_of(method={"name": "rank-dad", "rank": 1, "buckets": buckets}, regions=REGIONS)
-        results = run(spec, data_of(spec, tmp_path / "data"), tmp_path / str(buckets))
-        digests |= set(results["s0"].weights_sha256.values())
-    assert len(digests) == 1
 
 
 def test_projections_for_a_factored_moment_pass_a_tree(tmp_path: Path) -> None:

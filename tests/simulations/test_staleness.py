@@ -18,7 +18,6 @@ from rankdad.common.gradients.routes import Payload
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Ask, Kind, Message, Step
 from rankdad.local.batch import StepBatch
-from rankdad.local.parts import Part
 from rankdad.local.passes import Passes
 from rankdad.remote.export import export
 from rankdad.remote.ledger import read_updates
@@ -130,12 +129,11 @@ def test_all_that_is_applied_and_all_that_is_kept_add_up_to_all_that_took_part(
     ] = {}  # samples, gradients and loss, by round and place
     compute = Passes.step
 
-    def step(self: Passes, batch: StepBatch, moments: Any, take: Any, *, early: bool = False) -> Any:
-        def note(part: Part) -> None:
-            found[self._run.round, self._index] = len(batch), dense(part.gradients), part.loss
-            take(part)
-
-        return compute(self, batch, moments, note, early=early)
+    def step(self: Passes, batch: StepBatch, moments: Any) -> Any:
+        own, after = compute(self, batch, moments)
+        assert own is not None
+        found[self._run.round, self._index] = len(batch), dense(own.gradients), own.loss
+        return own, after
 
     monkeypatch.setattr(Passes, "step", step)
     method = {"name": "rank-dad", "rank": 1, "residual": "dense", "wire": "float64"}

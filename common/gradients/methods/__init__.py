@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from rankdad.common.gradients.buckets import Bucket, routes_of
 from rankdad.common.gradients.methods.base import Contribution, Method, MethodState
-from rankdad.common.gradients.methods.bucketed import BucketedMethod
 from rankdad.common.gradients.methods.dad import DadMethod
 from rankdad.common.gradients.methods.dsgd import DsgdMethod
 from rankdad.common.gradients.methods.edad import EdadMethod
@@ -21,20 +19,17 @@ from rankdad.common.spec import PowerSgd as PowerSgdSpec
 __all__ = ["Contribution", "Method", "MethodState", "method_for"]
 
 
-def method_for(spec: RunSpec, routes: tuple[Route, ...], model: nn.Module, buckets: tuple[Bucket, ...] = ()) -> Method:
+def method_for(spec: RunSpec, routes: tuple[Route, ...], model: nn.Module) -> Method:
     """Return the method that the spec names.
 
     Args:
         spec: of the run.
         routes: of the plan.
         model: of the replica; edad propagates deltas through its weights as they are at that moment.
-        buckets: of the plan; none or one is all in one.
     """
-    if len(buckets) > 1:
-        return BucketedMethod(buckets, [method_for(spec, routes_of(bucket, routes), model) for bucket in buckets])
     method = spec.method
     if isinstance(method, Dsgd):
-        return DsgdMethod(method)
+        return DsgdMethod()
     if isinstance(method, Dad):
         return DadMethod(routes)
     if isinstance(method, Edad):

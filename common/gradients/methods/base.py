@@ -49,11 +49,6 @@ Aggregated = tuple[Payload, MethodState]
 class Method(ABC):
     """How gradients travel."""
 
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        """The methods of a step's buckets, in their order."""
-        return (self,)
-
     @abstractmethod
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None

@@ -34,9 +34,7 @@ from tests.conftest import examples, run_spec, sampled
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(
-    "spec", [{"name": "dsgd"}, {"name": "dsgd", "exchanges": "per-tensor"}, {"name": "dad"}, {"name": "edad"}]
-)
+@pytest.mark.parametrize("spec", [{"name": "dsgd"}, {"name": "dad"}, {"name": "edad"}])
 @settings(max_examples=examples(10))
 @given(sizes=st.tuples(*[st.integers(1, 8)] * 3), seed=st.integers(0, 99))
 def test_exact_methods_equal_the_pooled_batch(

@@ -17,7 +17,7 @@ from tests.common.gradients.steps import BATCHES, batch_of, pooled_gradients, pr
 from tests.conftest import examples
 
 METHODS: list[dict[str, Any]] = [
-    {"name": "dsgd", "exchanges": "per-tensor"},
+    {"name": "dsgd"},
     {"name": "dad"},
     {"name": "edad"},
     {"name": "rank-dad", "rank": 2},

@@ -76,7 +76,6 @@ def test_a_step_comes_back(rows: int, seed: int) -> None:
 
 METHODS: list[dict[str, Any]] = [
     {"name": "dsgd"},
-    {"name": "dsgd", "exchanges": "per-tensor"},
     {"name": "dad"},
     {"name": "edad"},
     {"name": "top-rows"},
@@ -95,8 +94,7 @@ def test_a_body_has_the_size_that_the_plan_predicts_in_every_exchange(method: di
     if method["name"] not in ("rank-dad", "top-k") and wire in ("int4", "int2"):
         pytest.skip("for rows and entries with feedback alone")
     plan = plan_of(method=method | {"wire": wire})
-    per_tensor = len(plan.routes) if "exchanges" in method else 1
-    assert len(plan.exchanges) == (2 if method["name"] == "powersgd" else per_tensor)
+    assert len(plan.exchanges) == 1 + (method["name"] == "powersgd")
     for phase in range(len(plan.exchanges)):
         for up in (True, False):
             payload = payload_of(plan, 10**6, 0, phase, up=up)
@@ -110,14 +108,6 @@ def test_a_body_has_the_size_that_the_plan_predicts_in_every_exchange(method: di
             if layout.variable:
                 short = Step(1.0, 0.5, 2.0, payload_of(plan, 1, 0, phase, up=up))
                 assert len(pack(Message(Kind.STEP, 0, short, phase), plan, up=up)) < len(body)
-
-
-def test_a_step_of_many_exchanges_has_a_header_of_the_size_that_the_plan_predicts() -> None:
-    plan = plan_of(method={"name": "dsgd", "exchanges": "per-tensor"}, model={"name": "mlp", "hidden": [2] * 64})
-    for phase in (0, 127, 128, len(plan.exchanges) - 1):
-        body = pack(Message(Kind.STEP, 0, Step(1.0, 0.5, 2.0, payload_of(plan, 1, 0, phase)), phase), plan, up=True)
-        assert len(body) == body_bytes(plan, phase, up=True)
-        assert unpack(body, plan, up=True).exchange == phase
 
 
 @pytest.mark.parametrize(("wire", "error"), [("bfloat16", 2**-8), ("float16", 2**-11), ("int8", None)])
