@@ -92,7 +92,7 @@ def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: b
 def numbers_a_cell(rows_per_rank: int | None) -> float:
     """Return how many numbers a step may send for each cell of its samples: with 4 rows per rank as many as cells.
 
-    A program solved some steps of 1.8 and more for the whole batch (`python -m benchmarks inversion`).
+    A program solved some steps of 1.6 and more for the whole batch (`python -m benchmarks inversion`).
     """
     return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
 
