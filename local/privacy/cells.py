@@ -21,7 +21,7 @@ from rankdad.common.spec.method import RankDad
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
-MOST_COLUMNS = 1024  # that are looked at one by one: pictures have more
+MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
 FOLLOWS = 1e-6  # of a column's size: less is left of one that follows from others
 LARGEST = 1024  # batch size that a sentence names
 WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
@@ -60,12 +60,9 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
     inputs = data.samples.inputs
     if not isinstance(inputs, Tensor):
         return float(math.prod(spec.data.shape) + 1)
-    if math.prod(spec.data.shape) > MOST_COLUMNS:
-        return float(varies(inputs).sum()) + 1
     flat = inputs.flatten(1).double()
     rows = flat.nan_to_num(math.inf)
-    others = [len(column) - column.unique(return_counts=True)[1].max() for column in rows.T]
-    weights = torch.stack(others).double() / max(1, len(rows) - 1)
+    weights = _others(rows) / max(1, len(rows) - 1)
     if isinstance(spec.data, TableData):  # of a column's levels most count
         named = zip(spec.data.inputs, blocks(spec.data), strict=True)
         for name, (at, levels) in named:
@@ -77,6 +74,16 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
         whole = torch.cat([data.groups[:, None].double(), rows], 1)
         count *= len(whole.unique(dim=0)) / len(whole)
     return count
+
+
+def _others(rows: Tensor) -> Tensor:
+    """Return how many samples have another value than most, in each column, float64; of pictures, than the median."""
+    found, several = torch.zeros(rows.shape[1], dtype=torch.float64), varies(rows).nonzero().flatten()
+    if len(several) > MOST_COLUMNS:  # where more than half have one value, that is the median
+        return (rows != rows.median(0).values).sum(0).double()
+    for at in several.tolist():
+        found[at] = len(rows) - rows[:, at].unique(return_counts=True)[1].max()
+    return found
 
 
 def _independent(flat: Tensor, weights: Tensor) -> Tensor:
@@ -170,10 +177,7 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
 
 
 def _batch_size(spec: RunSpec, data: SiteData, needed: float) -> int | None:
-    """Return the least batch size whose steps have so many samples here, and lack as many to one of all; else None.
-
-    Raises nothing: a site that is the largest of several may be given larger batches than these.
-    """
+    """Return the least batch size whose steps have so many samples here, and lack as many to one of all; else None."""
     trained = [len(split.train) for split in data.splits if len(split.train)]
     for size in range(spec.training.batch_size, min(max(trained, default=0), LARGEST) + 1):
         steps = {(fold, own) for fold, count in enumerate(trained) for own in batch_sizes(count, size)}
