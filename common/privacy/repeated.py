@@ -29,12 +29,12 @@ class Sent(NamedTuple):
     Args:
         people: number of each patient in the set, int64.
         numbers: how many.
-        columns: that a patient has, the label among them.
+        cells: of each that have to be solved for, the label among them.
     """
 
     people: Tensor
     numbers: int
-    columns: int
+    cells: float
 
 
 def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
@@ -47,9 +47,9 @@ def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
         people: that a site has.
     """
     told = torch.zeros(people, dtype=torch.float64)
-    for some, numbers, columns in sent:
+    for some, numbers, cells in sent:
         if len(some):
-            told[some] += numbers / (len(some) * columns)
+            told[some] += numbers / (len(some) * cells)
     return told
 
 

@@ -34,28 +34,12 @@ def varies(inputs: Tensor) -> Tensor:
     return (low < high) | (flat.isnan().any(0) & (low <= high))
 
 
-def columns_here(spec: RunSpec, data: SiteData) -> int:
-    """Return how many columns have more than one value here, the outcome among them.
-
-    A column's levels are one column, whatever levels a run lists: an owner may invent some.
-    """
-    inputs = data.samples.inputs
-    if not isinstance(inputs, Tensor):
-        return math.prod(spec.data.shape) + 1
-    several = varies(inputs)
-    if not isinstance(spec.data, TableData):
-        return int(several.sum()) + 1
-    named = zip(spec.data.inputs, blocks(spec.data), strict=True)
-    ends = [(at, at + (levels or 1) + spec.data.is_indicated(name)) for name, (at, levels) in named]
-    return sum(bool(several[first:end].any()) for first, end in ends) + 1
-
-
 def cells_of_row(spec: RunSpec, data: SiteData) -> float:
-    """Return how many cells of a sample a step's numbers are held against, the outcome among them.
+    """Return how many cells of a sample numbers are held against, the outcome among them.
 
-    A column counts by the share of samples that have another value than most: what most have needs no solving for. One
-    that follows from others, such as the same in another unit, does not count, nor a second visit at which nothing has
-    changed. Of samples of a file each, all may differ.
+    A column counts by the share of samples that have another value than most: what most have needs no solving for. Its
+    levels are one column, whatever levels a run lists: an owner may invent some. One that follows from others, such as
+    the same in another unit, does not count. Of samples of a file each, all may differ.
     """
     inputs = data.samples.inputs
     if not isinstance(inputs, Tensor):
@@ -69,11 +53,16 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
             own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
-    count = float((weights * _independent(flat, weights)).sum()) + 1
-    if data.groups is not None:
-        whole = torch.cat([data.groups[:, None].double(), rows], 1)
-        count *= len(whole.unique(dim=0)) / len(whole)
-    return count
+    return float((weights * _independent(flat, weights)).sum()) + 1
+
+
+def _changed(data: SiteData) -> float:
+    """Return the share of samples that are not their patient's again: at a second visit nothing may have changed."""
+    if data.groups is None or not isinstance(data.samples.inputs, Tensor):
+        return 1.0
+    rows = data.samples.inputs.flatten(1).double().nan_to_num(math.inf)
+    whole = torch.cat([data.groups[:, None].double(), rows], 1)
+    return len(whole.unique(dim=0)) / len(whole)
 
 
 def _others(rows: Tensor) -> Tensor:
@@ -131,7 +120,7 @@ class StepNumbers:
         if isinstance(spec.task, Classification) and routes[last].dense:
             out, *others = routes[last].shape
             routes[last] = replace(routes[last], shape=(out - (out == spec.task.outputs > 1), *others))
-        cells = cells_of_row(spec, data) if several else 0
+        cells = cells_of_row(spec, data) * _changed(data) if several else 0
         return cls(policy, tuple(routes), spec.training.sends_projections, cells)
 
     def most(self, samples: int) -> float:
