@@ -27,7 +27,6 @@ from rankdad.local.admission import check_steps
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import curves_of, guesses, monitored_of, outputs_of, tally_of, tested_rows
-from rankdad.local.privacy.cells import StepNumbers
 from rankdad.local.privacy.told import check_repeated, check_standing, tell
 
 Tested = Callable[[int, Tensor], None]
@@ -69,7 +68,6 @@ class Contributions:
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
         self._retain = retain
         self._earlier: Places = ()  # of other runs
-        self._numbers: StepNumbers | None = None
         self._scored: dict[int, dict[str, Scored]] = {}  # of each fold's test, by model
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
 
@@ -137,17 +135,13 @@ class Contributions:
                 field="data",
             )
 
-    def check_standing(self, policy: Policy, places: Places) -> None:
-        """Check that the policy allows another epoch of batches at the last of some places.
+    def check_standing(self, policy: Policy, places: Places, numbers: int) -> None:
+        """Check that the policy allows more batches, of so many numbers each, at the last of some places.
 
         Raises:
             PolicyError: as many are known there as tell who is in which.
         """
-        largest = max(map(sum, self._run.batches(self._index)))
-        if self._numbers is None:
-            self._numbers = StepNumbers.of(policy, self._spec, self._plan, self._data)
-        given = policy, self._spec, self._data, self._run.fold
-        check_standing(*given, self._numbers.sent(largest), places, self._earlier)
+        check_standing(policy, self._spec, self._data, self._run.fold, numbers, places, self._earlier)
 
     def stretch(self, policy: Policy) -> int:
         """Return after how many steps it is looked again how far the weights have moved."""

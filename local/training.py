@@ -174,7 +174,7 @@ class _Trainer:
         self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
         self.followed = followed
         self.projects = spec.training.sends_projections and any(route.projected for route in plan.routes)
-        self.index, self.stretch = plan.sites.index(state.site), 0
+        self.index = plan.sites.index(state.site)
         self.catching_up = CatchingUp(self.index, plan.staleness)
 
     def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Steps[Result]:
@@ -299,15 +299,16 @@ class _Trainer:
             PolicyError: there are too many.
         """
         first = self.site_run.step
-        self.stretch = first
         if self._drawn(first, first + self.contributions.stretch(self.policy)):
             self.state.places = arrived(self.state.places, self.site_run.replica.sketch())
-            self.contributions.check_standing(self.policy, self.state.places)
+            largest = max(map(sum, self.site_run.batches(self.index)))
+            self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
 
     def _end_stretch(self) -> None:
         """Note where the stretch's batches were sent, for trainings and runs to come."""
-        first, run = self.stretch, self.site_run
-        last = run.step if run.step > first else len(run.batches(self.index))
+        run, stretch = self.site_run, self.contributions.stretch(self.policy)
+        last = run.step or len(run.batches(self.index))  # 0: the epoch is over
+        first = max(0, last - 1) // stretch * stretch
         if self.state.places and (drawn := self._drawn(first, last)):
             self.state.places = stayed(self.state.places, run.replica.sketch(), drawn)
             self.contributions.note_place(self.state.places[-1], first=not first)

@@ -29,12 +29,12 @@ class Sent(NamedTuple):
     Args:
         people: number of each patient in the set, int64.
         numbers: how many.
-        columns: that a patient has, the label among them.
+        cells: of each that have to be solved for, the label among them.
     """
 
     people: Tensor
     numbers: int
-    columns: int
+    cells: float
 
 
 def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
@@ -47,9 +47,9 @@ def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
         people: that a site has.
     """
     told = torch.zeros(people, dtype=torch.float64)
-    for some, numbers, columns in sent:
+    for some, numbers, cells in sent:
         if len(some):
-            told[some] += numbers / (len(some) * columns)
+            told[some] += numbers / (len(some) * cells)
     return told
 
 
@@ -92,7 +92,7 @@ def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: b
 def numbers_a_cell(rows_per_rank: int | None) -> float:
     """Return how many numbers a step may send for each cell of its samples: with 4 rows per rank as many as cells.
 
-    A program solved some steps of 1.8 and more for the whole batch (`python -m benchmarks inversion`).
+    A program solved some steps of 1.6 and more for the whole batch (`python -m benchmarks inversion`).
     """
     return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
 

@@ -21,7 +21,7 @@ from rankdad.common.spec.method import RankDad
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
-MOST_COLUMNS = 1024  # that are looked at one by one: pictures have more
+MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
 FOLLOWS = 1e-6  # of a column's size: less is left of one that follows from others
 LARGEST = 1024  # batch size that a sentence names
 WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
@@ -34,49 +34,45 @@ def varies(inputs: Tensor) -> Tensor:
     return (low < high) | (flat.isnan().any(0) & (low <= high))
 
 
-def columns_here(spec: RunSpec, data: SiteData) -> int:
-    """Return how many columns have more than one value here, the outcome among them.
-
-    A column's levels are one column, whatever levels a run lists: an owner may invent some.
-    """
-    inputs = data.samples.inputs
-    if not isinstance(inputs, Tensor):
-        return math.prod(spec.data.shape) + 1
-    several = varies(inputs)
-    if not isinstance(spec.data, TableData):
-        return int(several.sum()) + 1
-    named = zip(spec.data.inputs, blocks(spec.data), strict=True)
-    ends = [(at, at + (levels or 1) + spec.data.is_indicated(name)) for name, (at, levels) in named]
-    return sum(bool(several[first:end].any()) for first, end in ends) + 1
-
-
 def cells_of_row(spec: RunSpec, data: SiteData) -> float:
-    """Return how many cells of a sample a step's numbers are held against, the outcome among them.
+    """Return how many cells of a sample numbers are held against, the outcome among them.
 
-    A column counts by the share of samples that have another value than most: what most have needs no solving for. One
-    that follows from others, such as the same in another unit, does not count, nor a second visit at which nothing has
-    changed. Of samples of a file each, all may differ.
+    A column counts by the share of samples that have another value than most: what most have needs no solving for. Its
+    levels are one column, whatever levels a run lists: an owner may invent some. One that follows from others, such as
+    the same in another unit, does not count. Of samples of a file each, all may differ.
     """
     inputs = data.samples.inputs
     if not isinstance(inputs, Tensor):
         return float(math.prod(spec.data.shape) + 1)
-    if math.prod(spec.data.shape) > MOST_COLUMNS:
-        return float(varies(inputs).sum()) + 1
     flat = inputs.flatten(1).double()
     rows = flat.nan_to_num(math.inf)
-    others = [len(column) - column.unique(return_counts=True)[1].max() for column in rows.T]
-    weights = torch.stack(others).double() / max(1, len(rows) - 1)
+    weights = _others(rows) / max(1, len(rows) - 1)
     if isinstance(spec.data, TableData):  # of a column's levels most count
         named = zip(spec.data.inputs, blocks(spec.data), strict=True)
         for name, (at, levels) in named:
             own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
-    count = float((weights * _independent(flat, weights)).sum()) + 1
-    if data.groups is not None:
-        whole = torch.cat([data.groups[:, None].double(), rows], 1)
-        count *= len(whole.unique(dim=0)) / len(whole)
-    return count
+    return float((weights * _independent(flat, weights)).sum()) + 1
+
+
+def _changed(data: SiteData) -> float:
+    """Return the share of samples that are not their patient's again: at a second visit nothing may have changed."""
+    if data.groups is None or not isinstance(data.samples.inputs, Tensor):
+        return 1.0
+    rows = data.samples.inputs.flatten(1).double().nan_to_num(math.inf)
+    whole = torch.cat([data.groups[:, None].double(), rows], 1)
+    return len(whole.unique(dim=0)) / len(whole)
+
+
+def _others(rows: Tensor) -> Tensor:
+    """Return how many samples have another value than most, in each column, float64; of pictures, than the median."""
+    found, several = torch.zeros(rows.shape[1], dtype=torch.float64), varies(rows).nonzero().flatten()
+    if len(several) > MOST_COLUMNS:  # where more than half have one value, that is the median
+        return (rows != rows.median(0).values).sum(0).double()
+    for at in several.tolist():
+        found[at] = len(rows) - rows[:, at].unique(return_counts=True)[1].max()
+    return found
 
 
 def _independent(flat: Tensor, weights: Tensor) -> Tensor:
@@ -124,7 +120,7 @@ class StepNumbers:
         if isinstance(spec.task, Classification) and routes[last].dense:
             out, *others = routes[last].shape
             routes[last] = replace(routes[last], shape=(out - (out == spec.task.outputs > 1), *others))
-        cells = cells_of_row(spec, data) if several else 0
+        cells = cells_of_row(spec, data) * _changed(data) if several else 0
         return cls(policy, tuple(routes), spec.training.sends_projections, cells)
 
     def most(self, samples: int) -> float:
@@ -170,10 +166,7 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
 
 
 def _batch_size(spec: RunSpec, data: SiteData, needed: float) -> int | None:
-    """Return the least batch size whose steps have so many samples here, and lack as many to one of all; else None.
-
-    Raises nothing: a site that is the largest of several may be given larger batches than these.
-    """
+    """Return the least batch size whose steps have so many samples here, and lack as many to one of all; else None."""
     trained = [len(split.train) for split in data.splits if len(split.train)]
     for size in range(spec.training.batch_size, min(max(trained, default=0), LARGEST) + 1):
         steps = {(fold, own) for fold, count in enumerate(trained) for own in batch_sizes(count, size)}

@@ -24,7 +24,7 @@ from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
-from rankdad.local.privacy.cells import StepNumbers, columns_here, varies
+from rankdad.local.privacy.cells import StepNumbers, cells_of_row, varies
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 
@@ -36,18 +36,18 @@ SMALLEST = 4  # bytes of a number in a buffer
 
 
 class About(NamedTuple):
-    """Numbers about the patients of some samples, who have so many columns."""
+    """Numbers about the patients of some samples, who have so many cells each."""
 
     rows: Tensor
     numbers: int
-    columns: int
+    cells: float
 
 
 def told_here(data: SiteData, sent: Iterable[About]) -> Tensor:
     """Return what share of the cells of each sample's patient is told, float64 [samples]."""
     of = torch.arange(len(data.samples)) if data.groups is None else data.groups
     people = int(of.max()) + 1 if len(of) else 0
-    return shares_told([Sent(of[one.rows].unique(), one.numbers, one.columns) for one in sent], people)[of]
+    return shares_told([Sent(of[one.rows].unique(), one.numbers, one.cells) for one in sent], people)[of]
 
 
 def told_before(data: SiteData) -> Tensor:
@@ -72,9 +72,9 @@ def of_solving(spec: RunSpec, data: SiteData) -> Iterator[About]:
 
 def of_validation(spec: RunSpec, data: SiteData) -> Iterator[About]:
     """Yield what leaves about each training's validation samples between epochs."""
-    numbers, columns = numbers_of_epoch(spec.task, spec.training.monitor), columns_here(spec, data)
+    numbers, cells = numbers_of_epoch(spec.task, spec.training.monitor), cells_of_row(spec, data)
     for split in data.splits:
-        yield About(split.validation, numbers * spec.training.epochs, columns)
+        yield About(split.validation, numbers * spec.training.epochs, cells)
 
 
 def epochs_of_validation(policy: Policy, spec: RunSpec, data: SiteData) -> int:
@@ -96,7 +96,7 @@ def of_directions(
     seeing = [_rows(route) for route in plan.routes if route.matrix[1] in (width, width + 1) and len(route.shape) > 1]
     if not isinstance(inputs, Tensor) or not seeing or spec.data.tokens is not None:
         return
-    columns, directions = columns_here(spec, data), int(varies(inputs).sum()) + 1
+    directions = int(varies(inputs).sum()) + 1
     numbers = StepNumbers.of(policy, spec, plan, data)
     for split, own in zip(data.splits, sizes, strict=True):
         people = data.people(split.train)
@@ -104,7 +104,7 @@ def of_directions(
         if drawn and directions > most_told(policy.rows_per_rank) * people:
             most = numbers.rows(max(drawn))
             rows = max(seeing) if most is None else max(1, min(most, max(seeing)))
-            yield About(split.train, len(drawn) * rows * spec.training.epochs * columns, columns)
+            yield About(split.train, len(drawn) * rows * spec.training.epochs, 1.0)
 
 
 def _rows(route: Route) -> int:
@@ -116,12 +116,12 @@ def of_steps(
     policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
 ) -> Iterator[About]:
     """Yield what steps of all of a training's samples, and buffers after them, tell of these."""
-    columns, buffers = columns_here(spec, data), plan.buffer_bytes // SMALLEST
+    cells, buffers = cells_of_row(spec, data), plan.buffer_bytes // SMALLEST
     for split, own in zip(data.splits, sizes, strict=True):
         people = data.people(split.train)  # of several visits each batch may have all
         if steps := steps_of_all(own, min(people, len(split.train))):
             each = StepNumbers.of(policy, spec, plan, data).sent(len(split.train))
-            yield About(split.train, (steps * each + buffers) * spec.training.epochs, columns)
+            yield About(split.train, (steps * each + buffers) * spec.training.epochs, cells)
 
 
 def over(policy: Policy, told: Tensor) -> Tensor:
@@ -167,18 +167,18 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     own, before = told_here(data, steps), told_before(data) + beside_steps(spec, data)
     if not steps or not over(policy, before + own).any():
         return
-    noun, columns = "sample" if data.groups is None else spec.group_noun, steps[0].columns
+    noun, cells = "sample" if data.groups is None else spec.group_noun, steps[0].cells
     most, told = most_told(policy.rows_per_rank), own > 0
     allowed = max(0, int(spec.training.epochs * ((most - before[told]) / own[told]).min()))
     people, numbers = data.people(torch.cat([one.rows for one in steps]).unique()), sum(one.numbers for one in steps)
     asks = (
-        f"sends {numbers:,} numbers of {counted(people, noun)} here about {columns} columns, in steps each of "
-        "all of a training"
+        f"sends {numbers:,} numbers of {counted(people, noun)} here, {cells:.3g} cells each, in steps each "
+        "of all of a training"
     )
     often = counted(allowed, "epoch") + " of that" if allowed else "none of that"
     often += f" beside what else is told, {_percent(before)} of their cells" if before.any() else ""
     if not before.any():
-        needed = math.ceil(numbers / (most * columns))
+        needed = math.ceil(numbers / (most * cells))
         often += f", or all from {counted(needed, noun)} on" if allowed else f" but from {counted(needed, noun)} on"
     often += (
         f" (rows_per_rank {policy.rows_per_rank}); smaller batches, of which there are two or more, are of others each "

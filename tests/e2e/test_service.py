@@ -225,7 +225,14 @@ def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path
     rankdad("provision", consortium, "--output", kits)
     run = tmp_path / "run.json"
     run.write_text(
-        json.dumps(run_document(name="tls", method={"name": "rank-dad", "rank": 1}, training={"batch_size": 32}))
+        json.dumps(
+            run_document(
+                name="tls",
+                model={"name": "mlp", "hidden": [4]},
+                method={"name": "rank-dad", "rank": 1},
+                training={"batch_size": 32},
+            )
+        )
     )
     own = kits / "aggregator"
     words: list[object] = ["serve", own / "consortium.json", "--output", tmp_path / "service", "--port", port]

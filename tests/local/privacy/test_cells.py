@@ -116,6 +116,19 @@ def test_cells_that_need_no_solving_do_not_count(what: str, cells: float) -> Non
     assert found == pytest.approx(cells, abs=0.1)
 
 
+def test_columns_that_never_differ_hide_no_rare_ones() -> None:
+    """An owner may list a thousand levels that nobody has: each rare flag then counted as a whole cell."""
+    inputs = torch.zeros(64, 1200)
+    inputs[:, :2] = torch.randn(64, 2)
+    for flag in range(2, 22):
+        inputs[flag : flag + 3, flag] = 1.0
+    data = SiteData(Samples(inputs, torch.arange(64) % 2), table().splits)
+    assert numbers(asked(8, shape=(1200,)), data).most(1) == pytest.approx(3 + 20 * 3 / 63)
+    wide = (torch.arange(64)[:, None] < torch.tensor([3] * 1100)).float() + torch.arange(1100)
+    found = numbers(asked(8, shape=(1100,)), SiteData(Samples(wide, torch.arange(64) % 2), table().splits))
+    assert found.most(1) == pytest.approx(1 + 1100 * 3 / 63)
+
+
 def test_of_several_visits_each_batch_may_have_all_patients() -> None:
     """16 patients with four visits each, in batches of 16: a program had all rows and all labels."""
     inputs, groups = torch.randn(64, COLUMNS), torch.arange(64) // 4

@@ -27,7 +27,7 @@ from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.admission import admitted
 from rankdad.local.data import Samples, SiteData, split_samples
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.cells import columns_here
+from rankdad.local.privacy.cells import cells_of_row
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.local.privacy.log import FILE, DisclosureLog
 from rankdad.local.privacy.told import (
@@ -151,9 +151,9 @@ def test_levels_that_nobody_has_are_no_cells() -> None:
     inputs = torch.zeros(8, spec.data.shape[0])
     inputs[:, 0] = torch.arange(8)
     inputs[:4, 1] = inputs[4:, 2] = 1.0
-    assert columns_here(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == 3
+    assert cells_of_row(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == pytest.approx(2 + 4 / 7)
     inputs[:, 1:3] = torch.tensor([1.0, 0.0])
-    assert columns_here(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == 2
+    assert cells_of_row(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == 2
 
 
 def test_steps_of_all_are_refused_once_earlier_runs_have_told_as_much(tmp_path: Path) -> None:
