@@ -7,7 +7,6 @@ from functools import cache
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from rankdad.common.gradients.factors import Factor, Matrix
 from rankdad.common.gradients.methods import MethodState
@@ -19,7 +18,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
-from rankdad.local.parts import Part, Parts
+from rankdad.local.own_gradients import OwnGradients, own_gradients
 from rankdad.remote.checks import Checks
 from rankdad.remote.combining import combine
 from rankdad.remote.rounds import Ready
@@ -47,16 +46,10 @@ def run_of(wire: str) -> tuple[RunSpec, Plan, RunState]:
     return spec, plan, run
 
 
-def part_of(plan: Plan, value: Matrix) -> Part:
+def own(plan: Plan, value: Matrix) -> OwnGradients:
     """What a site makes of a gradient."""
-    made: list[Part] = []
-    route, _ = plan.routes
     like = value.delta if isinstance(value, Factor) else value
-    found: tuple[dict[str, Factor], dict[str, Tensor]] = ({}, {route.name: value} if isinstance(value, Tensor) else {})
-    if isinstance(value, Factor):
-        found[0][route.name] = value
-    Parts(plan, derive(plan.seed, 1), 1, like.new_zeros(0), lambda names: found, lambda: 0.0, take=made.append).finish()
-    return made[0]
+    return own_gradients(plan, (value, like.new_zeros(OUT)), 0.0, 1, derive(plan.seed, 1))
 
 
 def gradient_of(form: str, level: int, scale: float, seed: int, dtype: torch.dtype) -> Matrix:
@@ -97,8 +90,8 @@ def test_what_sites_and_regions_send_is_no_longer_than_the_norm(
     dtype = torch.float64 if wire == "float64" else torch.float32
     nothing = tuple(torch.zeros(slot.rows, *slot.widths) for slot in plan.layout(0, up=True).slots)
     for site, (form, level) in zip(PAIR, forms, strict=True):
-        part = part_of(plan, gradient_of(form, level, scale, seed, dtype))
-        step = Message(Kind.STEP, 1, Step(8.0, 0.0, part.norm, nothing, part.projections))
+        made = own(plan, gradient_of(form, level, scale, seed, dtype))
+        step = Message(Kind.STEP, 1, Step(8.0, 0.0, made.norm, nothing, made.projections))
         messages.append(unpack(pack(step, plan, up=True), plan, up=True))
         Checks(spec, plan, run, node).check(site, messages[-1])
     ready = Ready(Kind.STEP, 1, 0, (0, 1), tuple(messages), (0, 0), frozenset(), 0.0)

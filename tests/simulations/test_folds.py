@@ -323,7 +323,7 @@ def test_signs_are_the_same_at_all_sites_and_others_in_each_step_of_every_fold(
         seeds.append(seed)
         return projections_of(routes, gradients, seed)
 
-    monkeypatch.setattr("rankdad.local.parts.projections_of", seen)
+    monkeypatch.setattr("rankdad.local.own_gradients.projections_of", seen)
     optimizer = {"name": "adam", "lr": 0.01, "second_moment": "factored"}
     spec = run_spec(evaluation={"name": "k-fold", "folds": 2}, training={"optimizer": optimizer})
     run(spec, site_data(spec), tmp_path / "run")
