@@ -425,6 +425,18 @@ def check(
         raise UserError(f"it takes more than {MOST_SECONDS:g} s, also of the processor", code="promise-missed")
 
 
+@app.command()
+def ts(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE.ts", help="Series to train on, and maybe to test.")],
+    output: Annotated[Path, typer.Option(help="The npz file.")],
+) -> None:
+    """Convert series of the UEA and UCR archives to a npz file, which runs and the simulator read."""
+    from benchmarks.ts import convert
+
+    arrays = convert(files, output)
+    print(f"{output}: {', '.join(f'{name} {list(own.shape)}' for name, own in arrays.items())}")
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 GONE = {  # by the last two names of a field, and by its value where other values stay
+    ("data.reader", "ts"): "convert it by python -m benchmarks ts, and read it as npz; of tables series is the reader",
+    ("simulation.source", "uea"): "convert it by python -m benchmarks ts, and take the source npz",
     ("loading.disk_mib", None): "there is no cache on disk any more: leave it out, and read ahead (loading.workers)",
     ("method.buckets", None): "a step is one message again: leave it out",
     ("method.exchanges", None): "all gradients travel in one message: leave it out",

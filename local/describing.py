@@ -17,9 +17,8 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification
-from rankdad.common.spec.written import Written
+from rankdad.common.spec.written import Tabular, Written
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
 from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
@@ -77,7 +76,7 @@ def describe(data: Path, spec: RunSpec | None = None, columns: tuple[str, ...] =
             problems += [guess] if guess else []
         except UserError as error:
             problems.append(str(error))
-    labels = None if spec is None else spec.data.targets if isinstance(spec.data, Labelled) else ()
+    labels = None if spec is None else spec.data.targets if isinstance(spec.data, Tabular) else ()
     tables = {name: own for group in alike.values() for name, own in compared(group, labels).items()}
     notes = list[str]()
     if spec is not None:

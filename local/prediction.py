@@ -22,8 +22,8 @@ from rankdad.common.run.artifacts import SavedModel, Which
 from rankdad.common.run.saved import saved_model
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import MultiLabel, Regression, shown
+from rankdad.common.spec.written import Tabular
 from rankdad.local.data import SiteData, lazy_or_whole, read_samples
 from rankdad.local.data.files import Fact
 from rankdad.local.data.loading import Loading
@@ -98,8 +98,8 @@ def inert_cell(cell: Any) -> Any:
 def class_names(spec: RunSpec) -> Array:
     """Return the names of classes or labels, as the schema has them."""
     if isinstance(spec.task, MultiLabel):
-        return np.array(spec.data.targets if isinstance(spec.data, Labelled) else range(spec.task.labels))
-    if isinstance(spec.data, Labelled) and spec.data.values:
+        return np.array(spec.data.targets if isinstance(spec.data, Tabular) else range(spec.task.labels))
+    if isinstance(spec.data, Tabular) and spec.data.values:
         return np.array(spec.data.values)
     return np.arange(spec.task.outputs)
 

@@ -18,8 +18,8 @@ from rankdad.common.policy import Policy
 from rankdad.common.preparation.description import COUNTED, blocks
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.written import Tabular
 
 GAPS = 0.2  # of a column's rows: more worry
 APART = 0.8  # standardised mean difference; more is a large one
@@ -351,7 +351,7 @@ def _unequal(share: float, other: float, rows: int) -> bool:
 def outcome_names(spec: RunSpec) -> Callable[[int], str]:
     """Return what each class, or label, is called."""
     data, task = spec.data, spec.task
-    if not isinstance(data, Labelled):
+    if not isinstance(data, Tabular):
         return lambda place: f"class {place}" if isinstance(task, Classification) else f"label {place}"
     if isinstance(task, Classification):
         return lambda place: f"{data.targets[0]} = {data.values[place]}"

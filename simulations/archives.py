@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from rankdad.common.documents import Part
 from rankdad.common.errors import DataError
 from rankdad.local.data.npz import padded, read_arrays, whole_numbers
 from rankdad.local.data.reading import Array
-from rankdad.local.data.ts import arrays_of, parse
 from rankdad.simulations.datasets import ArrayDataset
 
 PARTS = ("train", "test")
@@ -95,41 +93,6 @@ class SpokenArabicDigits(Archive):
         count = arrays["len_train"].size
         both = joined(str(path), [(x[:count], arrays["y_train"]), (x[count:], arrays["y_test"])])
         return replace(both, others={**both.others, "length": length})
-
-
-class Uea(Part):
-    """Series of the UEA and UCR archives: NAME_TRAIN.ts, whose test set is NAME_TEST.ts beside it, if that is there.
-
-    Classes have the numbers of their places in the header, from 0.
-    """
-
-    name: Literal["uea"]
-    path: str
-    """The file."""
-
-    def load(self) -> ArrayDataset:
-        """Read the files; series are padded to the longest.
-
-        Raises:
-            DataError: a file is not there, is not what it should be, or has no labels.
-        """
-        path = Path(self.path)
-        if not path.exists():
-            raise DataError(
-                path, f"does not exist; pass the file's place with --data; it comes from the {UEA}", code="file-missing"
-            )
-        test = path.with_name(re.sub(r"_TRAIN(?=\.ts$)", "_TEST", path.name))
-        files = [parse(file) for file in ([path, test] if test != path and test.exists() else [path])]
-        series = [one for file in files for one in file.series]
-        shape = max(map(len, series)), series[0].shape[1]
-        arrays = arrays_of(files, files[0].classes or (), shape, "float32")
-        if "y" not in arrays:
-            raise DataError(
-                path,
-                "lacks labels, or its test set does, expected @classLabel true and the classes",
-                code="labels-missing",
-            )
-        return ArrayDataset(self.path, arrays.pop("x"), arrays.pop("y"), arrays)
 
 
 def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[str, Array]:

@@ -15,7 +15,7 @@ from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import places_of_sites
 from rankdad.local.data.npz import NAMES, read_arrays
-from rankdad.simulations.archives import Archive, SpokenArabicDigits, Uea, named_arrays
+from rankdad.simulations.archives import Archive, SpokenArabicDigits, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Folders(Part):
 
 
 Source = Annotated[
-    Digits | Archive | SpokenArabicDigits | Uea | Npz | Diabetes | BreastCancer | OneTable | Folders,
+    Digits | Archive | SpokenArabicDigits | Npz | Diabetes | BreastCancer | OneTable | Folders,
     Field(discriminator="name"),
 ]
 BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # they need no file of the user's

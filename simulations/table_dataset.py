@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.table_schema import Labelled
-from rankdad.common.spec.written import Written
+from rankdad.common.spec.written import Tabular, Written
 from rankdad.local.data.cells import labels_of
 from rankdad.local.data.dialect import BLANK
 from rankdad.local.data.reading import MISSING, Array
@@ -31,7 +30,7 @@ class TableDataset:
 
     def labels(self, run: RunSpec) -> Array:
         """Return the labels, checked against the run's schema and task; NaN where one is missing."""
-        assert isinstance(run.data, Labelled)  # the simulation's file sees to that
+        assert isinstance(run.data, Tabular)  # the simulation's file sees to that
         return labels_of(run.data, (self.table,))
 
     def marks(self) -> Array:
@@ -40,7 +39,7 @@ class TableDataset:
 
     def groups(self, run: RunSpec) -> Array | None:
         """Return the number of what each row belongs to, such as a patient; None where the schema names no group."""
-        assert isinstance(run.data, Labelled)
+        assert isinstance(run.data, Tabular)
         if run.data.group is None:
             return None
         texts = holder((self.table,), run.data.group).texts(run.data.group)

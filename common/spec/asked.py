@@ -9,12 +9,13 @@ from rankdad.common.spec.data import AnyData, TableData
 from rankdad.common.spec.evaluation import LeaveOneSiteOut
 from rankdad.common.spec.images import ListedData
 from rankdad.common.spec.patterns import Entries, is_pattern, literal
+from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.written import Tabular
 
 if TYPE_CHECKING:
     from rankdad.common.spec.run import RunSpec
 
-FILES = ("file", "covariates", "test_file")  # fields of schemas
+FILES = ("file", "covariates")  # fields of schemas
 
 
 def files_of(data: AnyData) -> dict[str, tuple[str, ...]]:
@@ -43,6 +44,8 @@ def columns_of(data: AnyData, keep: Sequence[str]) -> dict[str, tuple[str, ...]]
         found["data.key"] = (data.key,)
         found["data.dates"] = tuple(date.since for date in data.dates.values() if date.start is None)
         found["preparation.harmonise.keep"] = tuple(keep)
+    elif isinstance(data, SeriesData):
+        found |= {"data.features": data.features, "data.key": (data.key,), "data.time": (data.time,)}
     elif isinstance(data, ListedData):
         found |= {"data.key": (data.key,), "data.image": (data.image,)}
     return {field: tuple(filter(None, names)) for field, names in found.items() if any(names)}

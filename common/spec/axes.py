@@ -6,9 +6,10 @@ What the reader knows of its files decides; of arrays, which may be anything, th
 from __future__ import annotations
 
 from rankdad.common.errors import SpecError
-from rankdad.common.spec.data import AnyData, NpzData, TableData, TsData
+from rankdad.common.spec.data import AnyData, NpzData, TableData
 from rankdad.common.spec.images import FunctionData, NiftiData
 from rankdad.common.spec.model import Cnn, Cnn3d, ModelSpec, Monai, Vit
+from rankdad.common.spec.series import SeriesData
 
 FEW = 4  # channels at most, where nothing says which end of the shape they are
 SPACE = ("depth", "height", "width")
@@ -28,7 +29,7 @@ def channel_axis(data: AnyData, model: ModelSpec) -> int | None:
         SpecError: the shape does not tell, or network and reader contradict each other.
     """
     shape = data.shape
-    if isinstance(data, TableData | TsData) or data.tokens is not None or len(shape) == 1:
+    if isinstance(data, TableData | SeriesData) or data.tokens is not None or len(shape) == 1:
         return len(shape) - 1
     if isinstance(data, NpzData | FunctionData):
         if isinstance(model, Spatial):
@@ -80,7 +81,7 @@ def space(data: AnyData, model: ModelSpec) -> tuple[int, ...]:
     Raises:
         SpecError: see `channel_axis`.
     """
-    if isinstance(data, TableData | TsData) or data.tokens is not None:
+    if isinstance(data, TableData | SeriesData) or data.tokens is not None:
         return ()
     channels = channel_axis(data, model)
     axes = tuple(axis for axis in range(len(data.shape)) if axis != channels)

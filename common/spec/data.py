@@ -8,17 +8,17 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import SpecError
 from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
 from rankdad.common.spec.patterns import MAX_PATTERNS, Entries, escaped, first_without, fits, is_pattern, literal
+from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.table_schema import (
     COLUMN,
     Column,
     FileName,
-    Labelled,
     Level,
     PositiveInt,
     Shape,
@@ -201,37 +201,7 @@ class FreesurferData(TableData):
         return self.covariates
 
 
-class TsData(Labelled):
-    """Series in the text format of the UEA and UCR archives (.ts), of one length or of several."""
-
-    reader: Literal["ts"]
-    """File format."""
-    file: FileName
-    """Name of the file in the site's data folder."""
-    test_file: FileName | None = None
-    """Name of a second file, whose series are the test set; null where the test is drawn from the first."""
-    shape: tuple[PositiveInt, PositiveInt]
-    """Shape of a series: frames, at least those of the longest, and dimensions of each."""
-    label: Literal["class"] = "class"
-    """What stands behind a series."""
-    group: None = None
-    """Null: the file has no columns."""
-
-    @property
-    def tokens(self) -> None:
-        """None: inputs are real numbers."""
-        return None
-
-    @model_validator(mode="after")
-    def _tells_values_and_files_apart(self) -> TsData:
-        if repeated := first_repeated(self.values):
-            raise ValueError(f"values: {repeated} stands there more than once")
-        if self.test_file == self.file:
-            raise ValueError(f"test_file: {self.file} is the file to train on")
-        return self
-
-
-AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | TsData | FunctionData
+AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | SeriesData | FunctionData
 
 
 def _consistent(data: AnyData) -> AnyData:
@@ -367,7 +337,7 @@ def check_task(data: AnyData, task: TaskSpec) -> None:
     Raises:
         ValueError: naming the field.
     """
-    if not isinstance(data, Labelled):
+    if not isinstance(data, Tabular):
         return
     several = not isinstance(data.label, str)
     if several != (task.name == "multi-label"):
@@ -391,7 +361,7 @@ DataSpec = Annotated[
     | Annotated[FreesurferData, Tag("freesurfer")]
     | Annotated[NiftiData, Tag("nifti")]
     | Annotated[ImagesData, Tag("images")]
-    | Annotated[TsData, Tag("ts")]
+    | Annotated[SeriesData, Tag("series")]
     | Annotated[FunctionData, Tag("function")],
     Discriminator(_reader),
     AfterValidator(_consistent),

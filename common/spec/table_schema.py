@@ -9,8 +9,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from rankdad.common.documents import Part
-
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
@@ -62,23 +60,6 @@ def _level(given: object) -> object:
 
 
 Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=200)]
-
-
-class Labelled(Part):
-    """A table with a row per sample, and columns for what is predicted."""
-
-    label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)]
-    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
-    values: Annotated[tuple[Level, ...], Field(max_length=1000)] = ()
-    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
-    for the tasks regression, whose label is a number, and multi-label."""
-    group: Column | None = None
-    """Column of what belongs together, such as a family: its samples are all in one fold."""
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Columns of what is predicted."""
-        return (self.label,) if isinstance(self.label, str) else self.label
 
 
 def first_repeated(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from rankdad.common.documents import Part
 from rankdad.common.spec.patterns import fits
-from rankdad.common.spec.table_schema import Column, Labelled, Level
+from rankdad.common.spec.table_schema import Column, Level
 
 Encoding = Literal[
     "cp1250",
@@ -88,19 +88,31 @@ def _comparison(text: str) -> str:
     return text
 
 
-class Tabular(Written, Labelled):
+class Tabular(Written):
     """A table with a row per sample."""
 
     since_the_first: ClassVar[frozenset[str]] = frozenset(  # left out of the hashed form where they say nothing
         (*Written.model_fields, "positive", "merge", "categorical_other", "dates", "log", "clip", "missing_indicators")
     )
 
+    label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)]
+    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
+    values: Annotated[tuple[Level, ...], Field(max_length=1000)] = ()
+    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
+    for the tasks regression, whose label is a number, and multi-label."""
+    group: Column | None = None
+    """Column of what belongs together, such as a family: its samples are all in one fold."""
     positive: Annotated[str, AfterValidator(_comparison)] | None = None
     """Rule such as "> 0" for a label of numbers: those that fulfil it are the second of the two classes that
     `values` then only names."""
     merge: Annotated[dict[Level, tuple[Level, ...]], Field(max_length=1000)] = Field(default={})
     """Values of the label that are one class, by its name among `values`: {"ill": [1, 2, 3]}. A class without an entry
     is the value of its name."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns of what is predicted."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
     def members(self) -> tuple[tuple[str, ...], ...]:

@@ -75,6 +75,7 @@ def what_selects(spec: RunSpec) -> list[str]:
         told = {
             "refuse": "rows that lack a value are refused",
             "drop": "rows that lack a value are left out",
+            "carry": "values that are missing are those before them; series without an outcome are left out",
             "impute": "inputs that are missing get the mean of all sites; rows without an outcome are left out",
         }
         lines.append(told[getattr(data, "missing", "refuse")])

@@ -18,9 +18,11 @@ from rankdad.common.preparation import Inputs, Rows, count_behind, has_gaps
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.repeats import alike, equal_repeats
 from rankdad.common.spec import KFold, RunSpec
-from rankdad.common.spec.data import CsvData, NpzData, TableData, TsData
-from rankdad.common.spec.images import FunctionData, ImagesData, ListedData, NiftiData
+from rankdad.common.spec.data import CsvData, NpzData
+from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
+from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.tasks import Classification
+from rankdad.common.spec.written import Tabular
 from rankdad.local.augmentation import check_augmentation_here
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.digests import digests
@@ -32,7 +34,6 @@ from rankdad.local.data.lazy import Augment, Lazy
 from rankdad.local.data.loading import Loading
 from rankdad.local.data.npz import read_npz
 from rankdad.local.data.reading import Array, Reading, is_folder
-from rankdad.local.data.ts import read_ts
 from rankdad.local.privacy.dealing import Dealing, Dealt
 
 MEANING: dict[DataWarning, str] = {
@@ -356,7 +357,7 @@ def read_samples(
     """
     data, task = spec.data, spec.task
     dtype, keep, training = spec.training.dtype, spec.preparation.keep, beside is None
-    if beside and not isinstance(data, TableData | ListedData):
+    if beside and not isinstance(data, Tabular):
         raise UserError(
             f"--keep: data.reader {data.reader} has no columns that could stand beside predictions",
             code="no-columns",
@@ -364,14 +365,13 @@ def read_samples(
         )
     if isinstance(data, NpzData):
         return read_npz(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
-    if isinstance(data, TsData):
-        return read_ts(path, data, task, dtype, training=training)
     if isinstance(data, FunctionData):
         return read_function(path, data, task, dtype, allowed)
     from rankdad.local.data.csv import read_csv  # here, since pandas is slow to import: only tables wait for it
     from rankdad.local.data.freesurfer import read_freesurfer
     from rankdad.local.data.images import read_images
     from rankdad.local.data.nifti import read_nifti
+    from rankdad.local.data.series import read_series
 
     if isinstance(data, NiftiData | ImagesData):
         place = path / data.file if is_folder(path) else path
@@ -382,6 +382,8 @@ def read_samples(
         assert isinstance(found.inputs, FileSamples)
         inputs = found.inputs.checked(loading) if training else found.inputs.cached(loading)
         return replace(found, inputs=inputs)
+    if isinstance(data, SeriesData):
+        return read_series(path, data, dtype, beside=beside)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)
     return read_freesurfer(path, data, dtype, keep=keep, beside=beside)

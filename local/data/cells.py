@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankdad.common.errors import DataError
-from rankdad.common.spec.table_schema import Labelled, canonical, spelling
+from rankdad.common.spec.table_schema import canonical, spelling
 from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 from rankdad.local.data.reading import BROKEN, BROKEN_ADVICE, MISSING, MOST, Array, number, shown
 from rankdad.local.data.tables import Table, holder
@@ -154,7 +154,7 @@ def _count_of_days(text: str) -> str:
     return ": it may be a day as workbooks count them: format the column as dates where it comes from"
 
 
-def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
+def labels_of(data: Tabular, tables: Sequence[Table]) -> Array:
     """Return labels, float64 [rows], or [rows, labels] of several: places of classes, numbers, 0 and 1; NaN for gaps.
 
     Raises:
@@ -163,7 +163,7 @@ def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
     several = not isinstance(data.label, str)
     levels: tuple[tuple[str, ...], ...] = (("0",), ("1",)) if several else tuple((value,) for value in data.values)
     rule = None
-    if isinstance(data, Tabular) and not several:
+    if not several:
         levels, rule = data.members, None if data.positive is None else Comparison(data.positive)
     hint = "" if several else "; data.merge makes several values one class, data.positive a rule such as '> 0'"
     columns = []
@@ -177,7 +177,7 @@ def labels_of(data: Labelled, tables: Sequence[Table]) -> Array:
     return np.column_stack(columns) if several else columns[0]
 
 
-def known_labels(data: Labelled, tables: Sequence[Table]) -> tuple[Array | None, Array, tuple[str, ...]]:
+def known_labels(data: Tabular, tables: Sequence[Table]) -> tuple[Array | None, Array, tuple[str, ...]]:
     """Return labels of rows that are predicted, which of them are missing or none of the run's, and a word on these."""
     wrong: dict[int, DataError] = {}
     labels = labels_of(data, [replace(table, refused=wrong) for table in tables])
@@ -191,6 +191,6 @@ def known_labels(data: Labelled, tables: Sequence[Table]) -> tuple[Array | None,
     return None if unknown.all() else np.nan_to_num(labels), unknown, (told,)
 
 
-def as_labels(data: Labelled, found: Array) -> Array:
+def as_labels(data: Tabular, found: Array) -> Array:
     """Return labels without gaps in their own type: int64 of classes, else float64."""
     return found.astype(np.int64) if data.values else found

@@ -11,6 +11,7 @@ import numpy as np
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file, is_within
 from rankdad.common.spec.images import ImagesData, ListedData, NiftiData
+from rankdad.common.spec.series import SeriesData
 from rankdad.local.data.cells import as_labels, known_labels, labels_of
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.file_samples import FileSamples
@@ -49,7 +50,7 @@ def read_listed(
     if beside is not None:
         return _predicted(table, data, dtype, load, beside)
     labels = labels_of(data, (table,))
-    table, labels, notes = _complete(table, data, labels)
+    table, labels, notes = complete(table, data, labels, (data.image,))
     keys_of(table, data.image, lambda text: str(Path(text)))
     if data.key is not None:
         keys_of(table, data.key)
@@ -111,9 +112,15 @@ def _predicted(table: Table, data: NiftiData | ImagesData, dtype: str, load: Loa
     )
 
 
-def _complete(table: Table, data: ListedData, labels: Array) -> tuple[Table, Array, tuple[str, ...]]:
-    """Return the rows that lack nothing, their labels, and what is to be told of the others."""
-    lacking = {data.image: _empty(table, data.image)}
+def complete(
+    table: Table, data: ListedData | SeriesData, labels: Array, needed: Sequence[str]
+) -> tuple[Table, Array, tuple[str, ...]]:
+    """Return the rows that lack neither label, group nor other columns that are needed, and what else there is to tell.
+
+    Raises:
+        DataError: a row lacks one, and the schema leaves none out; or all do.
+    """
+    lacking = {column: _empty(table, column) for column in needed}
     for place, column in enumerate(data.targets):
         lacking[column] = np.isnan(labels.reshape(len(labels), -1)[:, place])
     if data.group is not None:

@@ -11,14 +11,14 @@ import numpy as np
 
 from rankdad.common.errors import DataError, one_line
 from rankdad.common.files import check_file
-from rankdad.common.spec.data import NpzData, TsData
+from rankdad.common.spec.data import NpzData
 from rankdad.common.spec.images import FunctionData
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.local.data.formats import HEAD, check_fits, format_of
 from rankdad.local.data.reading import LOST_DIGITS, MISSING, PLACE, Array, Reading, has_lost_digits, shown
 
-ArrayData = NpzData | TsData | FunctionData
+ArrayData = NpzData | FunctionData
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MAGIC = np.lib.format.MAGIC_PREFIX
 DEFLATED = 1100  # bytes that zip makes of one, at most

@@ -23,8 +23,8 @@ from rankdad.common.metrics import BINS, Interval, Risks, Spread
 from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.metrics.paired import Difference
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.table_schema import Labelled
 from rankdad.common.spec.tasks import Classification, Metric, Regression
+from rankdad.common.spec.written import Tabular
 from rankdad.remote.table_one import outcome_names
 
 TEXT = ("split", "site", "left_out", "layer", "line", "name")
@@ -280,7 +280,7 @@ def class_names(spec: RunSpec) -> list[str]:
     data, task = spec.data, spec.task
     if isinstance(task, Regression):
         return []
-    if not isinstance(data, Labelled):
+    if not isinstance(data, Tabular):
         return [str(place) for place in range(task.outputs)]
     return [str(value) for value in data.values] if isinstance(task, Classification) else list(data.targets)
 

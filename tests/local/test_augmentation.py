@@ -100,7 +100,16 @@ def test_only_training_varies_and_in_memory_as_where_it_is_read(tmp_path: Path) 
 
 
 TABLE = {"reader": "csv", "file": "t.csv", "features": ["a"], "label": "b", "values": [0, 1, 2]}
-SERIES = {"reader": "ts", "file": "t.ts", "shape": [9, 2], "values": ["a", "b", "c"]}
+SERIES = {
+    "reader": "series",
+    "file": "t.csv",
+    "key": "k",
+    "time": "t",
+    "features": ["x", "y"],
+    "frames": 9,
+    "label": "l",
+    "values": ["a", "b", "c"],
+}
 
 
 @pytest.mark.parametrize(

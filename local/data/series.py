@@ -1,0 +1,230 @@
+"""Series from a long table: a row for each time of each series, and what is predicted beside or in a second table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from rankdad.common.errors import DataError, UserError
+from rankdad.common.spec.series import SeriesData
+from rankdad.local.data.cells import as_labels, column_numbers, known_labels, labels_of
+from rankdad.local.data.encoding import all_rows
+from rankdad.local.data.files import read_one
+from rankdad.local.data.formats import check_fits
+from rankdad.local.data.listed import complete
+from rankdad.local.data.reading import MISSING, Array, Reading, by_column, is_folder, number, shown
+from rankdad.local.data.table_files import read_table
+from rankdad.local.data.tables import Table, holder, keys_of, told_apart
+
+
+def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[str] | None = None) -> Reading:
+    """Read series, ordered by time and padded by frames of NaN.
+
+    Args:
+        path: the folder of the schema's files, or one file in the place of the long table.
+        data: the schema.
+        dtype: of the inputs, such as "float32".
+        beside: columns that predictions are to stand beside: single series are then refused, and labels may be missing;
+            None where the samples are to be trained on.
+
+    Raises:
+        DataError: naming file, row and column of what cannot be used.
+    """
+    folder, refused = (path if is_folder(path) else path.parent), dict[int, DataError]()
+    rows, notes = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
+    if not len(rows):
+        raise DataError(rows.source, "has no rows", code="no-rows")
+    if beside is not None:
+        rows = replace(rows, refused=refused)
+    names = _names(rows, data.key)
+    codes, found = pd.factorize(np.array(names, object))
+    times = _times(rows, data.time)
+    values = np.column_stack([column_numbers(holder((rows,), one), one, dtype) for one in data.features])
+    order = np.lexsort((times, codes))
+    _check_times(rows, data, names, codes, times, order)
+    order, values, told = _filled(rows, data, codes, order, values)
+    taken = {str(name): order[codes[order] == code] for code, name in enumerate(found)} if len(order) else {}
+    taken = {name: _cut(rows, data, own) for name, own in taken.items() if len(own)}
+    wrong = {names[row]: error for row, error in sorted(refused.items(), reverse=True)}
+    samples, notes_too = _samples(folder, rows, data, codes, training=beside is None)
+    notes += (*told, *notes_too, *told_apart(rows, data.key, [str(name) for name in found]))
+    check_fits(rows.source, "its series", len(samples) * math.prod(data.shape) * np.dtype(dtype).itemsize)
+    if beside is None:
+        return _trained(samples, data, dtype, taken, values, notes)
+    refused = {}
+    samples = replace(samples, refused=refused)
+    keys = samples.ids(data.key)
+    for place, name in enumerate(keys):
+        if name in wrong:
+            refused[place] = wrong[name]
+        elif name not in taken:
+            samples.refuse(
+                place, data.key, f"{shown(name)} has no rows in {Path(rows.source).name}", code="series-empty"
+            )
+    labels, unlabelled = None, np.zeros(len(samples), bool)
+    if set(data.targets) <= set(samples.frame):
+        labels, unlabelled, told = known_labels(data, (samples,))
+        notes += told
+    kept = [place for place in range(len(keys)) if place not in refused]
+    if not kept:
+        raise UserError(f"no row can be predicted: {refused[0]}", code="nothing-to-predict")
+    return Reading(
+        rows.source,
+        _padded([values[taken[keys[place]]] for place in kept], data.shape, dtype),
+        None if labels is None else as_labels(data, labels[kept]),
+        keys=tuple(keys[place] for place in kept),
+        notes=notes,
+        rows=all_rows((samples,), (data.key, data.group), beside, refused, unlabelled),
+    )
+
+
+def _trained(
+    samples: Table, data: SeriesData, dtype: str, taken: dict[str, Array], values: Array, notes: tuple[str, ...]
+) -> Reading:
+    whole, keys = len(samples), samples.ids(data.key)
+    empty = [place for place, name in enumerate(keys) if name not in taken]
+    if empty:
+        count = f"{len(empty)} of {whole} series have no rows"
+        error = samples.error(empty[0], data.key, f"{shown(keys[empty[0]])} has no rows: {count}", code="series-empty")
+        if data.missing == "refuse":
+            raise error
+        notes += (f"{error}; they are left out",)
+        samples = samples.take([place for place, name in enumerate(keys) if name in taken])
+    labels = labels_of(data, (samples,))
+    samples, labels, told = complete(samples, data, labels, ())
+    keys = samples.ids(data.key)
+    groups = None if data.group is None else samples.ids(data.group)
+    if data.group is not None and groups is not None:
+        notes += told_apart(samples, data.group, groups)
+    return Reading(
+        samples.source,
+        _padded([values[taken[name]] for name in keys], data.shape, dtype),
+        as_labels(data, labels),
+        keys=tuple(keys),
+        groups=None if groups is None else tuple(groups),
+        dropped=whole - len(keys),
+        notes=(*notes, *told),
+        named_by=by_column(data.group, data.key),
+    )
+
+
+def _names(rows: Table, key: str) -> list[str]:
+    """Return of which series each row is."""
+    names = holder((replace(rows, refused=None),), key).ids(key)
+    for row, name in enumerate(names):
+        if name.lower() in MISSING:
+            raise rows.error(row, key, "is missing, expected the series that the row is of", code="key-missing")
+    return names
+
+
+def _times(rows: Table, column: str) -> Array:
+    """Return a column's numbers, or the seconds of its dates and times, float64 [rows]."""
+    texts = holder((rows,), column).texts(column)
+    dates = next((text for text in texts if text.lower() not in MISSING and math.isnan(number(text))), None)
+    if dates is None or column in rows.decimals.comma:
+        times = column_numbers(rows, column)
+    else:
+        times = np.array([_seconds(text) for text in texts])
+    for row in np.flatnonzero(np.isnan(times)).tolist():
+        missing = texts[row].lower() in MISSING
+        found = "is missing" if missing else f"holds {shown(texts[row])}"
+        expected = "a number, as in the other rows" if dates is None else "a date and time such as 2020-04-03 14:05"
+        rows.refuse(row, column, f"{found}, expected {expected}", code="time-missing" if missing else "not-a-time")
+    return times
+
+
+def _seconds(text: str) -> float:
+    try:
+        return (datetime.fromisoformat(text).replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+    except ValueError:
+        return math.nan
+
+
+def _check_times(rows: Table, data: SeriesData, names: Sequence[str], codes: Array, times: Array, order: Array) -> None:
+    """Check that no series has two rows of one time: nobody knows which comes first."""
+    same = (codes[order][1:] == codes[order][:-1]) & (times[order][1:] == times[order][:-1])
+    for place in np.flatnonzero(same).tolist():
+        row, other = int(order[place + 1]), rows.place(int(order[place]))[1]
+        problem = f"is that of {other}, too, and both rows are of {shown(names[row])}"
+        rows.refuse(row, data.time, problem, ": leave one out, or give times to the second", code="time-repeated")
+
+
+def _filled(
+    rows: Table, data: SeriesData, codes: Array, order: Array, values: Array
+) -> tuple[Array, Array, tuple[str, ...]]:
+    """Return the rows that stay, in order, all values without gaps in these, and what is to be told of the gaps."""
+    gaps = np.isnan(values)
+    gaps[list(rows.refused or ())] = False
+    if not gaps.any():
+        return order, values, ()
+    row, place = (int(one) for one in np.argwhere(gaps)[0])
+    column, count = data.features[place], f"{int(gaps.any(1).sum())} of {len(values)} rows lack a value"
+    if data.missing == "refuse":
+        advice = "complete it, or set data.missing to drop, which leaves such rows out, or carry, which takes the last"
+        raise rows.error(row, column, f"is missing ({count}): {advice}", code="value-missing")
+    said = "is left out"
+    if data.missing == "carry":
+        carried = pd.DataFrame(values[order]).groupby(codes[order], sort=False).ffill().to_numpy()
+        values = values.copy()
+        values[order] = carried
+        said = "takes the value before it in its series, and is left out where there is none"
+    left = ~np.isnan(values).any(1)
+    return order[left[order]], values, (str(rows.error(row, column, f"is missing; {count}: each {said}")),)
+
+
+def _cut(rows: Table, data: SeriesData, own: Array) -> Array:
+    """Return a series' rows, of one that is too long those that the schema asks for."""
+    if len(own) <= data.frames:
+        return own
+    if data.longer == "refuse":
+        name = shown(rows.ids(data.key)[own[0]])
+        problem = f"{name} has {len(own)} rows, expected at most {data.frames}, data.frames"
+        advice = ": raise it, or set data.longer to first or last"
+        rows.refuse(int(own[data.frames]), data.key, problem, advice, code="series-too-long")
+    return own[-data.frames :] if data.longer == "last" else own[: data.frames]
+
+
+def _samples(
+    folder: Path, rows: Table, data: SeriesData, codes: Array, *, training: bool
+) -> tuple[Table, tuple[str, ...]]:
+    """Return a table with a row for each series."""
+    if data.covariates is not None and (training or (folder / data.covariates).exists()):
+        table = read_table(folder / data.covariates, data)
+        own = keys_of(table, data.key)
+        listed = np.array([name in own for name in rows.ids(data.key)])
+        if listed.all():
+            return table, ()
+        row = int(listed.argmin())
+        problem = f"{shown(rows.ids(data.key)[row])} is not in {data.covariates}"
+        count = len(np.unique(codes[~listed]))
+        if training and data.missing == "refuse":
+            advice = "complete the table, or set data.missing to drop"
+            raise rows.error(row, data.key, f"{problem}, nor are {count - 1} others: {advice}", code="key-not-in-all")
+        return table, (str(rows.error(row, data.key, f"{problem}; {count} series are left out")),)
+    first = np.unique(codes, return_index=True)[1]
+    rows = replace(rows, refused=None)
+    for column in filter(None, (*data.targets, data.group)):
+        if not training and column not in rows.frame:
+            continue
+        texts: Array = np.array(holder((rows,), column).texts(column), object)
+        differ: Array = np.not_equal(texts, texts[first][codes])
+        if differ.any():
+            row = int(differ.argmax())
+            other = rows.place(int(first[codes[row]]))[1]
+            problem = f"holds {shown(texts[row])}, and in {other} of the same series {shown(texts[first[codes[row]]])}"
+            raise rows.error(row, column, f"{problem}: a series has one", code="series-contradicts")
+    return rows.take(first.tolist()), ()
+
+
+def _padded(series: Sequence[Array], shape: tuple[int, ...], dtype: str) -> Array:
+    """Return series [time, channels] as one array [n, frames, channels], with NaN behind their ends."""
+    found = np.full((len(series), *shape), np.nan, dtype)
+    for place, own in enumerate(series):
+        found[place, : len(own)] = own
+    return found
