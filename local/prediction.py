@@ -169,6 +169,8 @@ def predict_file(
         whole = inert(found.table.set_axis(pd.Index(found.names)))
         label = inert_cell(key_name(saved.spec)) if reading.named_by != PLACE else ROW
         whole.to_csv(output or sys.stdout, index_label=label, float_format="%.6g")
+    except BrokenPipeError:  # whoever reads the standard output has enough
+        raise
     except OSError as error:
         raise UserError(
             f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"

@@ -12,6 +12,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.tasks import shown
 from rankdad.common.spec.written import Tabular
 from rankdad.common.user_code import origin
@@ -70,7 +71,9 @@ def what_selects(spec: RunSpec) -> list[str]:
         ]
         lines.append(f"values of the outcome: {rule or _listed(classes) or 'numbers'}")
         lines.append(
-            f"rows with the same {data.group} are one {spec.group_noun}" if data.group else "a row counts as one person"
+            f"rows with the same {data.group} are one {spec.group_noun}"
+            if data.group
+            else f"a {'series' if isinstance(data, SeriesData) else 'row'} counts as one person"
         )
         told = {
             "refuse": "rows that lack a value are refused",

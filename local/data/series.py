@@ -54,7 +54,11 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
     wrong = {names[row]: error for row, error in sorted(refused.items(), reverse=True)}
     samples, notes_too = _samples(folder, rows, data, codes, training=beside is None)
     notes += (*told, *notes_too, *told_apart(rows, data.key, [str(name) for name in found]))
-    check_fits(rows.source, "its series", len(samples) * math.prod(data.shape) * np.dtype(dtype).itemsize)
+    check_fits(
+        rows.source,
+        f"samples of shape {list(data.shape)}",
+        len(samples) * math.prod(data.shape) * np.dtype(dtype).itemsize,
+    )
     if beside is None:
         return _trained(samples, data, dtype, taken, values, notes)
     refused = {}
@@ -174,7 +178,7 @@ def _filled(
         values = values.copy()
         values[order] = carried
         said = "takes the value before it in its series, and is left out where there is none"
-    left = ~np.isnan(values).any(1)
+    left: Array = np.logical_not(np.isnan(values).any(1))
     return order[left[order]], values, (str(rows.error(row, column, f"is missing; {count}: each {said}")),)
 
 

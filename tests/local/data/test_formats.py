@@ -30,7 +30,16 @@ from tests.conftest import examples, run_spec
 TABLE = b"id,age,sex,group\n1,30,M,0\n2,40,F,1\n3,50,M,0\n4,60,F,1\n"
 DATA: dict[str, Any] = {
     "csv": {"reader": "csv", "file": "data.csv", "key": "id", "features": ["age"], "label": "group", "values": [0, 1]},
-    "ts": {"reader": "ts", "file": "data.csv", "shape": [9, 1], "values": ["a", "b"]},
+    "series": {
+        "reader": "series",
+        "file": "data.csv",
+        "key": "id",
+        "time": "age",
+        "features": ["score"],
+        "frames": 9,
+        "label": "group",
+        "values": [0, 1],
+    },
     "images": {"reader": "images", "file": "data.csv", "size": [2, 2], "label": "group", "values": [0, 1]},
     "freesurfer": {
         "reader": "freesurfer",
@@ -42,7 +51,7 @@ DATA: dict[str, Any] = {
     },
     "npz": {"reader": "npz", "file": "data.csv", "shape": [6]},
 }
-MODEL = {"ts": {"name": "gru", "hidden": [4]}, "images": {"name": "cnn", "filters": [4]}}
+MODEL = {"series": {"name": "gru", "hidden": [4]}, "images": {"name": "cnn", "filters": [4]}}
 
 
 def spec_of(reader: str, **changes: Any) -> RunSpec:
@@ -75,7 +84,7 @@ FOREIGN: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize("reader", ["csv", "ts", "images"])
+@pytest.mark.parametrize("reader", ["csv", "series", "images"])
 @pytest.mark.parametrize(("data", "said"), FOREIGN, ids=[said for _, said in FOREIGN])
 def test_a_file_that_is_no_text_is_said_to_be_what_it_is(tmp_path: Path, reader: str, data: bytes, said: str) -> None:
     (tmp_path / "data.csv").write_bytes(data)
@@ -197,15 +206,15 @@ def test_an_array_larger_than_the_memory_is_not_unpacked(tmp_path: Path, monkeyp
     assert len(read_arrays(path, ["x"])["x"]) == 200_000
 
 
-@pytest.mark.parametrize("reader", ["images", "ts"])
+@pytest.mark.parametrize("reader", ["images", "series"])
 def test_samples_larger_than_the_memory_are_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
-    text = {"images": "image,group\na.png,0\nb.png,1\n", "ts": "@classLabel true a b\n@data\n1,2:a\n1,2:b\n"}[reader]
+    text = {"images": "image,group\na.png,0\nb.png,1\n", "series": "id,age,score,group\na,1,2,0\nb,1,3,1\n"}[reader]
     (tmp_path / "data.csv").write_text(text)
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"")
-    large = {"images": {"size": [10**9, 10**9]}, "ts": {"shape": [10**9, 1]}}[reader]
+    large = {"images": {"size": [10**9, 10**9]}, "series": {"frames": 10**9}}[reader]
     (tmp_path / "memory.max").write_text(str(2**30))
     monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max",))
     with pytest.raises(DataError, match=r"samples of shape .* do not fit into memory"):
@@ -266,9 +275,9 @@ PIECES = [
     b"sep=,\n",
 ]
 PIECES += [
-    b"@classLabel true a b\n",
-    b"@data\n",
-    b"1,2:a\n",
+    b"id,age,score,group\n",
+    b"a,1,2,0\n",
+    b"b,2020-04-03 14:05,2,1\n",
     b"?",
     b"1e999",
     b"\xe2\x80\xa8",
@@ -312,7 +321,7 @@ def test_whatever_a_table_holds_it_is_data_or_one_sentence(data: bytes) -> None:
 
 @given(TEXTS)
 def test_whatever_series_hold_they_are_data_or_one_sentence(data: bytes) -> None:
-    never_raises_anything_else(lambda path: read_site(spec_of("ts"), path.parent, 0), data)
+    never_raises_anything_else(lambda path: read_site(spec_of("series"), path.parent, 0), data)
 
 
 @given(st.binary() | changed(archived("x.npy", X)) | changed(X).map(lambda data: archived("x.npy", data)))
