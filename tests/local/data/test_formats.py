@@ -214,11 +214,11 @@ def test_samples_larger_than_the_memory_are_not_begun(
     (tmp_path / "data.csv").write_text(text)
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"")
-    large = {"images": {"size": [10**9, 10**9]}, "series": {"frames": 10**9}}[reader]
+    large: dict[str, Any] = {"images": {"size": [10**9, 10**9]}, "series": {"frames": 10**9}}
     (tmp_path / "memory.max").write_text(str(2**30))
     monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max",))
     with pytest.raises(DataError, match=r"samples of shape .* do not fit into memory"):
-        read_samples(spec_of(reader, **large), tmp_path)
+        read_samples(spec_of(reader, **large[reader]), tmp_path)
 
 
 def sized(data: bytes, size: int) -> bytes:
