@@ -20,13 +20,13 @@ from torch.nn import functional as F
 from benchmarks.networks import patches, pixels, sequences
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import Contribution, Method, MethodState, method_for
-from rankdad.common.gradients.reduction.block import block
-from rankdad.common.gradients.reduction.exact import exact
-from rankdad.common.gradients.reduction.spi import spi
-from rankdad.common.gradients.routes import Payload, gather, scatter
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.reduction.block import block
+from rankdad.common.lowrank.reduction.exact import exact
+from rankdad.common.lowrank.reduction.spi import spi
+from rankdad.common.lowrank.routes import Payload, gather, scatter
+from rankdad.common.methods import Contribution, Method, MethodState
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
@@ -293,7 +293,7 @@ def _contender(network: Network, kind: str, rank: int) -> Contender:
     spec = _run(network, METHODS[kind] | {"rank": rank})
     replica = Replica(spec, [_factory(network)])
     plan = make_plan(spec, replica.model)
-    return Contender(kind, rank, replica, plan, method_for(spec, plan.routes, replica.model))
+    return Contender(kind, rank, replica, plan, spec.method.method(plan.routes, replica.model, spec.seed))
 
 
 def _reduced(contender: Contender, payload: Payload) -> dict[str, Matrix]:

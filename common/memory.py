@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.routes import PROBE_SAMPLES
 from rankdad.common.models import build_network
 from rankdad.common.models.channels import channels_first
+from rankdad.common.protocol.routing import PROBE_SAMPLES
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
 

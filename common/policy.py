@@ -9,39 +9,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
+from rankdad.common.methods import METHODS
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import (
-    Dsgd,
     MethodSpec,
     PositiveInt,
-    PowerSgd,
-    RankDad,
     RunSpec,
-    TopK,
-    TopRows,
 )
 from rankdad.common.spec.asked import not_listed, sites_together
 from rankdad.common.spec.model import Sha256
 from rankdad.common.spec.patterns import escaped, literal
 from rankdad.common.spec.table_schema import Column
 
-MethodName = Literal["dsgd", "dad", "edad", "rank-dad", "powersgd", "top-rows", "top-k"]
-UNREDUCED = {  # the methods that send single samples' rows as they are: who sees them
-    "dad": "the aggregator and, where that is smaller than the gradient, all other sites",
-    "edad": "the aggregator and all other sites",
-    "top-rows": "the aggregator and, where that is smaller than the gradient, all other sites",
-}
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[tuple(METHODS)]
 FILE = "policy.json"  # what `split`, `simulate` and `provision` call it
 WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
-LARGEST = "the largest entries of a layer's gradient, of as high a rank as there are samples, and step by step the rest"
-CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
 MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
 FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
 FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
@@ -233,22 +225,22 @@ class Policy(Part):
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:
             return
-        least = 1 + spec.training.sends_projections if isinstance(spec.method, RankDad) else rows  # fewer, if it has to
+        least = fewest_rows_sent(spec)
         allows = f"at most {most} (rows_per_rank {self.rows_per_rank})"
         if least is not None and least > most:
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             change = _fewer_per_row(samples, least)
-            raise refusal(_rank_field(spec.method), asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
+            raise refusal(spec.method.rank_field, asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
         (name, units), half = most_units(plan), 2 * (self.rank(count) or 0)
         if units > half:
             noun = spec.group_noun if spec.grouped else "sample"
             asks = f"sends the gradient of {name} whole, of {units} units, for steps of {counted(count, noun)} here"
             allows = f"at most {half} (rows_per_rank {self.rows_per_rank})"
             change = _fewer_per_row(count, -(-units // 2))
-            owner, rows = "rank-dad" if isinstance(spec.method, Dsgd) else "a lower rank", self.rows_per_rank or 0
+            owner, rows = "rank-dad" if spec.method.whole else "a lower rank", self.rows_per_rank or 0
             owner += f", at most {half} units, or steps of at least {counted(-(-units // 2) * rows, noun)},"
-            raise refusal(_rank_field(spec.method), asks, allows, change, WHOLE, owner=owner)
+            raise refusal(spec.method.rank_field, asks, allows, change, WHOLE, owner=owner)
 
     def check_products(
         self,
@@ -425,13 +417,12 @@ class Policy(Part):
         raise refusal("model.pretrained.sha256", asks, allows, change, CHOSEN_WEIGHTS, code="weights-not-listed")
 
     def _check_method(self, method: MethodSpec) -> None:
-        unreduced = method.name in UNREDUCED
+        unreduced = bool(method.sends_rows_as_they_are)
         if method.name in self.methods and (self.unreduced_factors or not unreduced):
             return
         change: dict[str, object] = {}
         asks = f"asks for {method.name}"
-        chosen = {"powersgd": CHOSEN, "top-k": LARGEST}
-        lets_out = chosen.get(method.name, f"what {method.name} sends")
+        lets_out = method.lets_out or f"what {method.name} sends"
         allows = f"{', '.join(self.methods) or 'none'} (methods)"
         if method.name not in self.methods:
             change["methods"] = [*self.methods, method.name]
@@ -445,7 +436,7 @@ class Policy(Part):
 
     def _check_rank(self, spec: RunSpec, plan: Plan) -> None:
         method, rows = spec.method, rows_sent(spec)
-        if isinstance(method, Dsgd) and self.max_rank is not None:
+        if method.whole and self.max_rank is not None:
             name, rank = largest_whole(plan)
             if rank > 2 * self.max_rank:
                 asks, change = f"sends the gradient of {name} whole, of rank {rank}", {"max_rank": -(-rank // 2)}
@@ -458,21 +449,21 @@ class Policy(Part):
             raise refusal("method.name", asks, allows, dict.fromkeys(limits), _lost(method))
         if rows is not None and self.max_rank is not None and rows > self.max_rank:
             asks, allows = f"asks for {rows} rows{_projected(spec)}", f"at most {self.max_rank} (max_rank)"
-            raise refusal(_rank_field(method), asks, allows, {"max_rank": rows}, MORE_ROWS, owner="a lower one")
+            raise refusal(method.rank_field, asks, allows, {"max_rank": rows}, MORE_ROWS, owner="a lower one")
 
     def _limits(self, method: MethodSpec) -> dict[str, int]:
         """Return the limits that refuse a method without a rank of its own; whole gradients have their layer's."""
-        if isinstance(method, Dsgd):
+        if method.whole:
             return {}
         limits = {"max_rank": self.max_rank, "rows_per_rank": self.rows_per_rank}
-        return {name: limit for name, limit in limits.items() if limit is not None and _rank(method) is None}
+        return {name: limit for name, limit in limits.items() if limit is not None and method.most_rows is None}
 
 
 EVERYTHING = Policy(
     keyed_folds=True,
     min_rows=1,
     rows_per_rank=None,
-    methods=get_args(MethodName),
+    methods=tuple(METHODS),
     unreduced_factors=True,
     accept_replica=None,
     pretrained=None,
@@ -485,9 +476,9 @@ EVERYTHING = Policy(
 
 def _lost(method: MethodSpec) -> str:
     """Return what a method lets out whose rank has no limit, or which reduces nothing."""
-    if method.name not in UNREDUCED:
-        return LARGEST if isinstance(method, TopK) else WHOLE
-    return f"what each sample puts into a layer, of the first the raw data, to {UNREDUCED[method.name]}"
+    if not method.sends_rows_as_they_are:
+        return method.lets_out or WHOLE
+    return f"what each sample puts into a layer, of the first the raw data, to {method.sends_rows_as_they_are}"
 
 
 def largest_whole(plan: Plan) -> tuple[str, int]:
@@ -506,14 +497,16 @@ def most_units(plan: Plan) -> tuple[str, int]:
 
 def rows_sent(spec: RunSpec) -> int | None:
     """Return how many rows of a layer a run sends at most, projections among them; None if that has no limit."""
-    rank = _rank(spec.method)
-    return None if rank is None else rank + spec.training.sends_projections
+    return _with_projections(spec, spec.method.most_rows)
 
 
-def _rank(method: MethodSpec) -> int | None:
-    if isinstance(method, PowerSgd):
-        return method.rank
-    return method.rows if isinstance(method, TopRows | RankDad) else None
+def fewest_rows_sent(spec: RunSpec) -> int | None:
+    """Return with how few rows of a layer a run can do, projections among them; None if nobody can say."""
+    return _with_projections(spec, spec.method.fewest_rows)
+
+
+def _with_projections(spec: RunSpec, rows: int | None) -> int | None:
+    return None if rows is None else rows + spec.training.sends_projections
 
 
 def refusal(
@@ -583,9 +576,3 @@ def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:
 
 def _projected(spec: RunSpec) -> str:
     return ' (one for "second_moment": "factored")' if spec.training.sends_projections else ""
-
-
-def _rank_field(method: MethodSpec) -> str:
-    if isinstance(method, Dsgd):
-        return "method.name"
-    return "method.rows" if isinstance(method, TopRows) else "method.rank"

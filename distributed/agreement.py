@@ -13,7 +13,7 @@ from torch import nn
 
 from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
 from rankdad.common.errors import RankdadError, UserError, one_line
-from rankdad.common.gradients.layers import has_hooks
+from rankdad.common.lowrank.layers import has_hooks
 
 MAX_LISTED = 4  # ranks, in one sentence
 

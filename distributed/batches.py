@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.routes import Payload, Route, gather
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.routes import Payload, Route, gather
 from rankdad.common.run.optimizer import laid_out_as
 from rankdad.distributed.exchange import smaller
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.routes import Route
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.methods import MethodState
 
 MOST_STEPS = 1 << 53  # which a float64 counts
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankdad.common.collectives import all_gather_equal, all_gather_rows, receive, send
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import Contribution, Method, MethodState
-from rankdad.common.gradients.methods.base import Aggregated, SiteStep, pooled
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.routes import Payload
+from rankdad.common.methods import Contribution, Method, MethodState
+from rankdad.common.methods.base import Aggregated, SiteStep, pooled
 from rankdad.distributed.agreement import reaching
 from rankdad.distributed.messages import Layout, Message, Status
 

@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdad.common.collectives import device_of
 from rankdad.common.errors import RankdadError, UserError
-from rankdad.common.gradients.factors import Factor, Matrix, concatenate
-from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS
-from rankdad.common.gradients.reduction.block import block
-from rankdad.common.gradients.routes import Route
-from rankdad.common.gradients.wire import is_lossless
+from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
+from rankdad.common.lowrank.reduction.block import block
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.lowrank.wire import is_lossless
+from rankdad.common.methods import MethodState
+from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import check_group, reaching
@@ -320,7 +320,7 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
 
     G is a rank's gradient of a matrix (a convolution's or embedding's is [first axis, all others]), E what the rank has
     left out so far, 0 in the beginning. Each rank sends R, the leading components of G + E as one step of orthogonal
-    iteration finds them (`common.gradients.reduction.block`) from its last directions, four more than it sends. It
+    iteration finds them (`common.lowrank.reduction.block`) from its last directions, four more than it sends. It
     keeps G + E - R, what the wire rounds off included. Every rank applies the mean of all R, a matrix of at most S
     times the rank. Vectors, and matrices that factors would not make smaller, are averaged as they are. The mean is
     over ranks, as DistributedDataParallel has it, whatever the batches' sizes.

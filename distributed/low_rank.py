@@ -15,9 +15,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from rankdad.common.collectives import device_of
 from rankdad.common.errors import NonFiniteError, RankdadError, UserError
-from rankdad.common.gradients.methods import Method, MethodState
-from rankdad.common.gradients.methods.rank_dad import RankDadMethod
-from rankdad.common.gradients.wire import finite
+from rankdad.common.lowrank.wire import finite
+from rankdad.common.methods import Method, MethodState
+from rankdad.common.methods.rank_dad import RankDadMethod
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching, share_weights

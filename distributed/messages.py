@@ -2,7 +2,7 @@
 
 Two float64 come first, a status and a weight; then an int32 for every parameter that may travel as a factor, its rows,
 or -1 for a matrix; then a byte for every parameter, whether anybody has used it; then all numbers in the wire's format,
-as `common.gradients.wire` has it.
+as `common.lowrank.wire` has it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch._C import _LinAlgError as LinAlgError  # type: ignore[attr-defined]  
 
 from rankdad.common.collectives import as_bytes
 from rankdad.common.errors import NonFiniteError, RankdadError
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.routes import Payload, Route
-from rankdad.common.gradients.wire import decode, encode, finite, wire_bytes
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.routes import Payload, Route
+from rankdad.common.lowrank.wire import decode, encode, finite, wire_bytes
 
 MATRIX = -1
 OVERFLOWS = (NonFiniteError, ValueError, LinAlgError)  # what reducers raise for NaN and infinity

@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.layers import has_hooks, linear_layers
-from rankdad.common.gradients.routes import Route, check_wire
+from rankdad.common.lowrank.layers import has_hooks, linear_layers
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.protocol.routing import check_wire
 from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import agree
 

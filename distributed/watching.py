@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.layers import has_hooks
+from rankdad.common.lowrank.layers import has_hooks
 from rankdad.distributed.options import check_whole
 
 

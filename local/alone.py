@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
-from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.methods.base import Contribution
+from rankdad.common.methods import MethodState
+from rankdad.common.methods.base import Contribution
 from rankdad.common.metrics import measured_on
 from rankdad.common.protocol.messages import (
     Body,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankdad.common.gradients.reduction.feedback import Residuals, interpolate_residual, plus
+from rankdad.common.lowrank.reduction.feedback import Residuals, interpolate_residual, plus
 from rankdad.common.protocol.messages import Message, Step
 from rankdad.common.run.lateness import damped
 from rankdad.common.run.state import RunState

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.factors import Factor, concatenate
-from rankdad.common.gradients.routes import Payload, gather
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.factors import Factor, concatenate
+from rankdad.common.lowrank.routes import Payload, gather
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
 from rankdad.common.protocol.plan import Plan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import RankdadError
-from rankdad.common.gradients.layers import copied
+from rankdad.common.lowrank.layers import copied
 from rankdad.common.preparation import Preparing, in_memory, linear
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.reduction.feedback import Residuals
+from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.standing import Place
 from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over

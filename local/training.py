@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from rankdad.common.errors import RunFailedError, counted
-from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.reduction.feedback import Residuals, plus
+from rankdad.common.lowrank.reduction.feedback import Residuals, plus
+from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.privacy.standing import Places, arrived, stayed

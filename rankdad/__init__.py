@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         SpecError,
         UserError,
     )
-    from rankdad.common.gradients.capture import FactorCapture
-    from rankdad.common.gradients.factors import Factor, concatenate
-    from rankdad.common.gradients.reduction.block import block
-    from rankdad.common.gradients.reduction.exact import exact
-    from rankdad.common.gradients.reduction.spi import spi
+    from rankdad.common.lowrank.capture import FactorCapture
+    from rankdad.common.lowrank.factors import Factor, concatenate
+    from rankdad.common.lowrank.reduction.block import block
+    from rankdad.common.lowrank.reduction.exact import exact
+    from rankdad.common.lowrank.reduction.spi import spi
     from rankdad.common.spec import RunSpec
     from rankdad.distributed.hook import LowRankState, low_rank_hook
     from rankdad.distributed.low_rank import LowRank
@@ -63,8 +63,8 @@ __all__ = [
 
 _ROOMS = {
     "DataError": "common.errors",
-    "Factor": "common.gradients.factors",
-    "FactorCapture": "common.gradients.capture",
+    "Factor": "common.lowrank.factors",
+    "FactorCapture": "common.lowrank.capture",
     "LowRank": "distributed.low_rank",
     "LowRankState": "distributed.hook",
     "ModelError": "common.errors",
@@ -76,13 +76,13 @@ _ROOMS = {
     "RunSpec": "common.spec",
     "SpecError": "common.errors",
     "UserError": "common.errors",
-    "block": "common.gradients.reduction.block",
-    "concatenate": "common.gradients.factors",
-    "exact": "common.gradients.reduction.exact",
+    "block": "common.lowrank.reduction.block",
+    "concatenate": "common.lowrank.factors",
+    "exact": "common.lowrank.reduction.exact",
     "load": "library",
     "low_rank_hook": "distributed.hook",
     "simulate": "library",
-    "spi": "common.gradients.reduction.spi",
+    "spi": "common.lowrank.reduction.spi",
 }
 
 

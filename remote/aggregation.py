@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import NonFiniteError, RunFailedError
-from rankdad.common.gradients.factors import MAX_NORM, norm
-from rankdad.common.gradients.methods import Contribution, MethodState
-from rankdad.common.gradients.methods.base import shares
-from rankdad.common.gradients.projections import pooled_projections
+from rankdad.common.lowrank.factors import MAX_NORM, norm
+from rankdad.common.methods import Contribution, MethodState
+from rankdad.common.methods.base import shares
 from rankdad.common.metrics import Tally, measured_on
 from rankdad.common.preparation.coefficients import OWN, untold
 from rankdad.common.protocol.messages import (
@@ -40,6 +39,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
 from rankdad.common.run.batches import idle
 from rankdad.common.run.lateness import damped
+from rankdad.common.run.projections import pooled_projections
 from rankdad.common.run.repeats import equal_repeats
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState

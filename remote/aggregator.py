@@ -15,8 +15,8 @@ from pathlib import Path
 from time import perf_counter
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, one_line, visible
-from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.wire import is_lossless
+from rankdad.common.lowrank.wire import is_lossless
+from rankdad.common.methods import MethodState
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Evaluation, Failure, Farewell, Hello, Kind, Message, Roster, Step

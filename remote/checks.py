@@ -12,10 +12,8 @@ from typing import Literal
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods.edad import EdadMethod
-from rankdad.common.gradients.projections import least_norm
-from rankdad.common.gradients.wire import BITS
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.wire import BITS
 from rankdad.common.metrics import Tally, same_labels
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
@@ -31,6 +29,7 @@ from rankdad.common.protocol.messages import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
+from rankdad.common.run.projections import least_norm
 from rankdad.common.run.repeats import alike
 from rankdad.common.run.replica import saved_buffers
 from rankdad.common.run.state import MAX_STEPS, RunState
@@ -178,7 +177,7 @@ class Checks:
             self._check_count("m: the weight", step.weight, expected)
         method, payload = self._state.method, step.payload
         names = [slot.name for slot in self._plan.layout(exchange, up=site not in self._node.regions).slots]
-        if isinstance(method, EdadMethod):  # whose gradients are made of what is sent
+        if self._spec.method.needs_weights:  # whose gradients are made of what is sent
             payload, names = method.gradients([payload]), [route.name for route in self._plan.routes]
         for name, value in zip(names, payload, strict=True):
             if isinstance(value, Factor):

@@ -9,9 +9,8 @@ from operator import add
 
 from torch import Tensor
 
-from rankdad.common.gradients.methods import Contribution, MethodState
-from rankdad.common.gradients.methods.base import shares
-from rankdad.common.gradients.projections import least_norm, pooled_projections
+from rankdad.common.methods import Contribution, MethodState
+from rankdad.common.methods.base import shares
 from rankdad.common.metrics import Tally, empty
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
@@ -28,6 +27,7 @@ from rankdad.common.protocol.messages import (
 )
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds import paired
+from rankdad.common.run.projections import least_norm, pooled_projections
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import distance

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.gradients.reduction.feedback import Residuals
+from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, Loaded
 from rankdad.common.run.state import RunState

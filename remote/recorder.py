@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from rankdad.common.files import write_json, write_whole
-from rankdad.common.gradients.factors import Factor, singular_values
+from rankdad.common.lowrank.factors import Factor, singular_values
 from rankdad.common.metrics import Metrics, Tally, measured_on
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, visible
-from rankdad.common.gradients.methods import MethodState
-from rankdad.common.gradients.reduction.feedback import Residuals
+from rankdad.common.lowrank.reduction.feedback import Residuals
+from rankdad.common.methods import MethodState
 from rankdad.common.protocol.codec import pack, pack_failure, unpack
 from rankdad.common.protocol.messages import Failure, Kind, Message, Step
 from rankdad.common.run.replica import Replica

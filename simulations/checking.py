@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rankdad.common.errors import counted, visible
-from rankdad.common.gradients.methods.rank_dad import is_small
-from rankdad.common.gradients.routes import Route
-from rankdad.common.gradients.wire import projections_wire
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.lowrank.wire import projections_wire
 from rankdad.common.needs import Need, shown
 from rankdad.common.policy import Policy, refuse_together
 from rankdad.common.preparation import Preparing, Rows
@@ -23,7 +21,7 @@ from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import drawn_sizes, largest_sizes
-from rankdad.common.spec import RankDad, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, Regression
@@ -214,18 +212,11 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
 
 def _words(spec: RunSpec, route: Route) -> tuple[str, str, str, str]:
     """Say how a parameter travels, what reduces it, how its residual is kept, and its rows up and down."""
+    reducer, kept = spec.method.described(route)
     if route.entries is not None:
-        kept = "–" if getattr(spec.method, "feedback", "none") == "none" else "dense"
-        return f"{route.entries.count:,} entries", "–", kept, "–"
+        return f"{route.entries.count:,} entries", reducer, kept, "–"
     if route.up is None:
         return "dense", "–", "–", "–"
     how = "factor" if route.captured else "reduced gradient"
     rows = str(route.up) if route.up == route.down else f"{route.up}, {'dense' if route.down is None else route.down}"
-    if not isinstance(spec.method, RankDad):
-        return how, "–", "dense" if getattr(spec.method, "feedback", False) else "–", rows
-    kept = f"{route.residual} rows" if route.residual else "dense"
-    reducer = spec.method.reducer
-    if reducer == "auto":
-        small = not route.captured and is_small(torch.empty(route.matrix, device="meta"), route.up)
-        reducer = "exact" if small else "block"
-    return how, reducer, "–" if spec.method.feedback == "none" else kept, rows
+    return how, reducer, kept, rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rankdad.common.gradients.methods.rank_dad import MAX_BATCHES, MAX_ROWS
+from rankdad.common.methods.rank_dad import MAX_BATCHES, MAX_ROWS
 from rankdad.common.metrics import monitoring_bytes, tally_bytes
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan

@@ -16,18 +16,18 @@ from torch import Tensor
 from rankdad.common.devices import CPU
 from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import Contribution, Method, MethodState, method_for
-from rankdad.common.gradients.reduction.operators import leaf
-from rankdad.common.gradients.routes import Payload, Route, gather, scatter
-from rankdad.common.gradients.sparse import sparse
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.reduction.operators import leaf
+from rankdad.common.lowrank.routes import Payload, Route, gather, scatter
+from rankdad.common.lowrank.sparse import sparse
+from rankdad.common.methods import Contribution, Method, MethodState
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message, Step
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import PowerSgd, RankDad, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.spec.tree import TOP, Node
 from rankdad.local.data import Batch, Samples
@@ -154,7 +154,7 @@ def _verify_levels(make: Callable[[RunSpec], Replica], spec: RunSpec, data: Mapp
 def _verify_one(replica: Replica, spec: RunSpec, data: Mapping[str, Samples]) -> Verification:
     replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
     plan = make_plan(spec, replica.model)
-    method = method_for(spec, plan.routes, replica.model)
+    method = spec.method.method(plan.routes, replica.model, spec.seed)
     firsts = [torch.arange(min(spec.training.batch_size, len(data[site]))) for site in plan.sites]
     batches = [next(data[site].batches([rows], replica.device)) for site, rows in zip(plan.sites, firsts, strict=True)]
     gradients = [_gradients(spec.task, plan, replica, batch) for batch in batches]
@@ -252,7 +252,7 @@ def _deviation(spec: RunSpec, route: Route, value: Matrix, pooled: Mapping[str, 
     size = _norm(pooled[name] for name in applied)
     error = _norm(gradient - pooled[name] for name, gradient in applied.items())
     optimal = 0.0
-    if isinstance(spec.method, RankDad | PowerSgd) and route.up is not None:
+    if spec.method.most_rows is not None and not spec.method.sends_rows_as_they_are and route.up is not None:
         matrix = pooled[route.name].reshape(route.shape[0], -1)
         if route.folded is not None:
             matrix = torch.cat([matrix, pooled[route.folded][:, None]], dim=1)

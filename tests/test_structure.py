@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import rankdad
+from rankdad.common.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
@@ -57,6 +58,21 @@ def test_imports_run_one_way(package: str) -> None:
         assert "pickle" not in tops, path
         if package == "common":
             assert not tops & FORBIDDEN_IN_COMMON, path
+
+
+def test_lowrank_needs_torch_alone_and_nothing_of_ours() -> None:
+    for path in (ROOT / "common" / "lowrank").rglob("*.py"):
+        foreign = {name for name in imports_of(path) if not name.startswith("rankdad.common.lowrank")}
+        tops = {name.partition(".")[0] for name in foreign}
+        assert tops - sys.stdlib_module_names <= {"torch", "numpy"}, path
+
+
+def test_nobody_asks_which_method_it_is() -> None:
+    names = "|".join(options.__name__ for options in METHODS.values())
+    for room in sorted(set(ALLOWED) - {"benchmarks"}):
+        for path in (ROOT / room).rglob("*.py"):
+            asks = re.search(rf"isinstance\([^)]*\b({names})\b", path.read_text(encoding="utf-8"))
+            assert asks is None or path.is_relative_to(ROOT / "distributed"), path
 
 
 def test_the_library_stands_above_the_rooms_and_the_package_itself_imports_nothing_heavy() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.paper.compared_methods import ComparedMethod
 from benchmarks.paper.panels import FOLDS, Panel, run_document
 from rankdad.common.documents import validate
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Step
 from rankdad.common.spec import RunSpec

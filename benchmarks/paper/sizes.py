@@ -120,7 +120,7 @@ def formula(method: MethodSpec, out: int, inputs: int, *, last: bool = False) ->
         case TopRows():
             return factor(method.rows, ones=False), factor(SITES * method.rows, ones=False)
         case RankDad():
-            both = factor(method.rows, ones=method.feedback == "both")
+            both = factor(method.most_rows, ones=method.feedback == "both")
             return both, both
         case PowerSgd():  # rows of `out` in the first exchange, of `inputs` in the second
             both = factor(method.rank, ones=False)
@@ -132,6 +132,7 @@ def formula(method: MethodSpec, out: int, inputs: int, *, last: bool = False) ->
             places = math.ceil(chunks * (kept * (low + 1) + (chunk - 1) // 2**low) / 8)
             both = min(dense, array(1, chunks * kept) + places + bias)
             return both, both
+    raise AssertionError(f"no formula for {method.name}")
 
 
 def _document(method: Mapping[str, Any], size: int) -> dict[str, Any]:

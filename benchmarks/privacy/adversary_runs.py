@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.privacy.adversary_specs import VICTIM
 from rankdad.common.errors import RunFailedError, UserError
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics import Tally
 from rankdad.common.metrics.smoothing import Smooth
 from rankdad.common.policy import EVERYTHING, Policy

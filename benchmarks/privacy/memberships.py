@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Refused, Seen, run_sites
 from rankdad.common.documents import validate
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.messages import Step
 from rankdad.common.spec import RunSpec

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankdad.common.gradients.routes import Route
+from rankdad.common.lowrank.routes import Route
 from rankdad.common.metrics.monitoring import monitoring_shape
 from rankdad.common.spec.tasks import Metric, TaskSpec
 

@@ -9,7 +9,7 @@ the wire names a class or a function.
     an update that      l late contributions that are in it: one bit for each site, for each number of steps that one
     includes late ones  may be late by, from 1
     a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
-                        b numbers as `common.gradients.wire` lays them out, behind them the places of sparse
+                        b numbers as `common.lowrank.wire` lays them out, behind them the places of sparse
                         matrices, then the projections
     any other kind      d, a map checked by its model in `common.protocol.messages`
 
@@ -30,15 +30,15 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError, visible
-from rankdad.common.gradients.exchanges import MessageLayout, Slot
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.projections import Projections
-from rankdad.common.gradients.routes import Payload
-from rankdad.common.gradients.sparse import decode_places, encode_places, largest, placed
-from rankdad.common.gradients.wire import decode, encode, finite, projections_wire, wire_bytes
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.layout import MessageLayout, Slot
+from rankdad.common.lowrank.routes import Payload
+from rankdad.common.lowrank.sparse import decode_places, encode_places, largest, placed
+from rankdad.common.lowrank.wire import decode, encode, finite, projections_wire, wire_bytes
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import DOWN, REGION_UP, UP, Body, Failure, Kind, Message, Step
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.projections import Projections
 
 if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rankdad.common import user_code
 from rankdad.common.errors import CODE, REASON_CHARACTERS, RankdadError, public_reason, visible
-from rankdad.common.gradients.projections import Projections
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.routes import Payload
 from rankdad.common.metrics import Tally, pack_tally, tally_bytes, unpack_monitoring, unpack_tally
 from rankdad.common.privacy import heads
 from rankdad.common.privacy.heads import Heads
@@ -26,6 +25,7 @@ from rankdad.common.protocol.arrays import (
     unpack_sums,
 )
 from rankdad.common.rounds.paired import pack_scores, unpack_scores, unpack_squares
+from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import pack_parameters, unpack_parameters
 from rankdad.common.run.weight_sketch import unpack_sketch
 from rankdad.common.user_code import CodeOrigin

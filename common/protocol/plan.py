@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from rankdad.common import __version__
-from rankdad.common.gradients.exchanges import Exchange, MessageLayout, exchanges
-from rankdad.common.gradients.methods.edad import chain
-from rankdad.common.gradients.routes import Route, choose_routes
+from rankdad.common.lowrank.layout import Exchange, MessageLayout, with_projections
+from rankdad.common.lowrank.routes import Route
 from rankdad.common.metrics import tally_bytes
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.arrays import BufferSlot
+from rankdad.common.protocol.routing import choose_routes
 from rankdad.common.rounds import paired
 from rankdad.common.run.replica import saved_buffers, weights_sha256
-from rankdad.common.spec import Edad, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 
 
@@ -138,10 +138,9 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         SpecError: the model does not take the data's shape or does not return logits of the task's classes, or the
             method does not fit it.
     """
-    if isinstance(spec.method, Edad):
-        chain(model)
+    spec.method.check_model(model)
     routes, warnings = choose_routes(spec, model)
-    projections = spec.training.sends_projections
+    exchanges = spec.method.exchanges(routes, len(spec.federation.sites))
     preparing = Preparing(spec)
     return Plan(
         version=__version__,
@@ -153,7 +152,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
         threads=spec.training.threads,
         wire=spec.method.wire,
         routes=routes,
-        exchanges=exchanges(spec.method, routes, len(spec.federation.sites), projections=projections),
+        exchanges=with_projections(exchanges, routes) if spec.training.sends_projections else exchanges,
         buffers=tuple(
             BufferSlot(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             for name, buffer in saved_buffers(model).items()

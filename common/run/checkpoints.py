@@ -25,8 +25,8 @@ from torch import Tensor
 
 from rankdad.common.errors import DataError, ProtocolError, UserError, one_line
 from rankdad.common.files import sync_path
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.reduction.feedback import Residuals
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import copies
 from rankdad.common.run.snapshot import Snapshot, under

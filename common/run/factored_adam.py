@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from rankdad.common.gradients.projections import Projections
+from rankdad.common.run.projections import Projections
 
 EPSILON = 1e-8
 ROUNDING = 1e-10  # of the mean square: where rows add up to 0, as two classes' do, u of one sign leaves rounding alone

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.projections import Projections
+from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.models import build_model
 from rankdad.common.run.factored_adam import FactoredAdam
 from rankdad.common.run.optimizer import (
@@ -27,6 +26,7 @@ from rankdad.common.run.optimizer import (
     make_outer_optimizer,
     moments_of,
 )
+from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import RunSpec, Training
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rankdad.common.gradients.routes import Route
-from rankdad.common.spec import MethodSpec, RankDad, RunSpec
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
 Tried = Sequence[tuple[float | None, int]]
@@ -46,11 +46,12 @@ def settings_of(spec: RunSpec, fold: int, tried: Tried) -> tuple[RunSpec, int]:
 
 def limited(routes: tuple[Route, ...], method: MethodSpec) -> tuple[Route, ...]:
     """Return the routes of a rank that is lower than the plan's; what travels dense there does so here."""
-    if not isinstance(method, RankDad):
+    most = method.most_rows
+    if not method.tuned or most is None:
         return routes
     return tuple(
         route
         if route.up is None or route.down is None
-        else replace(route, up=min(route.up, method.rows), down=min(route.down, method.rows))
+        else replace(route, up=min(route.up, most), down=min(route.down, most))
         for route in routes
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Control, Count, Figure, Measure
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.spec import PowerSgd, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.evaluation import MAX_FOLDS
 from rankdad.common.spec.federation import MAX_STALENESS
 from rankdad.common.spec.tuning import MAX_CANDIDATES
@@ -80,7 +80,7 @@ def check_snapshot(
     bases = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
     for name, basis in under("basis", named).items():
         rows, columns = bases.get(name, (0, 0))
-        exact = isinstance(spec.method, PowerSgd)
+        exact = spec.method.fixed_rows
         if basis.ndim != 2 or basis.shape[1] != columns or len(basis) > rows or (exact and len(basis) < rows):
             raise ValueError(f"directions of {name}: got {list(basis.shape)}, expected {rows} of {columns} numbers")
 

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients.methods import Method, method_for
-from rankdad.common.gradients.projections import Projections
-from rankdad.common.gradients.routes import Payload, scatter
+from rankdad.common.lowrank.routes import Payload, scatter
+from rankdad.common.methods import Method
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import (
     Buffers,
@@ -36,6 +35,7 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.paired import compares
 from rankdad.common.run.batches import Schedule, drawn_sizes, idle, largest_sizes, schedule, steps_of_all
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
+from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.settings import limited, settings_of
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
@@ -113,7 +113,7 @@ class RunState:
 
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
         self.replica = replica
-        self.method: Method = method_for(spec, plan.routes, replica.model)
+        self.method: Method = spec.method.method(plan.routes, replica.model, spec.seed)
         self.spec, self._plan = spec, plan
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._projections: tuple[Projections, ...] = ()  # of the step so far
@@ -428,7 +428,7 @@ class RunState:
         """Begin a fold, or go on with it, with the settings that it trains with."""
         settings, self.epochs = settings_of(self.spec, self.fold, self.tried)
         routes = limited(self._plan.routes, settings.method)
-        self.method = method_for(settings, routes, self.replica.model)
+        self.method = settings.method.method(routes, self.replica.model, settings.seed)
         self.replica.restart(settings.training, weights)
         self._first = schedule(self.spec, self.roster[self.fold], 0)
         self.replica.steps_per_epoch = self._first.steps

@@ -6,11 +6,18 @@ Unions are told apart by their field `name`, data by their `reader`.
 
 from __future__ import annotations
 
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.dsgd import Dsgd
+from rankdad.common.methods.edad import Edad
+from rankdad.common.methods.local_steps import Average, LocalSteps, Nesterov, OuterAdam
+from rankdad.common.methods.powersgd import PowerSgd
+from rankdad.common.methods.rank_dad import RankDad
+from rankdad.common.methods.top_k import TopK
+from rankdad.common.methods.top_rows import TopRows
+from rankdad.common.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName, site_name
-from rankdad.common.spec.local_steps import Average, LocalSteps, Nesterov, OuterAdam
-from rankdad.common.spec.method import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, TopK, TopRows
-from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from rankdad.common.spec.method import MethodSpec
 from rankdad.common.spec.run import RunSpec
 from rankdad.common.spec.training import Adam, Constant, Cosine, Training
 

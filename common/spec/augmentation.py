@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rankdad.common.documents import Part
+from rankdad.common.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.spec.axes import space
 from rankdad.common.spec.data import AnyData, TableData
 from rankdad.common.spec.model import ModelSpec
 from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms, check_size, check_transform
-from rankdad.common.spec.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
 Axis = Annotated[int, Field(ge=0, le=15)]
 Probability = Annotated[float, Field(gt=0, le=1)]

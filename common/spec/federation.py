@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UpToMillion
+from rankdad.common.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UpToMillion
 from rankdad.common.spec.tree import TOP, Node, nodes_of, problem_of
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.numbers import Fraction, UpToMillion
+from rankdad.common.numbers import Fraction, UpToMillion
 from rankdad.common.spec.table_schema import FileName
 from rankdad.common.user_code import FunctionName
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.numbers import NonNegativeFloat, PositiveFloat
+from rankdad.common.numbers import NonNegativeFloat, PositiveFloat
 
 
 def _going_up(pair: tuple[float, float]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.numbers import NonNegativeInt
+from rankdad.common.numbers import NonNegativeInt
 
 
 class Recording(Part):

@@ -12,13 +12,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
+from rankdad.common.methods.local_steps import LocalSteps
 from rankdad.common.spec.asked import columns_of, files_of
 from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Reference
 from rankdad.common.spec.federation import Federation
-from rankdad.common.spec.local_steps import LocalSteps
-from rankdad.common.spec.method import Dad, Dsgd, MethodSpec, RankDad, TopRows
+from rankdad.common.spec.method import MethodSpec
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.recording import Recording
@@ -188,19 +188,20 @@ class RunSpec(Part):
             raise ValueError("needs samples to choose by, but training.validation is 0")
         if max(tuning.epochs, default=0) > training.epochs:
             raise ValueError(f"epochs: got {max(tuning.epochs)}, expected at most training.epochs {training.epochs}")
-        if tuning.rank and not isinstance(method, RankDad):
+        if tuning.rank and not method.tuned:
             raise ValueError(f"rank: the method {method.name} is not tuned, expected rank-dad")
-        if isinstance(method, RankDad) and max(tuning.rank, default=0) > method.rank:
-            raise ValueError(f"rank: got {max(tuning.rank)}, expected at most method.rank {method.rank}")
-        if isinstance(method, RankDad) and method.reducer == "published" and 1 in tuning.rank:
-            raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
+        own = getattr(method, "rank", 0)
+        if tuning.rank and max(tuning.rank) > own:
+            raise ValueError(f"rank: got {max(tuning.rank)}, expected at most method.rank {own}")
+        for rank in tuning.rank:
+            method.check_rank(rank)
         return tuning
 
     @field_validator("record")
     @classmethod
     def _factors_have_spectra(cls, record: Recording, info: ValidationInfo) -> Recording:
         method = info.data.get("method")
-        if record.spectra and method is not None and not isinstance(method, RankDad | Dad | TopRows):
+        if record.spectra and method is not None and not method.updates_are_factors:
             raise ValueError(
                 f"spectra: got {record.spectra}, but updates of {method.name} are no factors: expected 0, or one of "
                 "rank-dad, dad and top-rows"
@@ -386,9 +387,9 @@ def _words(document: object, path: str = "") -> Iterator[str]:
 
 def _why_none_joins(method: MethodSpec) -> str:
     """Return why no late contribution can join a later step; "" if it can."""
-    if not isinstance(method, Dsgd | RankDad):
+    if not method.joins_later:
         return f"a late contribution of {method.name} has no place in a later step: expected rank-dad or dsgd"
-    if method.local_steps is not None and method.moments == "kept":
+    if isinstance(method, LocalSteps) and method.local_steps is not None and method.moments == "kept":
         return (
             "method.moments is kept, and nobody could say after which steps a late site's moments are: expected reset"
         )

@@ -6,7 +6,9 @@ import math
 from collections.abc import Container
 from typing import TYPE_CHECKING, Literal
 
-from rankdad.common.spec.method import Dsgd, MethodSpec, RankDad
+from rankdad.common.methods.dsgd import Dsgd
+from rankdad.common.methods.rank_dad import RankDad
+from rankdad.common.spec.method import MethodSpec
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 

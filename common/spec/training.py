@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.augmentation import Augmentation
-from rankdad.common.spec.numbers import (
+from rankdad.common.numbers import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,6 +15,7 @@ from rankdad.common.spec.numbers import (
     PositiveInt,
     UpToMillion,
 )
+from rankdad.common.spec.augmentation import Augmentation
 from rankdad.common.spec.tasks import Monitor
 
 Varied = Annotated[Augmentation, Field(discriminator="name")]

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec.numbers import NonNegativeFloat, UpToMillion
+from rankdad.common.numbers import NonNegativeFloat, UpToMillion
 
 MAX_VALUES = 8  # of one setting
 MAX_CANDIDATES = 16

@@ -155,7 +155,7 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
     most_rows = f"at most {counted(rows or 0, 'row')} of a layer's {what} (rank)"
     if whole > (rows or whole):
         most_rows += f", whole and of rank {whole} where that is smaller"
-    of_rank = f"of rank {whole} at most" if spec.method.name == "dsgd" else "of any rank"
+    of_rank = f"of rank {whole} at most" if spec.method.whole else "of any rank"
     sent = f"each layer's {what} whole, {of_rank}" if rows is None else most_rows
     even = ", or two thirds of the rows here if they are fewer (batches are even)" * (spec.batches == "even")
     if spec.solver != "exact":

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, counted
-from rankdad.common.gradients.routes import Route
-from rankdad.common.policy import Policy, refusal, rows_sent
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.policy import Policy, fewest_rows_sent, refusal
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.method import RankDad
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
@@ -151,7 +150,7 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
         FewSamplesError: it cannot.
     """
     step = StepNumbers.of(policy, spec, plan, data)
-    least = 1 + step.projections if isinstance(spec.method, RankDad) else rows_sent(spec)
+    least = fewest_rows_sent(spec)
     numbers, most = numbers_of_step(step.routes, least, projections=step.projections), step.most(samples)
     if numbers <= most:
         return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
-from rankdad.common.gradients.routes import Route
+from rankdad.common.lowrank.routes import Route
 from rankdad.common.policy import Policy, refusal
 from rankdad.common.preparation import Preparing
 from rankdad.common.privacy.repeated import (

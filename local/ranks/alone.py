@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState

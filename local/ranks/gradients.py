@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankdad.common.collectives import device_of
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.routes import Payload
 
 
 def pooled(payload: Payload, loss: float, group: dist.ProcessGroup | None = None) -> tuple[Payload, float] | None:

@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from rankdad.common.collectives import all_gather_equal, all_gather_rows, broadcast_bytes
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.layers import has_hooks, linear_layers
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.layers import has_hooks, linear_layers
 from rankdad.common.run.optimizer import load_moments, moments_of
 from rankdad.common.run.replica import Replica, copies, pack_parameters, unpack_parameters, weights_sha256
 from rankdad.common.run.weight_sketch import sketch
-from rankdad.common.spec import Adam, Edad, RunSpec
+from rankdad.common.spec import Adam, RunSpec
 
 # What rank 0 needs the others for: weights; moments, too; a whole model; to take over a state.
 WEIGHTS, STATE, WHOLE, LOAD = b"W", b"M", b"U", b"L"
@@ -218,7 +218,7 @@ def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -
     """
     own, method, optimizer = spec.at(site), spec.method, spec.training.optimizer
     cannot = {
-        f"method.name {method.name} sends deltas through whole weights": isinstance(method, Edad),
+        f"method.name {method.name} sends deltas through whole weights": method.needs_weights,
         f"method.local_steps {own.local_steps} changes weights between two updates": spec.local is not None,
         'training.optimizer.second_moment "factored" needs sums over whole columns': isinstance(optimizer, Adam)
         and optimizer.second_moment == "factored",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.collectives import all_gather_rows, broadcast_bytes, gather_bytes
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes, parts

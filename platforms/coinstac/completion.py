@@ -11,7 +11,7 @@ from typing import Any
 
 from rankdad.common.documents import problems, validate
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.spec import PowerSgd, RankDad, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.patterns import is_pattern, literal
@@ -65,14 +65,15 @@ def complete(filled: Filled, profiles: Mapping[str, Profile], sites: Sequence[st
 def _within_rank(spec: RunSpec) -> RunSpec:
     """Return a run whose rank is no larger than any of its network's layers could use."""
     method = spec.method
-    if not isinstance(method, RankDad | PowerSgd):
+    rank = getattr(method, "rank", None)
+    if rank is None:
         return spec
     widths = [
         math.prod(spec.data.shape),
         *(spec.model.hidden if isinstance(spec.model, Mlp) else ()),
         spec.task.outputs,
     ]
-    rank = min(method.rank, max(map(min, pairwise(widths))))
+    rank = min(rank, max(map(min, pairwise(widths))))
     return spec.model_copy(update={"method": method.model_copy(update={"rank": rank})})
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from rankdad.common.errors import SpecError
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.spec import Edad, RankDad, RunSpec
+from rankdad.common.spec import RankDad, RunSpec
 
 MAX_BYTES = 100 * 2**20  # of one message over the platform's WebSocket
 ENVELOPE = 2048  # bytes of JSON around a body, with the site's name and progress
@@ -74,7 +74,7 @@ def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     if federation.compare_every:  # an update then may hold the whole replica
         yield "federation.compare_every 0", spec.model_copy(update=uncompared)
     for wire in ("bfloat16", "int8"):
-        if not isinstance(method, Edad) and method.wire not in (wire, "int8", "int4", "int2"):
+        if wire in method.wires and method.wire not in (wire, "int8", "int4", "int2"):
             yield f"wire {wire}", spec.model_copy(update={"method": method.model_copy(update={"wire": wire})})
     for words, lower in _lower_ranks(spec):
         yield words, lower
@@ -85,10 +85,10 @@ def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
 def _lower_ranks(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     """Yield the run by rank-dad with lower and lower ranks."""
     method = spec.method
-    base = method if isinstance(method, RankDad) else RankDad(name="rank-dad", rank=RANKS[0] + 1)
-    for rank in (rank for rank in RANKS if base.reducer != "published" and rank < base.rank):
+    base = method if method.tuned else RankDad(name="rank-dad", rank=RANKS[0] + 1)
+    for rank in (rank for rank in RANKS if rank < (base.most_rows or 0)):
         lower = {"method": base.model_copy(update={"rank": rank})}
-        yield f"rank-dad with rank {rank}", spec.model_copy(update=lower)
+        yield f"{base.name} with rank {rank}", spec.model_copy(update=lower)
 
 
 def _mebibytes(size: int) -> str:

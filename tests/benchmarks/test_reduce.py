@@ -17,13 +17,13 @@ from benchmarks import networks
 from benchmarks.cli import app
 from benchmarks.reduce import METHODS, NETWORKS, REDUCERS, bench_reduce, error, optimal_error
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.capture import FactorCapture
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, MethodState, method_for
-from rankdad.common.gradients.reduction.block import block
-from rankdad.common.gradients.reduction.exact import exact
-from rankdad.common.gradients.reduction.spi import spi
-from rankdad.common.gradients.routes import Payload, gather, scatter
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.reduction.block import block
+from rankdad.common.lowrank.reduction.exact import exact
+from rankdad.common.lowrank.reduction.spi import spi
+from rankdad.common.lowrank.routes import Payload, gather, scatter
+from rankdad.common.methods import Contribution, MethodState
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -81,7 +81,7 @@ def train(method: dict[str, Any], seed: int, steps: int) -> Iterator[tuple[list[
     spec = run_on_digits(method, seed)
     replica = Replica(spec)
     plan = make_plan(spec, replica.model)
-    rules = method_for(spec, plan.routes, replica.model)
+    rules = spec.method.method(plan.routes, replica.model, spec.seed)
     states, aggregator, source = [MethodState() for _ in SITES], MethodState(), batches(seed)
     for step in range(steps):
         gradients, exchanges = list[Payload](), []

@@ -11,8 +11,8 @@ import pytest
 
 from rankdad.common import memory
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.routes import PROBE_SAMPLES
 from rankdad.common.memory import available, check_memory
+from rankdad.common.protocol.routing import PROBE_SAMPLES
 from rankdad.local.threads import use_threads
 from tests.conftest import run_spec
 

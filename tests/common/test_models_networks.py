@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.methods import MethodState, method_for
-from rankdad.common.gradients.routes import choose_routes, scatter
+from rankdad.common.lowrank.routes import scatter
+from rankdad.common.methods import MethodState
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.routing import choose_routes
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from tests.common.gradients.steps import BATCHES, assert_equal, exchange, pooled_gradients, site_gradients
-from tests.common.gradients.test_capture import check
+from tests.common.lowrank.steps import BATCHES, assert_equal, exchange, pooled_gradients, site_gradients
+from tests.common.lowrank.test_capture import check
 from tests.conftest import run_spec
 
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
@@ -117,7 +118,7 @@ def assert_update_is_of_the_pooled_batch(spec: RunSpec) -> frozenset[str]:
     plan = make_plan(spec, replica.model)
     batches = [(inputs_of(spec, size), torch.arange(size) % 3) for size in BATCHES]
     gradients = [(float(len(labels)), site_gradients(plan, replica, (x, labels))) for x, labels in batches]
-    method = method_for(spec, plan.routes, replica.model)
+    method = spec.method.method(plan.routes, replica.model, spec.seed)
     update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-11)
     return plan.factor_names

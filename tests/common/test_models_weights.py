@@ -16,7 +16,7 @@ from rankdad.common.models import build_model, build_network
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from tests.common.gradients.steps import BATCHES, batch_of, site_gradients
+from tests.common.lowrank.steps import BATCHES, batch_of, site_gradients
 from tests.conftest import run_spec
 
 MLP: dict[str, Any] = {"name": "mlp", "hidden": [16, 8]}

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.models import build_model
 from rankdad.common.spec import RunSpec
 from tests.conftest import run_spec

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.low_rank import contenders, sent_bytes
-from rankdad.common.gradients.methods import Contribution, MethodState
-from rankdad.common.gradients.methods.dsgd import DsgdMethod
-from rankdad.common.gradients.methods.powersgd import PowerSgdMethod
-from rankdad.common.gradients.routes import Route
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.methods import Contribution, MethodState
+from rankdad.common.methods.dsgd import DsgdMethod
+from rankdad.common.methods.powersgd import PowerSgdMethod
 from rankdad.common.spec import PowerSgd
 from rankdad.distributed.hook import LowRankState, low_rank_hook
-from tests.common.gradients.steps import exchange, matrix_of
+from tests.common.lowrank.steps import exchange, matrix_of
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
 from tests.ranks import run_ranks
 

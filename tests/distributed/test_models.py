@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from rankdad.common.errors import RankdadError
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
-from tests.common.gradients.test_hooks import megabytes
+from tests.common.lowrank.test_hooks import megabytes
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place
 from tests.ranks import run_ranks
 

@@ -20,7 +20,7 @@ import httpx
 import safetensors.torch
 from starlette.responses import Response
 
-from rankdad.common.gradients.capture import FactorCapture
+from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.run.replica import Replica
 from rankdad.local import site

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.routes import Payload
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.codec import pack, unpack

@@ -61,7 +61,7 @@ def test_it_runs_beside_packages_that_have_our_rooms_names(wheel: Path, tmp_path
     assert run(python, "-c", code).stdout.split() == [
         str(packages / "rankdad" / "__init__.py"),
         "False",
-        "rankdad.common.gradients.reduction.spi",
+        "rankdad.common.lowrank.reduction.spi",
     ]
     times = [run(python, "-X", "importtime", "-c", "import rankdad").stderr for _ in range(3)]
     taken = [int(re.findall(r"(\d+) \| +rankdad$", text, flags=re.MULTILINE)[-1]) for text in times]

@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, SpecError, UserError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import MethodState, method_for
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.methods import METHODS, MethodState
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need
-from rankdad.common.policy import EVERYTHING, UNREDUCED, MethodName, Policy, refuse_together, rows_sent
+from rankdad.common.policy import EVERYTHING, Policy, refuse_together, rows_sent
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import Failure
@@ -40,7 +40,8 @@ from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server
 
 RANK_DAD = {"name": "rank-dad", "rank": 2}
-EVERY = list(get_args(MethodName))
+EVERY = list(METHODS)
+UNREDUCED = [name for name, options in METHODS.items() if options.sends_rows_as_they_are]
 POWERSGD = {"methods": ["powersgd"]}
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
@@ -144,7 +145,7 @@ def check(policy: dict[str, Any], spec: RunSpec) -> None:
 
 def test_a_policy_knows_every_method() -> None:
     names = {get_args(part.model_fields["name"].annotation)[0] for part in get_args(MethodSpec)}
-    assert names == set(get_args(MethodName))
+    assert names == set(METHODS)
 
 
 @pytest.mark.parametrize(("policy", "method", "sentence"), REFUSED)
@@ -420,7 +421,7 @@ def test_rank_dad_needs_no_permission_since_it_never_sends_samples_rows(reducer:
     drawn = [[torch.randn(3, n, generator=generator, dtype=torch.float64) for n in shape] for shape in shapes]
     for mix in (torch.eye(3, dtype=torch.float64), mixed):
         gradients = tuple(Factor(mix @ delta, mix @ activation) for delta, activation in drawn)
-        sent.append(next(method_for(spec, routes, model).step(gradients, 1.0, MethodState(), 0)))
+        sent.append(next(spec.method.method(routes, model, spec.seed).step(gradients, 1.0, MethodState(), 0)))
     assert routes
     for one, other in zip(*sent, strict=True):
         assert isinstance(one, Factor)

@@ -19,7 +19,7 @@ from torch import nn
 
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.gradients import pooled, summed
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks

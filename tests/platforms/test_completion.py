@@ -79,7 +79,7 @@ def test_the_forms_own_rank_suits_every_network(columns: tuple[str, ...], networ
     inputs = {"label": "height", "task": "regression", "network": network, "method": method, "rank": 50}
     run = run_of(inputs, *[profile(columns=columns, levels={})] * 2)
     make_plan(run, build_model(run))
-    assert run.method.rank == {"linear": 1, "mlp-32": 1, "mlp-64-32": 32}[network]  # type: ignore[union-attr]
+    assert run.method.rank == {"linear": 1, "mlp-32": 1, "mlp-64-32": 32}[network]  # type: ignore[attr-defined]
 
 
 def test_the_order_of_values_does_not_depend_on_how_they_come() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import weights_sha256

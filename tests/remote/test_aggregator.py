@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rankdad.common.errors import ProtocolError, SpecError, UserError
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Hello, Kind, Message, Step
 from rankdad.common.run.replica import Replica

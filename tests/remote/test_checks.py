@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics import monitored
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums

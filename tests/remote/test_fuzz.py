@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients import sparse, wire
+from rankdad.common.lowrank import sparse, wire
 from rankdad.common.metrics import tally_codec
 from rankdad.common.preparation import stages
 from rankdad.common.protocol import arrays, messages

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.projections import Projections
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics import Tally, monitored
 from rankdad.common.metrics.paired import measures
 from rankdad.common.policy import EVERYTHING
@@ -36,6 +35,7 @@ from rankdad.common.protocol.messages import (
     Step,
     Sums,
 )
+from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.gradients.factors import Factor, Matrix
-from rankdad.common.gradients.methods import MethodState
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.methods import MethodState
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message, Roster, Step
 from rankdad.common.protocol.plan import Plan, make_plan

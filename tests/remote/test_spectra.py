@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdad.common.errors import UserError
-from rankdad.common.gradients.factors import Factor, singular_values
+from rankdad.common.lowrank.factors import Factor, singular_values
 from rankdad.local.data import SiteData
 from rankdad.page.history import History
 from rankdad.remote.report.run_report import report

@@ -11,9 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, dad
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.routes import Payload
+from rankdad.common.methods import Contribution, dad
 from rankdad.common.models import build_model
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import make_plan

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from rankdad.common.errors import FewSamplesError, UserError
-from rankdad.common.gradients.methods.base import pooled
+from rankdad.common.methods.base import pooled
 from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
 from rankdad.simulations.cli import check, mount
@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 def test_verify_exits_with_1_if_an_exact_method_is_not(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rankdad("verify", file).exit_code == 0
     monkeypatch.setattr(
-        "rankdad.common.gradients.methods.dad.pooled", lambda contributions: pooled(contributions[:2])
+        "rankdad.common.methods.dad.pooled", lambda contributions: pooled(contributions[:2])
     )  # one forgotten
     done = rankdad("verify", file)
     assert done.exit_code == 1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdad.common.errors import SpecError
-from rankdad.common.gradients.layers import copied
+from rankdad.common.lowrank.layers import copied
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.local.data import SiteData

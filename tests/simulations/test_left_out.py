@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods.rank_dad import MAX_ROWS
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.methods.rank_dad import MAX_ROWS
 from rankdad.common.protocol.messages import Kind
 from rankdad.remote.export import export
 from tests.conftest import SITES, run_spec, sampled

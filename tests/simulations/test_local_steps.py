@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankdad.common.errors import PolicyError, SpecError
-from rankdad.common.gradients.factors import Factor
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.codec import pack

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import PolicyError, RunFailedError
-from rankdad.common.gradients.projections import projections_of
-from rankdad.common.gradients.routes import Route
+from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_model
 from rankdad.common.policy import EVERYTHING, MinLevel
 from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec

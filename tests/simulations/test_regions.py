@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from rankdad.__main__ import app
 from rankdad.common.errors import ProtocolError, RunFailedError, UserError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.methods import Contribution, MethodState, method_for
-from rankdad.common.gradients.methods.base import pooled
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.methods import Contribution, MethodState
+from rankdad.common.methods.base import pooled
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import description, in_memory
 from rankdad.common.preparation.coefficients import OWN
@@ -125,7 +125,7 @@ def test_what_a_region_keeps_back_arrives_later(document: dict[str, Any]) -> Non
     spec = spec_of(method={"wire": "float64", "feedback": "both"} | document)
     model = Replica(spec).model
     plan = make_plan(spec, model)
-    method = method_for(spec, plan.routes, model)
+    method = spec.method.method(plan.routes, model, spec.seed)
     states, top = {name: MethodState() for name in ("north", "south")}, MethodState()
     whole = applied = torch.zeros(plan.routes[0].matrix, dtype=torch.float64)
     for step in range(5):
@@ -162,7 +162,7 @@ def test_a_region_out_of_data_keeps_its_residual_and_sends_no_rows() -> None:
     spec = spec_of(method={"name": "rank-dad", "rank": 2, "wire": "float64", "feedback": "both"})
     model = Replica(spec).model
     plan = make_plan(spec, model)
-    method = method_for(spec, plan.routes, model)
+    method = spec.method.method(plan.routes, model, spec.seed)
     _, state = method.combine(0, [Contribution(4.0, _payload(plan))], 0.5, MethodState(), 0)
     payload, after = method.combine(0, [Contribution(0.0, _payload(plan))], 0.0, state, 1)
     assert all(isinstance(value, Factor) and value.rows == 0 for value in payload)

@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.routes import Payload
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Ask, Kind, Message, Step
 from rankdad.local.batch import StepBatch

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankdad.common.errors import NonFiniteError, ProtocolError, RankdadError
-from rankdad.common.gradients.factors import Factor
-from rankdad.common.gradients.projections import Projections
-from rankdad.common.gradients.routes import Payload
-from rankdad.common.gradients.wire import as_received, decode, encode, is_lossless, wire_bytes
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.routes import Payload
+from rankdad.common.lowrank.wire import as_received, decode, encode, is_lossless, wire_bytes
 from rankdad.common.metrics import monitored, pack_tally, tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
@@ -25,6 +24,7 @@ from rankdad.common.protocol.message_sizes import body_bytes, body_limit
 from rankdad.common.protocol.messages import Evaluation, Failure, Goodbye, Kind, Message, PooledMetrics, Step
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.paired import scores_bytes
+from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import PARTS
 from tests.common.metrics.samples import tallied
 from tests.conftest import examples, run_spec

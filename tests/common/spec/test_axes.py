@@ -23,6 +23,16 @@ NPZ: dict[str, Any] = {"reader": "npz"}
 FUNCTION: dict[str, Any] = {"reader": "function", "function": "ours:read"}
 NIFTI: dict[str, Any] = {"reader": "nifti", **TABLE}
 IMAGES: dict[str, Any] = {"reader": "images", **TABLE}
+SERIES: dict[str, Any] = {
+    "reader": "series",
+    "file": "t.csv",
+    "key": "k",
+    "time": "t",
+    "features": list("abcde"),
+    "frames": 9,
+    "label": "l",
+    "values": ["x", "y", "z"],
+}
 LINEAR: dict[str, Any] = {"name": "linear"}
 CNN: dict[str, Any] = {"name": "cnn", "filters": [4]}
 CNN3D: dict[str, Any] = {"name": "cnn3d", "filters": [4]}
@@ -36,7 +46,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], int | None, tuple[int, ...]]] 
     (NPZ | {"shape": [9, 5]}, GRU, 1, ()),
     (NPZ | {"shape": [9, 8]}, CNN, None, (0, 1)),
     (FUNCTION | {"shape": [8, 8]}, VIT, None, (0, 1)),
-    ({"reader": "ts", **TABLE, "label": "class", "shape": [9, 5]}, GRU, 1, ()),
+    (SERIES, GRU, 1, ()),
     (NPZ | {"shape": [3, 8, 8]}, LINEAR, 0, (1, 2)),
     (NPZ | {"shape": [8, 8, 3]}, LINEAR, 2, (0, 1)),
     (NPZ | {"shape": [8, 8, 3]}, CNN, 2, (0, 1)),
@@ -86,7 +96,7 @@ def test_there_is_one_answer(
     flips = [{"name": "flip", "axes": list(axes)}]
     if axes:
         spec_of(data, model, training={"augmentation": flips})
-    if axis is not None and data["reader"] != "ts":
+    if axis is not None and data["reader"] != "series":
         with pytest.raises(SpecError) as error:
             spec_of(data, model, training={"augmentation": [{"name": "flip", "axes": [axis]}]})
         assert error.value.field == "training"

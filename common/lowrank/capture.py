@@ -1,0 +1,312 @@
+"""Capture of factors: what a model's backward pass holds anyway, Δ and A of each layer.
+
+A forward hook notes a layer's input A and puts a hook on its output tensor, which receives Δ. A module's own
+full-backward hook would not do: it breaks with in-place activations, and mixes the uses of a module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from rankdad.common.lowrank.factors import Factor, concatenate
+from rankdad.common.lowrank.layers import has_hooks, linear_layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A layer's use in a forward pass, in the metadata of its output's node, with which it comes and goes.
+
+    Args:
+        name: of the layer's weight.
+        output: which of the node's outputs the layer's is.
+        source: the input's node, if the input has one.
+        hooks: of the output.
+    """
+
+    name: str
+    output: int
+    source: Node | None
+    hooks: Mapping[int, object]
+
+
+class _ForwardHook:
+    """A module's hook that does not keep its capture alive."""
+
+    def __init__(self, capture: FactorCapture) -> None:
+        self._capture = weakref.ref(capture)
+
+    def __call__(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        capture = self._capture()
+        if capture is not None:
+            capture._note(module, args, kwargs, output)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Have copies and saved models call a function of the standard library that does nothing instead."""
+        return getattr, (contextlib.AbstractContextManager, "__exit__")
+
+
+class FactorCapture:
+    """Capture a model's gradients as factors, around its forward and backward passes.
+
+    Several passes in one context add up, as gradients do. Each A is held as long as the graph of its forward pass, also
+    where checkpointing would compute it again. Copies of the model are not captured. A weight whose gradient a hook
+    changes, its own or its layer's output's, is dense from then on.
+
+    Args:
+        model: its weights' `.grad` is cleared on entry.
+        only: names of the weights to capture; None captures every layer that has a factor.
+        layers: of a model whose weights are sharded, `linear_layers` before that.
+        parameters: of such a model, what its passes use in place of its own, by name; their gradients are whole.
+        plain: whether `loss.backward()` captures too, or `backward` alone.
+
+    Attributes:
+        biases: of the captured weights' layers, by weight name.
+        people: who each entry of a layer's first axis is of in passes to come, int64 [samples]; None if nobody asks.
+
+    Example:
+        >>> model = nn.Linear(5, 2)
+        >>> inputs, labels = torch.randn(8, 5), torch.randn(8, 2)
+        >>> with FactorCapture(model) as capture:
+        ...     capture.backward(nn.functional.mse_loss(model(inputs), labels))
+        >>> factor = capture.factors()["weight"]
+        >>> factor.delta.shape, factor.activation.shape, factor.gradient().shape
+        (torch.Size([8, 2]), torch.Size([8, 5]), torch.Size([2, 5]))
+        >>> list(capture.dense())
+        ['bias']
+
+    Source: arXiv 2102.09631, Section 3 (A and Δ as held by automatic differentiation).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        only: Container[str] | None = None,
+        *,
+        layers: Mapping[str, tuple[nn.Linear, str | None]] | None = None,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+        plain: bool = True,
+    ) -> None:
+        layers = linear_layers(model) if layers is None else layers
+        captured = {name: module for name, (module, _) in layers.items() if only is None or name in only}
+        self.biases = {name: layers[name][1] for name in captured}
+        self._parameters = dict(model.named_parameters()) if parameters is None else parameters
+        self._modules = list(captured.values())
+        self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
+        self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
+        self.people: Tensor | None = None
+        self._counted: Counter[str] = Counter()  # the pairs of earlier passes
+        self._key = object()  # of the uses of this capture in the metadata of nodes, which may outlive it
+        self._listens = self._plain = plain
+        self._remove: Callable[[], object] = _nothing
+
+    def __enter__(self) -> FactorCapture:
+        self.begin()
+        hook = _ForwardHook(self)
+        # Before all other hooks, which may replace the output.
+        hooks = [m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in self._modules]
+        self._remove = weakref.finalize(self, _remove, hooks)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def begin(self) -> None:
+        """Forget what was captured."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._counted = Counter()
+        self._pairs = {name: [] for name in self._names.values()}
+
+    def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        """Note a use of a layer, and hook its output: one pair of rows follows in the backward pass.
+
+        Args:
+            module: the layer.
+            args: A [..., in] first, unless it is in `kwargs`.
+            kwargs: A under `input`, if it was given by name.
+            output: [..., out]; Δ has its shape. All axes but the last become rows, n in the layer's own order.
+        """
+        name = self._names.get(module.weight)  # None where functional_call has put another tensor in its place
+        if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad:
+            return
+        source: Tensor = args[0] if args else kwargs["input"]
+        activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
+        version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
+        # An in-place activation gives the output another edge, and cuts a view (which inputs beyond two dimensions
+        # give) from the graph altogether: so the edge is taken now, and of the tensor behind the view.
+        made = output if output._base is None else output._base
+        people = self.people
+
+        def keep(delta: Tensor) -> None:
+            capture = reference()
+            if capture is None or not capture._listens or name not in capture._pairs:
+                return
+            if activation._version != version:
+                raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
+            weight = capture._parameters[name]
+            if _are_others(hooks) or has_hooks(weight):  # what changes Δ, or the gradient, has yet to come
+                capture._leave(name)
+            elif weight.requires_grad:
+                matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
+                factor = Factor(*matrices)
+                capture._pairs[name].append((factor, _each(people, factor.rows, len(delta))))
+
+        made.register_hook(keep)
+        hooks: Mapping[int, object] = made._backward_hooks or {}
+        edge = get_gradient_edge(made)
+        before = get_gradient_edge(source).node if source.requires_grad else None
+        _metadata(edge.node)[self._key] = _Use(name, edge.output_nr, before, hooks)
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
+
+        `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
+        layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
+
+        Args:
+            loss: of passes within this context.
+            retain_graph: for another loss of the same forward pass.
+        """
+        nodes, uses = self._graph(loss)
+        changed = {use.name for _, use in uses if _are_others(use.hooks)}
+        for name, pairs in list(self._pairs.items()):
+            weight = self._parameters[name]
+            if weight.grad is None:  # then what is not counted comes from an autograd.grad within the forward pass
+                del pairs[self._counted[name] :]
+            if weight.requires_grad and get_gradient_edge(weight).node in nodes:  # used outside its layer
+                changed.add(name)
+            if name in changed or has_hooks(weight):
+                self._leave(name)
+        uses = [(node, use) for node, use in uses if use.name in self._pairs]
+        # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
+        # their gradients into `.grad`: a partial pass might leave it out.
+        rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
+        self._listens = True
+        try:
+            if any(map(_is_python, nodes)) or not uses:
+                loss.backward(retain_graph=retain_graph)
+            else:
+                edges = [GradientEdge(node, use.output) for node, use in uses]
+                self._partial(loss, rest, edges, retain_graph=retain_graph)
+        finally:
+            self._listens = self._plain
+        for name, pairs in self._pairs.items():
+            if pairs:
+                self._counted[name], self._parameters[name].grad = len(pairs), None
+
+    def _partial(
+        self, loss: Tensor, rest: Mapping[str, nn.Parameter], edges: Sequence[GradientEdge], *, retain_graph: bool
+    ) -> None:
+        """Run a backward pass to the layers' outputs and to the rest of the parameters, whose `.grad` it adds to."""
+        inputs = [*map(get_gradient_edge, rest.values()), *edges]
+        gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
+        for parameter, gradient in zip(rest.values(), gradients, strict=False):
+            if gradient is not None:
+                parameter.grad = _sum(parameter.grad, gradient)
+                for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+                    hook(parameter)
+
+    def _leave(self, name: str) -> None:
+        """Have a weight be dense from here on; what was counted of its factor goes into its `.grad`."""
+        pairs, weight = self._pairs.pop(name)[: self._counted[name]], self._parameters[name]
+        if pairs:
+            weight.grad = _sum(weight.grad, concatenate([factor for factor, _ in pairs]).gradient())
+
+    def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]]]:
+        """Collect the nodes behind a loss, without those between a noted layer and its weight, and the layers' uses."""
+        nodes: set[Node] = set()
+        uses: list[tuple[Node, _Use]] = []
+        stack = [loss.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node is None or node in nodes:
+                continue
+            nodes.add(node)
+            use: _Use | None = _metadata(node).get(self._key)
+            if use is None:
+                stack.extend(before for before, _ in node.next_functions)
+            else:
+                uses.append((node, use))
+                stack.append(use.source)
+        return nodes, uses
+
+    def factors(self, only: Container[str] | None = None) -> dict[str, Factor]:
+        """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none.
+
+        Args:
+            only: names of the weights that are asked for; None asks for all, as in `dense`.
+        """
+        asked = {name: pairs for name, pairs in self._pairs.items() if only is None or name in only}
+        return {name: concatenate([factor for factor, _ in pairs]) for name, pairs in asked.items() if pairs}
+
+    def parts(self, name: str) -> list[tuple[Factor, Tensor | None]]:
+        """Return a captured weight's factors, pass by pass, and who each row is of, int64 [n].
+
+        Of whom rows are is None where a layer's first axis is not samples.
+        """
+        return list(self._pairs.get(name, ()))
+
+    def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
+        """Return the gradients of all other parameters, each in its own shape; an unused parameter has none."""
+        return {
+            name: parameter.grad.to_dense()
+            for name, parameter in self._parameters.items()
+            if (only is None or name in only) and parameter.grad is not None and not self._pairs.get(name)
+        }
+
+
+def _each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:
+    """Return who each of a factor's rows is of; each sample may have several entries, and these several rows."""
+    if people is None or not len(people) or entries % len(people):
+        return None
+    return people.repeat_interleave(rows // len(people))
+
+
+def _are_others(hooks: Mapping[int, Any]) -> bool:
+    """Tell whether hooks other than the capture's may change Δ: what gathers sharded weights leaves it as it is."""
+    return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
+
+
+def _metadata(node: Node) -> dict[object, Any]:
+    """Return what lives as long as a node of the graph, which Python's own object of it does not."""
+    metadata: dict[object, Any] = node.metadata  # type: ignore[assignment]  # torch's stubs have a method
+    return metadata
+
+
+def _is_python(node: Node) -> bool:
+    """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
+    forward = getattr(type(node), "_forward_cls", None)
+    return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
+
+
+def _nobody(name: str) -> None:
+    """Hear nothing."""
+
+
+def _nothing() -> None:
+    """Remove nothing."""
+
+
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
+    """Add a gradient to what there is; a sparse one stays sparse where all are."""
+    if total is None:
+        return gradient
+    return gradient + total if gradient.layout == total.layout else gradient.to_dense() + total.to_dense()

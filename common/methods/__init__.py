@@ -1,0 +1,52 @@
+"""Methods: how a site's gradients become the gradients that all apply. A file each, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import get_args
+
+from rankdad.common.errors import UserError, one_line
+from rankdad.common.methods.base import Contribution, Method, MethodState
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.dsgd import Dsgd
+from rankdad.common.methods.edad import Edad
+from rankdad.common.methods.local_steps import LocalSteps
+from rankdad.common.methods.options import MethodOptions
+from rankdad.common.methods.powersgd import PowerSgd
+from rankdad.common.methods.rank_dad import RankDad
+from rankdad.common.methods.top_k import TopK
+from rankdad.common.methods.top_rows import TopRows
+
+__all__ = ["METHODS", "Contribution", "LocalSteps", "Method", "MethodOptions", "MethodState"]
+GROUP = "rankdad.methods"  # of entry points, by which another package has methods of its own
+
+
+def name_of(options: type[MethodOptions]) -> str:
+    """Return the name by which a spec asks for a method."""
+    names: tuple[str, ...] = get_args(options.model_fields["name"].annotation)
+    return names[0]
+
+
+def _found() -> Mapping[str, type[MethodOptions]]:
+    """Return the options of all methods that are installed, by name: ours, then those of other packages.
+
+    Raises:
+        UserError: one cannot be used, or has the name of another.
+    """
+    found = {name_of(own): own for own in (Dsgd, Dad, Edad, TopRows, RankDad, PowerSgd, TopK)}
+    for point in entry_points(group=GROUP):
+        try:
+            options = point.load()
+            name = name_of(options)
+        except Exception as error:
+            problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
+            raise UserError(problem, code="method-unusable", field=point.name) from None
+        if name in found:
+            problem = f"{point.value}, an entry point of {GROUP}, has the name of another method, {name}"
+            raise UserError(problem, code="method-name-taken", field=point.name)
+        found[name] = options
+    return found
+
+
+METHODS = _found()

@@ -1,0 +1,373 @@
+"""rank-dAD: factors reduced at each site, concatenated, and reduced again at the aggregator.
+
+With error feedback a reduction's residual, what was meant minus what the other end decodes, joins the next step's
+matrix before it is reduced: nothing of a gradient is lost, it only arrives later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from rankdad.common.errors import NonFiniteError
+from rankdad.common.lowrank.factors import Factor, Matrix, norms
+from rankdad.common.lowrank.reduction.block import block
+from rankdad.common.lowrank.reduction.exact import exact
+from rankdad.common.lowrank.reduction.feedback import (
+    Residuals,
+    leading_rows,
+    minus_matrix,
+    minus_rows,
+    plus_matrix,
+    plus_rows,
+)
+from rankdad.common.lowrank.reduction.operators import empty_factor
+from rankdad.common.lowrank.reduction.published import published
+from rankdad.common.lowrank.reduction.spi import spi
+from rankdad.common.lowrank.routes import Payload, Route, smaller
+from rankdad.common.lowrank.wire import is_lossless
+from rankdad.common.methods.base import (
+    Aggregated,
+    Contribution,
+    Method,
+    MethodState,
+    SiteStep,
+    pooled,
+    received,
+)
+from rankdad.common.methods.local_steps import LocalPreset, LocalSteps
+from rankdad.common.methods.options import RowWire, few_bits_have_feedback
+from rankdad.common.numbers import Fraction, UpToMillion
+from rankdad.common.run.seeds import derive
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "converged": {"reducer": "spi", "feedback": "none"},
+    "authors": {"reducer": "published", "feedback": "none", "iterations": 5, "tolerance": 1e-3},
+}
+RESIDUAL_ROWS = 64  # to which a residual is reduced: fewer cost accuracy, and hardly less time
+WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
+LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
+OVERSAMPLING = 8
+MAX_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
+MAX_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
+
+
+class RankDad(LocalSteps):
+    """Send factors reduced at the site, and reduce their concatenation again at the aggregator (rank-dAD)."""
+
+    updates_are_factors: ClassVar[bool] = True
+    joins_later: ClassVar[bool] = True
+    tuned: ClassVar[bool] = True
+
+    name: Literal["rank-dad"]
+    rank: UpToMillion
+    """Largest number of rows of a factor on the wire."""
+    preset: Literal["converged", "authors", LocalPreset] | None = None
+    """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
+    \"authors\" is what the authors' code does, faults included: reducer published, 5 iterations, tolerance 0.001, no
+    feedback, rank 10 where none is given. The others are of local steps, as of dsgd."""
+    reducer: Literal["spi", "block", "exact", "published", "auto"] = "auto"
+    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, the authors' own
+    iterations, or by shape: one of the first three. published sends one row fewer than the rank, as their code does,
+    and takes the bias from the sum of the reduced rows; it has no feedback."""
+    feedback: Literal["none", "site", "aggregator", "both"] = "both"
+    """Where the residual of a reduction is kept for the next step."""
+    residual: Literal["factors", "dense"] = "factors"
+    """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
+    lazy: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """After its first step a site sends no rows of a parameter until what has gathered, gradient and residual, is so
+    many times as large as the step's own gradient; 0 sends at every step, and up to 1 hardly any step is left out."""
+    tolerance: Fraction = 0.0
+    """A component whose singular value is below this part of the largest is not sent. Of published: the distance of two
+    directions, one found after the other, at which the search ends."""
+    iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
+    """Power iterations per component: of spi at most, of published always."""
+    wire: RowWire = "float32"
+    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
+    feedback."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_from_preset(cls, given: Any) -> Any:
+        name = given.get("preset") if isinstance(given, dict) else None
+        if not isinstance(name, str) or name not in PRESETS:
+            return given
+        for field, value in PRESETS[name].items():
+            if given.get(field, value) != value:
+                raise ValueError(f"the preset {name} has {field} {value}, but {field} {given[field]} is asked for")
+        return ({"rank": 10} if name == "authors" else {}) | given | PRESETS[name]
+
+    _few_bits = model_validator(mode="after")(few_bits_have_feedback)
+
+    @model_validator(mode="after")
+    def _published_as_it_is(self) -> RankDad:
+        if self.reducer == "published" and self.feedback != "none":
+            raise ValueError(f"the reducer published has feedback none, but feedback {self.feedback} is asked for")
+        self.check_rank(self.rank)
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_waits(self) -> RankDad:
+        if self.lazy and self.feedback not in ("site", "both"):
+            whose = f"the preset {self.preset} has" if self.preset in PRESETS else "there is"
+            raise ValueError(
+                f"lazy: got {self.lazy:g}, but {whose} feedback {self.feedback}, and no site keeps what waits: "
+                "expected 0, or feedback site or both"
+            )
+        return self
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows of a factor travel at most: published does not send its last."""
+        return self.rank - (self.reducer == "published")
+
+    @property
+    def fewest_rows(self) -> int:
+        """One: a reduction may leave out as many as a site has to keep back."""
+        return 1
+
+    def check_rank(self, rank: int) -> None:
+        """Check that a rank leaves a row to send.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if self.reducer == "published" and rank < 2:
+            raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
+
+    def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
+        """Return the route of a reduced factor; dense where that is smaller."""
+        # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
+        summed = self.reducer == "published"
+        kept = bias if self.feedback == "both" or summed else None
+        route = Route(dense.name, dense.shape, kept, summed, False, self.most_rows, self.most_rows)
+        # With more rows than that the product is the smaller operator, and autograd forms it anyway.
+        out, columns = route.matrix
+        route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)
+        if route.captured and self.residual == "factors":
+            route = replace(route, residual=RESIDUAL_ROWS)
+        return smaller(route, dense, self.wire)
+
+    def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
+        """Return the reduction at both ends."""
+        return RankDadMethod(self, routes)
+
+    def described(self, route: Route) -> tuple[str, str]:
+        """Return what reduces a parameter's gradient, and how what is left of it is kept; "–" for nothing."""
+        if route.up is None:
+            return "–", "–"
+        kept, reducer = f"{route.residual} rows" if route.residual else "dense", str(self.reducer)
+        if reducer == "auto":
+            small = not route.captured and is_small(torch.empty(route.matrix, device="meta"), route.up)
+            reducer = "exact" if small else "block"
+        return reducer, "–" if self.feedback == "none" else kept
+
+
+class RankDadMethod(Method):
+    """Reduced factors, with error feedback at the site, the aggregator, both or neither.
+
+    Source: arXiv 2102.09631, Algorithms 1 and 2; the feedback is ours, after Vogels 2019 (arXiv 1905.13727).
+    """
+
+    def __init__(self, spec: RankDad, routes: tuple[Route, ...]) -> None:
+        self._spec = spec
+        self._routes = routes
+
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
+        """Reduce gradients plus residuals and send them; a site out of data sends no rows and keeps its residuals.
+
+        Source: arXiv 2102.09631, Algorithm 1 (a site's part); the feedback is ours.
+        """
+        residuals = state.residuals
+        sent = gradients
+        if share > 0:
+            feedback = self._spec.feedback in ("site", "both")
+            sent, residuals = self._reduce(gradients, share, state, seed, feedback=feedback, up=True, max_rows=max_rows)
+        update = yield sent
+        return MethodState(residuals, self.bases([update]))
+
+    def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
+        """Return the rows of the update's factors."""
+        pairs = zip(self._routes, updates[0], strict=True)
+        return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
+
+    def compacted(self, residuals: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
+        """Reduce residuals that sums have made longer than any step would."""
+        rows = {route.name: route.residual for route in self._routes}
+        return {name: _compacted(value, rows[name]) for name, value in residuals.items()}
+
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
+        """Concatenate all sites' rows and reduce them again.
+
+        Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part); the feedback is ours.
+        """
+        feedback = self._spec.feedback in ("aggregator", "both")
+        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
+        return update, MethodState(residuals, self.bases([update]))
+
+    def combine(
+        self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
+    ) -> Aggregated:
+        """Concatenate a region's rows and reduce them, as `aggregate` does, but as a part of the whole."""
+        payload = pooled(contributions)
+        if not share:  # all are out of data: no rows, and what is kept stays
+            return tuple(value.leading(0) if isinstance(value, Factor) else value for value in payload), state
+        feedback = self._spec.feedback in ("aggregator", "both")
+        sent, residuals = self._reduce(payload, share, state, seed, feedback=feedback, up=False)
+        return sent, MethodState(residuals, state.bases)
+
+    def _reduce(
+        self,
+        payload: Payload,
+        share: float,
+        state: MethodState,
+        seed: int,
+        *,
+        feedback: bool,
+        up: bool,
+        max_rows: int | None = None,
+    ) -> tuple[Payload, Residuals]:
+        """Return what is sent, within rank, tolerance and the site's own limit, and what is kept."""
+        residuals = state.residuals if feedback else {}
+        meant = [
+            self._meant(route, value, residuals.get(route.name), share) if feedback else value
+            for route, value in zip(self._routes, payload, strict=True)
+        ]
+        waits = self._waits(payload, meant, residuals, up=up) if feedback and self._spec.lazy else set[str]()
+        components: list[Matrix] = []
+        sent: list[Matrix] = []
+        rows: list[int] = []  # kept of each; 0 lets a residual grow
+        for route, value, matrix in zip(self._routes, payload, meant, strict=True):
+            rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
+            # spi, which finds one row after the other, would take as long for each that is only kept.
+            behind = 0 if self._spec.reducer == "spi" else rows[-1]
+            limit = _limit(route, up, max_rows)
+            limit = 0 if route.name in waits and limit is not None else limit
+            found = self._components(route, matrix, limit, behind, state, derive(seed, route.name))
+            components.append(found)
+            sent.append(found.leading(self._rows_to_send(found, limit)) if isinstance(found, Factor) else found)
+        if not feedback:
+            return tuple(sent), {}
+        return tuple(sent), {
+            route.name: self._residual(matrix, leading, part, kept, share)
+            for route, matrix, leading, kept, part in zip(self._routes, meant, components, rows, sent, strict=True)
+            if route.up is not None or not self._lossless(matrix)
+        }
+
+    def _meant(self, route: Route, value: Matrix, residual: Matrix | None, share: float) -> Matrix:
+        """Return gradient plus residual: rows where the residual is kept as rows, else a new matrix."""
+        if route.up is None and self._lossless(value):
+            return value
+        if route.residual is not None and isinstance(value, Factor) and not isinstance(residual, Tensor):
+            return plus_rows(value, residual, share)
+        # A layer that capture could not follow in this step, or once before, goes on as a matrix.
+        return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
+
+    def _waits(self, payload: Payload, meant: Sequence[Matrix], residuals: Residuals, *, up: bool) -> set[str]:
+        """Return what waits for more: at a site, of what it keeps, where little has gathered; above, where none sends.
+
+        The first step, which nothing has gathered before, is sent.
+        """
+        names = [route.name for route in self._routes]
+        if not up:
+            pairs = zip(names, payload, strict=True)
+            return {name for name, value in pairs if isinstance(value, Factor) and not value.rows}
+        sizes = zip(names, norms(payload), norms(meant), strict=True)
+        return {name for name, own, gathered in sizes if name in residuals and gathered < self._spec.lazy * own}
+
+    def _components(
+        self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: MethodState, seed: int
+    ) -> Matrix:
+        """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
+        if limit is None:
+            return matrix
+        if not limit + kept:
+            return empty_factor(matrix)
+        basis = state.bases.get(route.name)
+        try:
+            return self._reduced(matrix, limit + kept, basis, seed, tolerance=0.0 if kept else self._spec.tolerance)
+        except ValueError:
+            raise NonFiniteError(f"the gradient of {route.name}") from None
+
+    def _reduced(self, matrix: Matrix, rank: int, basis: Tensor | None, seed: int, *, tolerance: float) -> Factor:
+        """Reduce a matrix by the spec's reducer."""
+        spec = self._spec
+        if spec.reducer == "exact" or (spec.reducer == "auto" and is_small(matrix, rank)):
+            return exact(matrix, rank, tolerance=tolerance)
+        if spec.reducer == "published":
+            return published(matrix, spec.rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
+        if spec.reducer == "spi":
+            return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
+        warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
+        # After local steps the last directions are long ago, and a few products are little beside those steps.
+        cold = basis is None or not len(basis) or spec.local_steps is not None
+        iterations = COLD_ITERATIONS if cold else warm
+        return block(
+            matrix, rank, basis=basis, tolerance=tolerance, seed=seed, iterations=iterations, oversampling=OVERSAMPLING
+        )
+
+    def _rows_to_send(self, components: Factor, limit: int | None) -> int:
+        assert limit is not None
+        if not limit or components.rows <= limit or not self._spec.tolerance or self._spec.reducer == "published":
+            return min(components.rows, limit)
+        sizes = torch.linalg.vector_norm(
+            components.delta[:limit], dim=1
+        )  # the singular values, those to keep among them
+        return int((sizes > self._spec.tolerance * sizes[0]).sum())
+
+    def _residual(self, meant: Matrix, components: Matrix, sent: Matrix, kept: int, share: float) -> Matrix:
+        """Return what was meant minus what the other end decodes, as it will be applied.
+
+        Where it is `kept` in few rows, the `components` behind those sent stand for all that was meant.
+        """
+        decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
+        if isinstance(meant, Tensor):
+            return minus_matrix(meant, decoded, share)
+        assert isinstance(components, Factor)
+        assert isinstance(sent, Factor)
+        assert isinstance(decoded, Factor)
+        if kept and self._spec.reducer != "spi":
+            return leading_rows(components, sent, decoded, share)
+        rest = minus_rows(meant, decoded, share)
+        if not kept:
+            return rest
+        return block(rest, kept, iterations=WARM_ITERATIONS, oversampling=OVERSAMPLING)
+
+    def _lossless(self, value: Matrix) -> bool:
+        return is_lossless(self._spec.wire, (value.delta if isinstance(value, Factor) else value).dtype)
+
+
+def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
+    """Return how many rows of a parameter may travel; None where it travels dense."""
+    limit = route.up if up else route.down
+    return limit if limit is None or max_rows is None else min(limit, max_rows)
+
+
+def _compacted(residual: Matrix, rows: int | None) -> Matrix:
+    if rows is None or not isinstance(residual, Factor) or residual.rows <= MAX_ROWS:
+        return residual
+    return block(residual, rows, iterations=COLD_ITERATIONS, oversampling=OVERSAMPLING)
+
+
+def _rows_to_keep(route: Route, matrix: Matrix, gradient: Matrix) -> int:
+    """Return to how many rows a residual is reduced in this step: 0 where it may grow, or is kept as a matrix."""
+    if route.residual is None or not isinstance(matrix, Factor) or not isinstance(gradient, Factor):
+        return 0
+    most = max(MAX_ROWS, route.residual + int(MAX_BATCHES * gradient.rows))
+    return route.residual if matrix.rows > most else 0
+
+
+def is_small(matrix: Matrix, rank: int) -> bool:
+    """Tell whether an iteration is no cheaper than a decomposition."""
+    if isinstance(matrix, Factor):
+        return matrix.rows <= 2 * rank
+    return min(matrix.shape) <= rank + OVERSAMPLING

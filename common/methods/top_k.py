@@ -1,0 +1,142 @@
+"""Top-k: send the largest entries of every weight's gradient, and where they stand, with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from rankdad.common.errors import NonFiniteError
+from rankdad.common.lowrank.factors import Matrix
+from rankdad.common.lowrank.reduction.feedback import Residuals, minus_matrix, plus_matrix
+from rankdad.common.lowrank.routes import Payload, Route
+from rankdad.common.lowrank.sparse import entries_of, sparse
+from rankdad.common.lowrank.wire import finite, is_lossless
+from rankdad.common.methods.base import (
+    Aggregated,
+    Contribution,
+    Method,
+    MethodState,
+    SiteStep,
+    as_matrix,
+    pooled,
+    received,
+)
+from rankdad.common.methods.local_steps import LocalPreset, LocalSteps
+from rankdad.common.methods.options import RowWire, few_bits_have_feedback
+
+LARGEST = "the largest entries of a layer's gradient, of as high a rank as there are samples, and step by step the rest"
+SPARSELOCO: Mapping[str, Any] = {  # 2508.15706
+    **{"local_steps": 30, "outer": "average", "proximal": 0.0, "moments": "kept"},
+    **{"density": 64 / 4096, "decay": 0.95, "wire": "int2"},
+}
+
+
+class TopK(LocalSteps):
+    """Send the largest entries of every weight's gradient, and where they stand; choose again at the aggregator."""
+
+    lets_out: ClassVar[str] = LARGEST
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**LocalSteps.presets, "sparseloco": SPARSELOCO}
+
+    name: Literal["top-k"]
+    density: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Part of a weight's entries that travels, in each direction, equally many of every 4096."""
+    preset: Literal["sparseloco", LocalPreset] | None = None
+    """\"sparseloco\": local steps, 64 of 4096 entries in 2 bits, residuals that decay; the others are of local steps,
+    as of dsgd. What else is given stands."""
+    feedback: Literal["none", "site", "aggregator", "both"] = "both"
+    """Where what was not sent is kept for the next step."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Part of a site's residual that is left in the next step; 1 forgets nothing."""
+    wire: RowWire = "float32"
+    """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
+    feedback."""
+
+    _few_bits = model_validator(mode="after")(few_bits_have_feedback)
+
+    @model_validator(mode="after")
+    def _decays_at_a_site(self) -> TopK:
+        if self.decay < 1 and self.feedback not in ("site", "both"):
+            raise ValueError(f"decay: got {self.decay:g}, but with feedback {self.feedback} no site has a residual")
+        return self
+
+    def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
+        """Return the route of the largest entries; dense where that is smaller."""
+        route = replace(dense, entries=entries_of(dense.matrix, self.density))
+        return route if route.size(None, self.wire) < dense.size(None, self.wire) else dense
+
+    def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
+        """Return the choice of entries at both ends."""
+        return TopKMethod(self, routes)
+
+
+class TopKMethod(Method):
+    """The largest entries of every chunk of a matrix, at the sites and again of what these add up to.
+
+    Source: Stich, Cordonnier and Jaggi 2018 (arXiv 1809.07599), Algorithm 1; chunks and decay arXiv 2508.15706. The
+    second choice, at the aggregator, is ours: what goes down is then no more than what comes up.
+    """
+
+    def __init__(self, spec: TopK, routes: tuple[Route, ...]) -> None:
+        self._spec = spec
+        self._routes = routes
+
+    def step(
+        self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
+    ) -> SiteStep:
+        """Send the largest entries of gradients plus residuals; a site out of data sends zeros and keeps its own."""
+        sent, residuals = gradients, state.residuals
+        if share > 0:
+            feedback = self._spec.feedback in ("site", "both")
+            sent, residuals = self._choose(gradients, share, state, feedback=feedback, decay=self._spec.decay)
+        yield sent
+        return MethodState(residuals)
+
+    def aggregate(
+        self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
+    ) -> Aggregated:
+        """Average, and choose again."""
+        feedback = self._spec.feedback in ("aggregator", "both")
+        update, residuals = self._choose(pooled(contributions), 1.0, state, feedback=feedback)
+        return update, MethodState(residuals)
+
+    def combine(
+        self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
+    ) -> Aggregated:
+        """Average a region's, and choose again, as a part of the whole."""
+        payload = pooled(contributions)
+        if not share:  # all are out of data
+            return payload, state
+        feedback = self._spec.feedback in ("aggregator", "both")
+        sent, residuals = self._choose(payload, share, state, feedback=feedback)
+        return sent, MethodState(residuals)
+
+    def _choose(
+        self, payload: Payload, share: float, state: MethodState, *, feedback: bool, decay: float = 1.0
+    ) -> tuple[Payload, Residuals]:
+        """Return what is sent, and what is kept: what was meant less what the other end decodes."""
+        sent: list[Matrix] = []
+        kept: dict[str, Matrix] = {}
+        for route, value in zip(self._routes, payload, strict=True):
+            meant = as_matrix(value)
+            keeps = feedback and not (route.entries is None and is_lossless(self._spec.wire, meant.dtype))
+            if keeps:
+                meant = self._meant(route, meant, state, share, decay)
+            if route.entries is None:
+                sent.append(meant)
+                decoded = received(meant, self._spec.wire) if keeps else meant
+            elif finite(meant):
+                chosen, decoded = sparse(meant, route.entries, self._spec.wire)
+                sent.append(chosen)
+            else:
+                raise NonFiniteError(f"the gradient of {route.name}")
+            if keeps:
+                kept[route.name] = minus_matrix(meant, decoded, share)
+        return tuple(sent), kept
+
+    def _meant(self, route: Route, gradient: Tensor, state: MethodState, share: float, decay: float) -> Tensor:
+        residual = state.residuals.get(route.name)
+        return plus_matrix(gradient, None if residual is None else as_matrix(residual) * decay, share)

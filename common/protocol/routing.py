@@ -1,0 +1,139 @@
+"""Which route each parameter of a run takes: its method's choice, by shapes and by one synthetic batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankdad.common.errors import SpecError, one_line
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, unfollowed
+from rankdad.common.lowrank.routes import Route
+from rankdad.common.run.seeds import derive
+from rankdad.common.spec import RunSpec
+
+PROBE_SAMPLES = 4
+
+
+def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], tuple[str, ...]]:
+    """Choose how each trained parameter travels: as a factor, or dense where that is smaller.
+
+    Returns:
+        Routes in the model's order, and a sentence for every layer that looks like a factor but is not.
+
+    Raises:
+        SpecError: the model does not fit data or task.
+    """
+    rows, warnings = _probe(spec, model)
+    warnings += tuple(
+        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in unfollowed(model).items()
+    )
+    layers = linear_layers(model)
+    routes: dict[str, Route] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            bias = layers[name][1] if name in rows else None
+            route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
+            # What a hook has made of a gradient, such as zeros of a mask, no reduction keeps.
+            routes[name] = Route(name, route.shape) if has_hooks(parameter) else route
+    folded = {route.bias for route in routes.values()}
+    chosen = tuple(route for name, route in routes.items() if name not in folded)
+    if hooked := [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]:
+        check_wire(getattr(spec.method, "wire", ""), hooked[0], "method.wire")
+    for field in ("rank", "density"):
+        if hasattr(spec.method, field) and spec.solver == "steps" and all(route.dense for route in chosen):
+            value = getattr(spec.method, field)
+            warnings += (f"{field} {value} makes no layer smaller: everything travels dense",)
+    return chosen, warnings
+
+
+def check_wire(wire: str, hooked: str, field: str) -> None:
+    """Check that a parameter's gradient can travel as a hook has made it.
+
+    Args:
+        wire: how numbers travel.
+        hooked: the parameter with the hook.
+        field: that names the wire.
+
+    Raises:
+        SpecError: they travel without a zero, so that what a hook masks would move.
+    """
+    if wire == "int2":
+        raise SpecError(
+            field,
+            f"got int2, which has no zero, but {hooked} has a hook on its gradient, which may be a mask: expected int4 "
+            "or a wider wire",
+            code="wire-without-zero",
+        )
+
+
+def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
+    """Choose how one parameter travels.
+
+    Args:
+        spec: of the run.
+        name: of the parameter.
+        shape: of the parameter.
+        bias: that may travel as the last column of its matrix; None if it has none of its own.
+        rows_per_sample: of its factor, for one sample; None if its gradient is captured as no factor.
+    """
+    dense = Route(name, shape, linear=rows_per_sample is not None)
+    if len(shape) < 2:
+        return dense
+    rows = None  # some rows do not grow with the batch: hence at least the probe's
+    if rows_per_sample is not None and spec.local is None:  # a difference of weights is a matrix
+        largest = max(spec.at(site).training.batch_size for site in spec.federation.sites)
+        rows = rows_per_sample * max(largest, PROBE_SAMPLES) * spec.training.accumulate
+    return spec.method.route(dense, bias, rows, len(spec.federation.sites))
+
+
+def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Run one synthetic batch on a copy: rows per sample of every weight whose factor equals autograd's gradient."""
+    try:
+        probe = copied(model).cpu().train()
+    except Exception as error:
+        raise SpecError(
+            "model", f"cannot be copied, to try it out: {one_line(error)}", code="model-cannot-be-copied"
+        ) from error
+    generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
+    with torch.no_grad():
+        for parameter in probe.parameters():  # a layer of zeros would let no gradient through
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.01 * noise.to(parameter))
+    shape = (PROBE_SAMPLES, *spec.data.shape)
+    if spec.data.tokens is None:
+        inputs = torch.randn(shape, generator=generator, dtype=getattr(torch, spec.training.dtype))
+    else:
+        inputs = torch.randint(spec.data.tokens, shape, generator=generator)
+    with torch.random.fork_rng(devices=[]), FactorCapture(probe) as capture:
+        torch.default_generator.manual_seed(derive(spec.seed, "probe"))
+        try:
+            logits = probe(inputs)
+        except Exception as error:
+            raise SpecError(
+                "model",
+                f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}",
+                code="model-input-shape",
+            ) from error
+        expected = (PROBE_SAMPLES, spec.task.outputs)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise SpecError(
+                "model",
+                f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}",
+                code="model-output-shape",
+            )
+        F.mse_loss(logits, (torch.arange(logits.numel()) % 2).to(logits).reshape(expected)).backward()  # any loss does
+    rows: dict[str, int] = {}
+    warnings: list[str] = []
+    for name, factor in capture.factors().items():
+        gradient = probe.get_parameter(name).grad
+        assert gradient is not None
+        if torch.linalg.vector_norm(factor.gradient() - gradient) <= 1e-3 * torch.linalg.vector_norm(gradient):
+            rows[name] = math.ceil(factor.rows / PROBE_SAMPLES)
+        else:
+            warnings.append(f"{name} is also used outside its layer: its factor is not used")
+    return rows, tuple(warnings)

@@ -1,0 +1,282 @@
+"""What a method applies, against autograd on the pooled batch: no trainer, no wire."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rankdad.common.errors import NonFiniteError, SpecError
+from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.reduction.spi import spi
+from rankdad.common.lowrank.routes import Payload, scatter
+from rankdad.common.methods import MethodState, rank_dad
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.spec import RankDad
+from tests.common.lowrank.steps import (
+    BATCHES,
+    TOLERANCE,
+    assert_equal,
+    batch_of,
+    exchange,
+    matrix_of,
+    pooled_gradients,
+    prepare,
+    site_gradients,
+)
+from tests.conftest import examples, run_spec, sampled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("spec", [{"name": "dsgd"}, {"name": "dad"}, {"name": "edad"}])
+@settings(max_examples=examples(10))
+@given(sizes=st.tuples(*[st.integers(1, 8)] * 3), seed=st.integers(0, 99))
+def test_exact_methods_equal_the_pooled_batch(
+    spec: dict[str, str], dtype: str, sizes: tuple[int, ...], seed: int
+) -> None:
+    plan, replica, method = prepare(spec, dtype)
+    batches = [batch_of(size, seed + i, dtype) for i, size in enumerate(sizes)]
+    gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+    assert any(isinstance(value, Factor) for value in gradients[0][1]) == (spec["name"] != "dsgd")
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("feedback", ["none", "both"])
+def test_rank_dad_at_full_rank_equals_the_pooled_batch(feedback: str, dtype: str) -> None:
+    """16 rows in all: no rank above 16 is needed, whatever the layer's size."""
+    method_spec = {"name": "rank-dad", "rank": 16, "feedback": feedback, "iterations": 200}
+    plan, replica, method = prepare(method_spec, dtype)
+    assert plan.factor_names == {"3.weight"}
+    batches = [batch_of(size, i, dtype) for i, size in enumerate(BATCHES)]
+    gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    tolerance = {"float32": 1e-5, "float64": 1e-11}[dtype]
+    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
+
+
+class Layers(nn.Module):
+    """One of each kind: convolution, embedding, recurrence, attention, normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.norm = nn.LayerNorm(16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.gru = nn.GRU(16, 16, bidirectional=True, batch_first=True)
+        self.last = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(self.embed(x).mT).mT)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        logits: Tensor = self.last(self.gru(x)[0].mean(dim=1))
+        return logits
+
+
+def layers() -> nn.Module:
+    return Layers()
+
+
+@pytest.mark.parametrize(
+    ("reducer", "dtype"),
+    sampled(itertools.product(["spi", "block", "exact", "auto"], ["float32", "float64"]), every=3),
+)
+@settings(max_examples=examples(4))
+@given(tokens=st.lists(st.integers(0, 19), min_size=6, max_size=6))
+def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str, dtype: str, tokens: list[int]) -> None:
+    """A rank just below what would send the layer dense; two samples a site keep the gradients' rank below it."""
+    factory = "tests.common.lowrank.test_methods:layers"
+    spec = run_spec(
+        data={"shape": [3], "tokens": 20},
+        model={"name": "factory", "factory": factory},
+        method={"name": "rank-dad", "rank": 7, "reducer": reducer, "iterations": 200, "wire": dtype},
+        training={"dtype": dtype, "batch_size": 4},
+    )
+    replica = Replica(spec, [factory])
+    plan = make_plan(spec, replica.model)
+    reduced = {route.name for route in plan.routes if route.up is not None}
+    assert {"embed.weight", "conv.weight", "attention.in_proj_weight", "gru.weight_hh_l0_reverse"} <= reduced
+    assert {route.name for route in plan.routes if route.up is None} >= {"norm.weight", "gru.bias_ih_l0"}
+    method = spec.method.method(plan.routes, replica.model, spec.seed)
+    batches = [(torch.tensor([tokens[:3]]), torch.tensor([0])), (torch.tensor([tokens[3:]]), torch.tensor([1]))]
+    gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState()], MethodState())
+    tolerance = {"float32": 1e-5, "float64": 1e-9}[dtype]
+    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
+
+
+def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
+    """What weighting is for: unweighted, the same batches are off by more than a tenth."""
+    plan, replica, method = prepare({"name": "dad"}, "float64")
+    batches = [batch_of(size, i, "float64") for i, size in enumerate((8, 1, 2))]
+    gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    found, expected = scatter(plan.routes, update), pooled_gradients(replica, batches)
+    errors = [torch.linalg.vector_norm(found[n] - g) / torch.linalg.vector_norm(g) for n, g in expected.items()]
+    assert max(errors) > 0.1
+
+
+def test_powersgd_with_all_directions_is_exact_and_finds_back_from_zero() -> None:
+    """Rank 16 holds 16 rows; a step without gradient must not leave directions of zero behind."""
+    plan, replica, method = prepare({"name": "powersgd", "rank": 16}, "float64")
+    assert {route.name for route in plan.routes if route.up} == {"3.weight"}
+    batches = [batch_of(size, i, "float64") for i, size in enumerate(BATCHES)]
+    gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+    nothing: list[tuple[float, Payload]] = [
+        (weight, tuple(torch.zeros_like(matrix_of(value)) for value in payload)) for weight, payload in gradients
+    ]
+    states, aggregator = [MethodState(), MethodState(), MethodState()], MethodState()
+    for own in (gradients, nothing, gradients):
+        update, states, aggregator = exchange(method, own, states, aggregator)
+    assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-9)
+
+
+def test_top_rows_is_the_gradient_of_the_first_samples() -> None:
+    """Over the whole batch's size: a mean to which most samples contribute nothing; biases are exact."""
+    plan, replica, method = prepare({"name": "top-rows", "rows": 2}, "float64")
+    batches = [batch_of(size, i, "float64") for i, size in enumerate(BATCHES)]
+    gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    found, pooled = scatter(plan.routes, update), pooled_gradients(replica, batches)
+    first = pooled_gradients(replica, [(x[:2], y[:2]) for x, y in batches])
+    for name in ("3.weight", "1.weight"):
+        assert torch.allclose(found[name], first[name] * 6 / sum(BATCHES))
+    assert torch.allclose(found["3.bias"], pooled["3.bias"])
+
+
+def unfit(kind: str) -> nn.Module:
+    linear = nn.Linear(6, 6)
+    layers: dict[str, list[nn.Module]] = {
+        "gelu": [nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 3)],
+        "norm": [nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)],
+        "frozen": [nn.Linear(6, 6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 3)],
+        "twice": [linear, nn.ReLU(), linear, nn.ReLU(), nn.Linear(6, 3)],
+        "end": [nn.Linear(6, 3), nn.Tanh()],
+        "shared": [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)],
+        "extra": [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)],
+    }
+    model = nn.Sequential(*layers[kind])
+    if kind == "shared":
+        layers[kind][2].bias = layers[kind][0].bias
+    if kind == "extra":
+        model.scale = nn.Parameter(torch.ones(1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gelu", r"layer 1 \(GELU\)"),
+        ("norm", r"layer 1 \(LayerNorm\)"),
+        ("frozen", r"layer 0 \(Linear\) is frozen"),
+        ("twice", "more than one layer"),
+        ("end", "ends in a linear layer"),
+        ("shared", r"0\.bias stands in more than one layer"),
+        ("extra", "scale is in no layer"),
+    ],
+)
+def test_edad_refuses_a_model_that_is_no_chain_and_names_the_layer(kind: str, reason: str) -> None:
+    factory = "tests.common.lowrank.test_methods:unfit"
+    model = {"name": "factory", "factory": factory, "arguments": {"kind": kind}}
+    spec = run_spec(model=model, method={"name": "edad"})
+    with pytest.raises(SpecError, match=reason) as error:
+        make_plan(spec, Replica(spec, [factory]).model)
+    assert error.value.field == "method.name"
+
+
+@pytest.mark.parametrize("kind", ["relu", "tanh"])
+def test_edad_propagates_through_weights_as_they_are(kind: str) -> None:
+    """After a step, too: slopes of each function against autograd."""
+    spec = run_spec(
+        model={"name": "mlp", "hidden": [7, 5], "activation": kind},
+        method={"name": "edad", "wire": "float64"},
+        training={"dtype": "float64"},
+    )
+    replica = Replica(spec)
+    plan = make_plan(spec, replica.model)
+    method = spec.method.method(plan.routes, replica.model, spec.seed)
+    for step in range(3):
+        batches = [batch_of(size, 3 * step + i, "float64") for i, size in enumerate(BATCHES)]
+        gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+        update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+        assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), 1e-12)
+        replica.apply(scatter(plan.routes, update))
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            {"preset": "converged", "rank": 2, "feedback": "both"},
+            "the preset converged has feedback none, but feedback",
+        ),
+        ({"preset": "authors", "iterations": 20}, "the preset authors has iterations 5, but iterations 20"),
+        ({"reducer": "published", "rank": 2}, "the reducer published has feedback none, but feedback both"),
+        ({"preset": "authors", "rank": 1}, "rank: got 1, expected at least 2"),
+        ({"preset": "paper", "rank": 2}, r"method\.preset"),
+    ],
+)
+def test_what_a_preset_of_the_paper_does_not_have_is_refused(method: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        run_spec(method={"name": "rank-dad", **method})
+
+
+def test_presets_are_what_the_paper_says_and_what_its_authors_ran() -> None:
+    converged = run_spec(method={"name": "rank-dad", "rank": 2, "preset": "converged"}).method
+    authors = run_spec(method={"name": "rank-dad", "preset": "authors"}).method
+    assert isinstance(converged, RankDad)
+    assert isinstance(authors, RankDad)
+    assert (converged.reducer, converged.feedback, converged.iterations) == ("spi", "none", 40)
+    assert (authors.reducer, authors.feedback, authors.rank, authors.most_rows) == ("published", "none", 10, 9)
+    assert (authors.iterations, authors.tolerance) == (5, 1e-3)
+
+
+def test_the_authors_take_the_bias_from_the_reduced_rows() -> None:
+    """Weights as good as nine rows make them; biases far from the pooled gradient's, as their code's are."""
+    plan, replica, method = prepare({"name": "rank-dad", "preset": "authors"}, "float64", hidden=(64, 64))
+    batches = [batch_of(size, i, "float64") for i, size in enumerate(BATCHES)]
+    gradients = [(float(len(batch[1])), site_gradients(plan, replica, batch)) for batch in batches]
+    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    found, pooled = scatter(plan.routes, update), pooled_gradients(replica, batches)
+    assert found.keys() == pooled.keys()
+    at = next(i for i, route in enumerate(plan.routes) if route.name == "3.weight")
+    value, route = update[at], plan.routes[at]
+    assert isinstance(value, Factor)
+    assert (route.bias, route.up, route.matrix) == ("3.bias", 9, (64, 64))
+    assert torch.equal(found["3.bias"], value.delta.sum(dim=0))
+    assert torch.linalg.vector_norm(found["3.weight"] - pooled["3.weight"]) < 0.3 * pooled["3.weight"].norm()
+    assert torch.linalg.vector_norm(found["3.bias"] - pooled["3.bias"]) > 0.5 * pooled["3.bias"].norm()
+
+
+def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
+    plan, replica, method = prepare({"name": "rank-dad", "rank": 2}, "float32")
+    gradients = site_gradients(plan, replica, batch_of(4, 0, "float32"))
+    at = next(i for i, route in enumerate(plan.routes) if route.name == "3.weight")
+    value = gradients[at]
+    assert isinstance(value, Factor)
+    value.delta[1, 1] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"3\.weight"):
+        next(method.step(gradients, 0.5, MethodState(), 0))
+
+
+def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "reducer": "spi"}, "float32", hidden=(64, 64, 64))
+    calls: list[int] = []
+
+    def counted(matrix: Factor | Tensor, rank: int, **options: Any) -> Factor:
+        calls.append(rank)
+        return spi(matrix, rank, **options)
+
+    monkeypatch.setattr(rank_dad, "spi", counted)
+    gradients = [(4.0, site_gradients(plan, replica, batch_of(4, i, "float32"))) for i in range(3)]
+    exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
+    assert {route.name for route in plan.routes if route.up} == {"1.weight", "3.weight", "5.weight", "7.weight"}
+    assert calls == [2] * 4 * (3 + 1)  # four layers, at three sites and the aggregator

@@ -1,0 +1,75 @@
+"""A method of another package: found by its entry point, admitted by a policy that names it, trained by processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run_document
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "tests" / "plugins"
+SETTINGS = [
+    'run.method={"name": "signsgd"}',
+    'run.model={"name": "mlp", "hidden": [64]}',
+    'run.training.optimizer={"name": "sgd", "lr": 0.003}',
+    "run.training.epochs=6",
+]
+
+
+def python(*line: str | Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), path)))}
+    return subprocess.run(
+        [sys.executable, *map(str, line)], env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
+
+
+def simulated(output: Path, policy: dict[str, Any], *, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    changes = [*SETTINGS, f"simulation.policy={json.dumps(policy)}"]
+    line = ("-m", "rankdad", "simulate", ROOT / "simulations" / "specs" / "digits.json", "--output", output)
+    words = (word for change in changes for word in ("--set", change))
+    return python(*line, *words, path=str(PLUGINS) if installed else "")
+
+
+@pytest.mark.slow
+def test_a_method_of_another_package_trains_digits(tmp_path: Path) -> None:
+    done = simulated(tmp_path / "run", {"methods": ["signsgd"], "rows_per_rank": None})
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["method"] == "signsgd"
+    assert summary["metrics"]["test"]["auc"] > 0.98
+    assert len(set(summary["weights_sha256"].values())) == 1
+
+
+@pytest.mark.slow
+def test_a_policy_that_does_not_name_it_admits_none(tmp_path: Path) -> None:
+    done = simulated(tmp_path / "run", {"rows_per_rank": None})
+    assert done.returncode != 0
+    assert "[policy-refuses]" in done.stderr
+
+
+def test_a_spec_cannot_name_what_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_document(method={"name": "signsgd"})))
+    line = ("-m", "rankdad", "check", tmp_path / "run.json")
+    assert "[name-unknown]" in python(*line).stderr
+    assert python(*line, path=str(PLUGINS)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("points", "code"),
+    [("other = nowhere:Method", "method-unusable"), ("other = rankdad.common.methods.dad:Dad", "method-name-taken")],
+)
+def test_an_entry_point_that_cannot_be_used_is_named(tmp_path: Path, points: str, code: str) -> None:
+    (tmp_path / "other-1.dist-info").mkdir()
+    (tmp_path / "other-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(f"[rankdad.methods]\n{points}\n")
+    (tmp_path / "run.json").write_text(json.dumps(run_document()))
+    done = python("-m", "rankdad", "check", tmp_path / "run.json", path=str(tmp_path))
+    assert f"[{code}]" in done.stderr
+    assert "Traceback" not in done.stderr
