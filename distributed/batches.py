@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
 from rankdad.common.run.optimizer import laid_out_as
 from rankdad.distributed.exchange import smaller
@@ -120,7 +121,8 @@ class Batches:
     def _captured(self) -> FactorCapture:
         self._anew = False
         followed = {route.name for route in self._routes if route.up is not None}  # as far as they are linear layers'
-        return FactorCapture(self._model, only=followed, plain=False).__enter__()
+        layers = linear_layers(self._model, transposed=True)
+        return FactorCapture(self._model, only=followed, layers=layers, plain=False).__enter__()
 
     def _grads(self) -> dict[str, Tensor | None]:
         return {name: parameter.grad for name, parameter in self._parameters.items()}

@@ -26,11 +26,13 @@ from rankdad.distributed.checkpoint import check_identity, fitted, identity, loa
 from rankdad.distributed.exchange import Exact, Node, gather, tree
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
+    Travels,
     agreed_method,
     choose_routes,
     feedback_of,
     precision_of,
     sparse_parameters,
+    travels,
     warn_if_dense,
 )
 from rankdad.distributed.sparse_rows import infinite_row, summed
@@ -174,6 +176,10 @@ class LowRank:
             own, scaled = self._parameters[name], gradient if scale == 1 else gradient * scale
             own.grad = scaled if own.grad is None else own.grad + scaled
         self._step += 1
+
+    def describe(self) -> list[Travels]:
+        """Return how each parameter's gradient travels, as things stand: as a factor or dense, and its bytes."""
+        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -139,7 +140,7 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
         method: how.
         without: names of parameters that have no route.
     """
-    layers = linear_layers(model)
+    layers = linear_layers(model, transposed=True)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and n not in without}
     routes: list[Route] = []
     for name, parameter in trained.items():
@@ -159,6 +160,36 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
         routes.append(route if is_smaller else dense)
     folded = {route.folded for route in routes}
     return tuple(route for route in routes if route.name not in folded)
+
+
+class Travels(NamedTuple):
+    """How one parameter's gradient travels.
+
+    Args:
+        name: of the parameter; with a bias that is a column of its matrix, both.
+        shape: of the parameter.
+        how: "factor" of a layer's own rows, "reduced" from its dense gradient, "dense", or "sparse" rows.
+        rows: of a factor, at most; None of what is none.
+        bytes: of one rank's part of a step, at most; None of sparse rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    how: Literal["factor", "reduced", "dense", "sparse"]
+    rows: int | None
+    bytes: int | None
+
+
+def travels(model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str]) -> list[Travels]:
+    """Return how each of a model's trained parameters travels."""
+    layers = linear_layers(model, transposed=True)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    found = list[Travels]()
+    for route in routes:
+        how: Literal["factor", "reduced", "dense"] = "factor" if route.name in layers else "reduced"
+        name, size = " + ".join(route.names), route.size(route.up, wire)
+        found.append(Travels(name, route.shape, "dense" if route.up is None else how, route.up, size))
+    return found + [Travels(name, shapes[name], "sparse", None, None) for name in sparse]
 
 
 def warn_if_dense(routes: tuple[Route, ...], method: RankDad | Dad) -> None:

@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.lowrank.factors import Factor, concatenate
-from rankdad.common.lowrank.layers import has_hooks, linear_layers
+from rankdad.common.lowrank.layers import has_hooks, layout_of, linear_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class FactorCapture:
         self.biases = {name: layers[name][1] for name in captured}
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._modules = list(captured.values())
+        self._transposed = {name for name, module in captured.items() if layout_of(module) == "in-out"}
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
         self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
         self.people: Tensor | None = None
@@ -161,7 +162,7 @@ class FactorCapture:
                 capture._leave(name)
             elif weight.requires_grad:
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
-                factor = Factor(*matrices)
+                factor = Factor(*(reversed([*matrices]) if name in capture._transposed else matrices))
                 capture._pairs[name].append((factor, _each(people, factor.rows, len(delta))))
 
         made.register_hook(keep)

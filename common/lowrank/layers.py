@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from copy import deepcopy
+from types import MappingProxyType
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
 
+Layout = Literal["out-in", "in-out"]
+LAYOUTS: Mapping[str, Layout] = MappingProxyType(  # of weights, by class: as Linear has it, or transposed
+    {"torch.nn.modules.linear.Linear": "out-in", "transformers.pytorch_utils.Conv1D": "in-out"}
+)
 
-def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
+
+def layout_of(module: nn.Module) -> Layout | None:
+    """Return how a linear layer's weight lies: [out, in] or [in, out]; None of a module that is none.
+
+    A class of one's own says so by an attribute, `low_rank_layout`; its subclasses, whose forward may do something
+    else, say it themselves. It has `weight` and `bias` (or None), and multiplies its input's last axis by the weight.
+    """
+    kind = type(module)
+    own: Layout | None = vars(kind).get("low_rank_layout")
+    return own or LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tuple[nn.Linear, str | None]]:
     """Return the layers whose weight's gradient is a factor: weight name → (module, name of its bias).
 
     Left out are frozen weights, weights that several modules hold (tied), subclasses of Linear, whose forward may do
     something else, and weights and biases with hooks, which want the gradient itself.
+
+    Args:
+        model: that is trained.
+        transposed: whether layers whose weight is [in, out] are asked for, too. Their bias is no column of the matrix.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     holders = _holders(model)
     layers: dict[str, tuple[nn.Linear, str | None]] = {}
     for module in model.modules():
-        if type(module) is not nn.Linear or module.weight not in names:
+        layout = layout_of(module)
+        if layout is None or (layout == "in-out" and not transposed):
             continue
-        if module.weight.requires_grad and holders[module.weight] == 1 and not _is_hooked(module):
-            bias = module.bias
-            has_bias = bias is not None and bias.requires_grad and holders[bias] == 1 and not has_hooks(bias)
-            layers[names[module.weight]] = (module, names[bias] if has_bias else None)
+        layer = cast(nn.Linear, module)  # or what says that it is like one
+        weight, bias = layer.weight, layer.bias
+        if weight not in names or not weight.requires_grad or holders[weight] > 1 or _is_hooked(layer):
+            continue
+        has_bias = bias is not None and bias.requires_grad and holders[bias] == 1 and not has_hooks(bias)
+        layers[names[weight]] = (layer, names[bias] if has_bias and layout == "out-in" else None)
     return layers
 
 

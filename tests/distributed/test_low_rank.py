@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.low_rank import sent_bytes
+from rankdad.common.lowrank.layers import layout_of
 from rankdad.distributed.low_rank import LowRank
 from tests.conftest import sampled
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
@@ -53,6 +54,57 @@ def test_nothing_left_out_is_the_pooled_gradient_at_every_rank_unequal_and_empty
     for (rank, dtype, up_to), worst, *_ in (ranks := run_ranks(places, all_exact))[0]:
         assert 0 < worst <= TOLERANCE[dtype], (rank, dtype, up_to, worst)
     assert ranks == [ranks[0]] * places
+
+
+class Transposed(nn.Module):
+    """A layer of weights [in, out], such as GPT-2's."""
+
+    low_rank_layout = "in-out"
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs, generator=torch.Generator().manual_seed(inputs)) / 9)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.weight + self.bias
+
+
+def transposed() -> tuple[list[float], list[Any]]:
+    model = nn.Sequential(Transposed(60, 128), nn.Tanh(), Transposed(128, 512), nn.Linear(512, 3)).double()
+    errors = list[float]()
+    for rank in (None, 1000, 8):
+        sync = LowRank(model, rank=rank)
+        batches = batches_of((4, 4), 0, torch.float64)
+        expected = pooled(model, batches)
+        model.zero_grad()
+        own = batches[place()]
+        sync.backward(loss_of(model, own), weight=len(own[1]))
+        errors.append(error(grads(model), expected))
+        described = sync.describe()
+        sync.close()
+    return errors, described
+
+
+def test_a_layer_of_weights_turned_round_has_a_factor_and_says_so() -> None:
+    errors, described = run_ranks(2, transposed)[0]
+    assert max(errors) <= TOLERANCE[torch.float64]  # eight samples: rank 8 leaves nothing out
+    by_name = {one.name: one for one in described}
+    how = [by_name[name].how for name in ("0.weight", "2.weight", "2.bias", "3.weight")]
+    assert how == ["factor", "factor", "dense", "dense"]
+    assert (by_name["2.weight"].rows, by_name["2.weight"].bytes) == (8, 8 * (128 + 512) * 8)
+
+
+def test_layers_are_known_by_their_class() -> None:
+    class Conv1D(Transposed):  # as transformers has it, of which nothing is imported
+        pass
+
+    class Child(nn.Linear):
+        pass
+
+    assert layout_of(Conv1D(2, 3)) is None  # a subclass says it itself
+    Conv1D.__module__, Conv1D.__qualname__ = "transformers.pytorch_utils", "Conv1D"
+    assert [layout_of(one) for one in (Conv1D(2, 3), nn.Linear(2, 3), Child(2, 3))] == ["in-out", "out-in", None]
 
 
 class Many(nn.Module):
