@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import tomllib
 from pathlib import Path
-
-import pytest
 
 import rankdad
 
@@ -24,5 +21,3 @@ def test_every_public_name_is_imported_for_type_checkers_from_a_file_that_exists
     for place in found.values():
         assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), place
     assert (package / "py.typed").is_file()
-
-

@@ -18,15 +18,47 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
 
 
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def built(source: Path, folder: Path) -> Path:
+    """Return a wheel that pip has built of a folder or an archive."""
+    subprocess.run([*PIP, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)], check=True)
+    return next(folder.glob("*.whl"))
+
+
+def cloned(folder: Path, *options: str) -> Path:
+    """Return a clone: what is not committed is not in it."""
+    subprocess.run(["git", "clone", "--quiet", *options, str(ROOT), str(folder)], check=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made from a clone: what is not committed is not in it."""
     folder = tmp_path_factory.mktemp("dist")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    source = folder / "source"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
-    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)], check=True)
-    return next(folder.glob("*.whl"))
+    return built(cloned(folder / "source"), folder)
+
+
+@pytest.mark.parametrize("kind", ["clone without links", "zip of the tree", "sdist"])
+def test_it_is_whole_whatever_it_is_built_from(wheel: Path, tmp_path: Path, kind: str) -> None:
+    """A clone on a system without symbolic links, and a zip, have a text in the place of each."""
+    source = tmp_path / "source"
+    if kind == "clone without links":
+        cloned(source, "--config", "core.symlinks=false")
+    elif kind == "zip of the tree":
+        archive = tmp_path / "tree.zip"
+        subprocess.run(["git", "archive", "--format=zip", f"--output={archive}", "HEAD"], cwd=ROOT, check=True)
+        with zipfile.ZipFile(archive) as tree:
+            tree.extractall(source)
+        assert not (source / "rankdad" / "common").is_dir()
+    else:
+        subprocess.run([*PIP, "install", "--quiet", "--target", str(tmp_path / "backend"), "hatchling"], check=True)
+        code = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
+        clone, environment = cloned(tmp_path / "clone"), os.environ | {"PYTHONPATH": str(tmp_path / "backend")}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=clone, env=environment, check=True)
+        (source,) = tmp_path.glob("rankdad-*.tar.gz")
+    made = built(source, tmp_path / "dist")
+    assert sorted(zipfile.ZipFile(made).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_wheel_holds_one_package(wheel: Path) -> None:
@@ -34,14 +66,17 @@ def test_the_wheel_holds_one_package(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {"rankdad", f"{wheel.name.split('-py3')[0]}.dist-info"}
     assert "rankdad/simulations/specs/digits.json" in names
     assert not [name for name in names if "benchmark" in name]
+    rooms = ("common", "distributed", "local", "page", "platforms", "rankdad", "remote", "simulations")
+    listed = subprocess.run(["git", "ls-files", "-s", *rooms], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [line.split("\t")[1] for line in listed.stdout.splitlines() if not line.startswith("120000")]  # links
+    assert {name if name.startswith("rankdad/") else f"rankdad/{name}" for name in files} <= set(names)
 
 
 def test_it_runs_beside_packages_that_have_our_rooms_names(wheel: Path, tmp_path: Path) -> None:
     """What rankdad needs is taken from where it lies: it is rankdad that is installed afresh."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = str(tmp_path / "venv" / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-deps", str(wheel)], check=True)
     (packages,) = (tmp_path / "venv" / "lib").glob("python3*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
     here = tmp_path / "here"
