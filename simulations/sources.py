@@ -144,7 +144,7 @@ def _scikit_learn(source: str) -> Any:
         from sklearn import datasets
     except ImportError:
         raise UserError(
-            f"simulation.source: {source} needs scikit-learn: pip install scikit-learn",
+            f"simulation.source: {source} needs scikit-learn: pip install 'rankdad[demo]'",
             code="not-installed",
             field="simulation.source",
         ) from None
