@@ -19,6 +19,7 @@ from rankdad.common.methods import METHODS
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import (
+    KFold,
     MethodSpec,
     PositiveInt,
     RunSpec,
@@ -44,8 +45,8 @@ CHOSEN_WEIGHTS = (
 )
 PRODUCTS = "products of columns: of few samples these can be solved for single rows"
 MAX_NAMES = 20  # of files or columns in a sentence
-LARGER_STEPS = "larger batches or fewer folds"
-SMALLER_STEPS = "smaller batches or fewer folds"
+LARGER_STEPS = "larger batches"
+SMALLER_STEPS = "smaller batches"
 
 
 class MinLevel(Part):
@@ -220,7 +221,7 @@ class Policy(Part):
             asks = f"{makes} {counted(samples, 'sample')} here{grouped}"
             allows = f"none of fewer than {self.min_rows} (min_rows)"
             change: dict[str, object] = {"min_rows": count}
-            owner = SMALLER_STEPS if left_out else LARGER_STEPS
+            owner = _steps(spec, SMALLER_STEPS if left_out else LARGER_STEPS)
             raise refusal("training.batch_size", asks, allows, change, FEWER_SAMPLES, owner=owner)
         most, rows = self.rank(samples), rows_sent(spec)
         if most is None:
@@ -231,7 +232,8 @@ class Policy(Part):
             needs = f"needs at least {counted(least, 'row')}{_projected(spec)}"
             asks = f"{needs} of a step of {counted(samples, 'sample')} here"
             change = _fewer_per_row(samples, least)
-            raise refusal(spec.method.rank_field, asks, allows, change, MORE_ROWS, owner=LARGER_STEPS)
+            owner = _steps(spec, LARGER_STEPS)
+            raise refusal(spec.method.rank_field, asks, allows, change, MORE_ROWS, owner=owner)
         (name, units), half = most_units(plan), 2 * (self.rank(count) or 0)
         if units > half:
             noun = spec.group_noun if spec.grouped else "sample"
@@ -576,3 +578,13 @@ def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:
 
 def _projected(spec: RunSpec) -> str:
     return ' (one for "second_moment": "factored")' if spec.training.sends_projections else ""
+
+
+def _steps(spec: RunSpec, batches: str) -> str:
+    """Return what an owner could ask for so that steps are of more samples."""
+    ways = [batches]
+    if isinstance(spec.evaluation, KFold):
+        ways.append("fewer folds")
+    if spec.training.validation:
+        ways.append("no validation (training.validation 0)")
+    return " or ".join((", ".join(ways[:-1]) or ways[0], ways[-1])[: len(ways)])

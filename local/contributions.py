@@ -46,6 +46,7 @@ class Contributions:
         tested: given every fold's outputs for its test samples.
         references: returns the outputs of the plan's references for a fold's test samples; None where there is none.
         retain: whether the policy lets the aggregator keep what the site sends beyond the run's end.
+        again: whether the run has begun here before, and goes by the same updates.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class Contributions:
         references: References = lambda prepared: (),
         *,
         retain: bool = False,
+        again: bool = False,
     ) -> None:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._own = spec.at(plan.sites[index])
         self._prepared, self._tested, self._references = prepared, tested, references
         self._preparing = Preparing(spec)
         self._outputs = torch.empty(0)  # of the model, for the fold's test samples
-        self._retain = retain
+        self._retain, self._again = retain, again
         self._earlier: Places = ()  # of other runs
         self._scored: dict[int, dict[str, Scored]] = {}  # of each fold's test, by model
         self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
@@ -134,6 +136,8 @@ class Contributions:
                 code="another-run-began",
                 field="data",
             )
+        if self._data.parts is not None and anew and not self._again:
+            self._data.parts.begun()
 
     def check_standing(self, policy: Policy, places: Places, numbers: int) -> None:
         """Check that the policy allows more batches, of so many numbers each, at the last of some places.

@@ -39,6 +39,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.followed import Followed
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.notices import Notices
 from rankdad.local.privacy.dealing import dealing_of
@@ -120,6 +121,7 @@ def run_site(
             run_state = ranks.state(spec, plan, own.replica)
             results = results_folder(output, spec.name, run)
             notices = Notices(results, _log.warning)
+            followed = names.enter_context(closing(Followed(checkpoints.folder)))
             state = starting_state(config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add)
             ranks.start(state.run)
         for warning in (*plan.warnings, *policy.warnings(spec)):
@@ -136,6 +138,10 @@ def run_site(
                     _print(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")
             if signals is not None:
                 signals.between_steps()
+
+        def hear(round_: int, answer: bytes) -> None:
+            followed.note(round_, answer)
+            ranks.hear(round_, answer)
 
         def tested(fold: int, outputs: Tensor) -> None:
             from rankdad.local.prediction import write_predictions
@@ -157,6 +163,7 @@ def run_site(
                 notices.add,
                 following,
                 ranks,
+                followed.again,
             )
             quietly, device = (ShutdownError, LostRankError) if resumable else (), state.run.replica.device
             result = drive(
@@ -167,7 +174,7 @@ def run_site(
                 device=device,
                 lap=lap,
                 quietly=quietly,
-                hear=ranks.hear,
+                hear=hear,
             )
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)

@@ -96,6 +96,7 @@ def train(
     notice: Callable[[str], None] = lambda sentence: None,
     followed: Callable[[Body], None] = lambda body: None,
     ranks: Alone | None = None,
+    again: bool = False,
 ) -> Generator[Message | Ask, Message | None, Result]:
     """Train a site's replica, fold after fold, from hello or from wherever its state stands.
 
@@ -112,6 +113,7 @@ def train(
         notice: told what a person at the site should know.
         followed: given every update's body when the state is beyond it.
         ranks: that share the site's batches; without any it is alone.
+        again: whether the run has begun at this site before: whoever sends updates sees to it that they are the same.
 
     Yields:
         contributions, and is sent the update of the same round; or the question whether a round is complete already,
@@ -141,6 +143,7 @@ def train(
         tested,
         references.outputs,
         retain=policy.retain,
+        again=again,
     )
     numbers = StepNumbers.of(policy, spec, plan, data)
     trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed)

@@ -201,12 +201,10 @@ class SiteData:
     def order_key(self, fold: int) -> str:
         """Return what the order of a fold's batches is drawn from: a digest of its training rows, known here alone.
 
-        Whoever knew the order could solve the sums of many batches for single samples. With a secret it follows from
-        that and from the run, too: the digest of rows that can be guessed can be guessed, and of two runs with the same
-        batches the steps would be of the same samples at other weights.
+        Whoever knew the order could solve the sums of many batches for single samples.
         """
         own = self._digests[1 + fold]
-        return own if self.parts is None else self.parts.secret.name("order", self.parts.run, own)
+        return own if self.parts is None else self.parts.order(own)
 
     @cached_property
     def _digests(self) -> tuple[str, ...]:

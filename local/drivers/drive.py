@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UnreachableError
 from rankdad.common.protocol.codec import pack_failure, unpack
-from rankdad.common.protocol.messages import Ask, Message, failure_message
+from rankdad.common.protocol.messages import Ask, Kind, Message, failure_message
 from rankdad.common.protocol.plan import Plan
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.drivers.sending import Sender
@@ -36,7 +36,7 @@ def drive(
         device: of the replica.
         lap: told the name of each stretch of work when it ends, for timings.
         quietly: errors that are not reported to the aggregator, since the site comes back.
-        hear: told the number of every round that is answered, and the answer.
+        hear: told the number of every round that is answered by its update, and the answer.
 
     Raises:
         RunFailedError: another site, or the aggregator, could not go on.
@@ -50,7 +50,7 @@ def drive(
             round_ = message.round
             answer = sender.exchange(message)
             update = None if answer is None else _update(answer, plan, round_, device)
-            if answer is not None:
+            if answer is not None and update is not None and update.kind is not Kind.FAILURE:
                 hear(round_, answer)
             lap("pack")
             message = training.send(update)

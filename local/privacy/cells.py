@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, counted
 from rankdad.common.lowrank.routes import Route
+from rankdad.common.models import build_network
 from rankdad.common.policy import Policy, fewest_rows_sent, refusal
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
-from rankdad.common.protocol.plan import Plan
+from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
@@ -135,6 +138,10 @@ class StepNumbers:
         """Return how many numbers a step of so many samples sends."""
         return numbers_of_step(self.routes, self.rows(samples), projections=self.projections)
 
+    def least(self, spec: RunSpec) -> int:
+        """Return how many numbers a step sends at least, of whatever samples."""
+        return numbers_of_step(self.routes, fewest_rows_sent(spec), projections=self.projections)
+
 
 def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, samples: int) -> None:
     """Check that one step of a table can do with so few numbers that its samples cannot be solved for.
@@ -150,18 +157,33 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
         FewSamplesError: it cannot.
     """
     step = StepNumbers.of(policy, spec, plan, data)
-    least = fewest_rows_sent(spec)
-    numbers, most = numbers_of_step(step.routes, least, projections=step.projections), step.most(samples)
+    numbers, most = step.least(spec), step.most(samples)
     if numbers <= most:
         return
     asks = f"sends at least {numbers:,} numbers of {counted(samples, 'sample')} here in a step"
     allows = f"{int(most):,}, as many as they have cells that differ (rows_per_rank {policy.rows_per_rank})"
     change: dict[str, object] = {"rows_per_rank": int(NUMBERS * samples * step.cells / numbers) or None}
     owner = "fewer units"
+    if units := _units(policy, spec, data, most):
+        owner = f"at most {counted(units, 'unit')} a hidden layer"
     if enough := _batch_size(spec, data, numbers / step.most(1)):
         owner += f", or a batch_size of {enough},"
     error = refusal("model", asks, allows, change, WIDE, owner=owner)
     raise FewSamplesError.of(error, code="step-of-too-many-numbers")
+
+
+def _units(policy: Policy, spec: RunSpec, data: SiteData, most: float) -> int:
+    """Return how many units the hidden layers of a step that sends so many numbers have at most; 0 of other models."""
+    model = spec.model
+    if not isinstance(model, Mlp):
+        return 0
+
+    def fits(units: int) -> bool:
+        narrow = model.model_copy(update={"hidden": tuple(min(units, width) for width in model.hidden)})
+        asked = spec.model_copy(update={"model": narrow})
+        return StepNumbers.of(policy, asked, make_plan(asked, build_network(asked)), data).least(asked) <= most
+
+    return bisect_left(range(1, max(model.hidden, default=1)), True, key=lambda units: not fits(units))
 
 
 def _batch_size(spec: RunSpec, data: SiteData, needed: float) -> int | None:

@@ -46,6 +46,8 @@ class Dealt:
         log: of the site, where the run is noted in one.
         places: returns weights at which earlier runs have sent batches, of a run that begins anew its own, too.
         place: notes in the site's log that the run has sent batches near some weights.
+        begun: notes in the site's log that the run begins at the beginning.
+        beginning: returns what tells this beginning from others of the same specification; "" of the first.
         large: names of patients who have more than `LARGE` of their part's samples.
         beyond: samples that are left out since their patients have too many of their part's.
         why: some of the site's samples wait, and what would help; "" without a log.
@@ -62,6 +64,8 @@ class Dealt:
     log: DisclosureLog | None = None
     places: Callable[[bool], Places] = lambda anew: ()
     place: Callable[[Place], None] = lambda place: None
+    begun: Callable[[], None] = lambda: None
+    beginning: Callable[[], str] = lambda: ""
     large: tuple[str, ...] = ()
     beyond: int = 0
     why: str = ""
@@ -69,6 +73,16 @@ class Dealt:
     def kept(self) -> bool:
         """Note in the site's log that the run uses its patients; return whether it still may."""
         return self.keep is None or self.keep()
+
+    def order(self, rows: str) -> str:
+        """Return what the order of a fold's batches is drawn from, given the digest of its training rows.
+
+        With a secret it follows from that and from the run, too: the digest of rows that can be guessed can be guessed,
+        and of two runs with the same batches the steps would be of the same samples at other weights, or would differ
+        by one. So a specification that begins a second time has others.
+        """
+        beginning = self.beginning()
+        return self.secret.name("order", self.run, rows, *([beginning] if beginning else []))
 
     def heads(self) -> Heads | None:
         """Return how far the site's log has come by now; None without one."""
@@ -106,6 +120,7 @@ class Dealing:
         level: patients of a class at the site, and in each part at first; and of a value, where it is moved otherwise.
         by: columns by which patients are dealt out evenly; None is the outcome.
         share: most of a part's rows that a patient may have; those beyond are left out.
+        beginning: what tells the run from others of the same specification, where there is no log; "" for nothing.
     """
 
     spec: RunSpec
@@ -116,6 +131,7 @@ class Dealing:
     level: MinLevel = EVERYTHING.min_level
     by: tuple[str, ...] | None = None
     share: float = EVERYTHING.largest_share
+    beginning: str = ""
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
         """Return the samples that the run may use, and the parts in which they lie: all of a patient's are in one.
@@ -152,6 +168,7 @@ class Dealing:
         own = [names[row] for row in rows]
         large = _large(own, places.tolist(), sizes)
         dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large=large, beyond=beyond, why=why)
+        dealt = replace(dealt, beginning=lambda: self.beginning)
         return reading.take(rows), dealt if self.log is None else self._told(self.log, dealt, own)
 
     def _told(self, log: DisclosureLog, dealt: Dealt, names: Sequence[str]) -> Dealt:
@@ -171,7 +188,19 @@ class Dealing:
         def place(here: Place) -> None:
             log.note_place(run, here.sketch.numpy().tobytes(), here.steps)
 
-        return replace(dealt, tell=tell, log=log, places=places, place=place)
+        def beginning() -> str:
+            number = log.beginning(run, dealt.run)
+            return str(number) if number else ""
+
+        return replace(
+            dealt,
+            tell=tell,
+            log=log,
+            places=places,
+            place=place,
+            begun=lambda: log.begin(run, dealt.run),
+            beginning=beginning,
+        )
 
     def _asked(
         self, log: DisclosureLog, reading: Reading, patients: Patients

@@ -30,7 +30,7 @@ from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 5
+VERSION = 6
 SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
@@ -70,6 +70,12 @@ CREATE TABLE places (
     sketch BLOB NOT NULL,
     steps INTEGER NOT NULL,
     PRIMARY KEY (run, sketch)
+) WITHOUT ROWID;
+CREATE TABLE begun (
+    run TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    UNIQUE (spec, number)
 ) WITHOUT ROWID;
 CREATE TABLE asked (
     run TEXT PRIMARY KEY,
@@ -404,6 +410,32 @@ class DisclosureLog:
             log.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", rows)
             return True
 
+    def begin(self, run: str, spec: str) -> None:
+        """Note that a run begins at the beginning: of each time other batches are drawn.
+
+        Args:
+            run: the run's identity.
+            spec: the digest of its specification.
+
+        Raises:
+            UserError: the log cannot be written, or is another site's.
+        """
+        with self._connected() as (log, _):
+            _begin(log, run, spec)
+
+    def beginning(self, run: str, spec: str) -> int:
+        """Return how many runs of a specification have begun here before one did, for the last time.
+
+        Raises:
+            UserError: the log cannot be read or written, or is another site's.
+        """
+        with self._connected() as (log, _):
+            known = "SELECT number FROM begun WHERE run = ? AND spec = ?"
+            if log.execute(known, [run, spec]).fetchone() is None:
+                _begin(log, run, spec)
+            ((number,),) = log.execute(known, [run, spec]).fetchall()
+            return int(number)
+
     def places(self, but: str | None = None) -> list[tuple[bytes, int]]:
         """Return sketches of the weights at which runs have sent batches, and how many; see `common.privacy.standing`.
 
@@ -621,6 +653,13 @@ def _told(log: sqlite3.Connection, run: str | None, patients: Mapping[str, str])
     sums = f"SELECT patient, sum(share) FROM told WHERE run IN ({earlier}) GROUP BY patient"
     found = dict(log.execute(sums, [own] if own else []))
     return {patient: found.get(name, 0.0) for name, patient in patients.items()}
+
+
+def _begin(log: sqlite3.Connection, run: str, spec: str) -> None:
+    log.execute(
+        "INSERT OR REPLACE INTO begun SELECT ?1, ?2, 1 + coalesce(max(number), -1) FROM begun WHERE spec = ?2",
+        [run, spec],
+    )
 
 
 def _named(names: Mapping[str, str], shares: Mapping[str, float]) -> Iterator[tuple[str, float]]:

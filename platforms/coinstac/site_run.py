@@ -5,13 +5,14 @@ All that is needed to go on lies in the node's output folder: the trainer's chec
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
-from rankdad.common.files import write_json
+from rankdad.common.files import write_json, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
@@ -37,7 +38,10 @@ from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import CHECKPOINTS, LEDGER, LedgerOptions, Persistence
 from rankdad.remote.records import NOBODY, Entry, Record
 
-STATE = (CHECKPOINTS, LEDGER)  # in a node's output folder: where it stands
+BEGINNING = (
+    "beginning"  # a file of the node's output folder, by which batches are drawn: whoever has it can repeat a run
+)
+STATE = (CHECKPOINTS, LEDGER, BEGINNING)  # in a node's output folder: where it stands
 INDEX = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=report.html">\n'
 Say = Callable[[str], None]
 
@@ -62,7 +66,7 @@ class SiteRun:
         member.policy.check(spec.at(member.name), make_plan(spec, build_network(spec, allow_factories)))
         replica = Replica(spec, allow_factories, weights=member.model)
         plan = self._plan = make_plan(spec, replica.model)
-        data = read_data(spec, plan, member)
+        data = read_data(spec, plan, member, beginning_of(folder))
         options = LedgerOptions(retention=Retention.TAIL)
         self._every = options.every
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
@@ -185,8 +189,26 @@ def write_results(folder: Path, results: outputs.SiteResults) -> None:
         (folder / outputs.FIGURES / f"{name}.png").write_bytes(png)
 
 
-def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
+def beginning_of(folder: Path) -> str:
+    """Return what tells this run from others of the same specification at a site; drawn where there is nothing yet.
+
+    Raises:
+        UserError: it cannot be written down.
+    """
+    path = folder / BEGINNING
+    if not path.exists():
+        write_whole(path, secrets.token_hex(16), private=True)
+    return path.read_text(encoding="utf-8")
+
+
+def read_data(spec: RunSpec, plan: Plan, member: Member, beginning: str = "") -> SiteData:
     """Read the site's samples, as its policy allows.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        member: the site.
+        beginning: tells the run from others of the same specification.
 
     Raises:
         DataError: the data cannot be used.
@@ -198,7 +220,13 @@ def read_data(spec: RunSpec, plan: Plan, member: Member) -> SiteData:
     if not member.policy.keyed_folds:  # no folder lasts: the same secret and patients give the same parts
         policy, secret = member.policy, member.secret or secret_of_files(member.data)
         dealing = Dealing(
-            spec, secret, policy.min_rows, level=policy.min_level, by=policy.strata, share=policy.largest_share
+            spec,
+            secret,
+            policy.min_rows,
+            level=policy.min_level,
+            by=policy.strata,
+            share=policy.largest_share,
+            beginning=beginning,
         )
     data = read_site(spec, member.data, spec.federation.sites.index(member.name), dealing=dealing)
     return admitted(member.policy, spec.at(member.name), plan, data)

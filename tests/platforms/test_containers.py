@@ -20,6 +20,7 @@ from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import Dealing, secret_of_files
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.mounts import LIMITS
+from rankdad.platforms.coinstac.site_run import BEGINNING
 from rankdad.simulations.lockstep import run as lockstep
 from tests.coinstac.nodes import ContainerNode
 from tests.coinstac.platform import Faults, Platform, When
@@ -82,7 +83,8 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
     policy, data = Policy(**{name: FIELDS[name].default for name in LIMITS}), dict[str, SiteData]()
     for place, site in enumerate(spec.federation.sites):
         file = clients[site].input / "patients.csv"
-        dealing = Dealing(spec, secret_of_files(file), policy.min_rows, level=policy.min_level)
+        drawn = (clients[site].output / BEGINNING).read_text()
+        dealing = Dealing(spec, secret_of_files(file), policy.min_rows, level=policy.min_level, beginning=drawn)
         data[site] = read_site(spec, file, place, dealing=dealing)
     policies = dict.fromkeys(data, policy)
     over_http = next(iter(lockstep(spec, data, folder / "http", policies=policies).values())).weights_sha256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -61,6 +62,8 @@ def test_of_wide_networks_fewer_rows_leave(units: int, rows: int) -> None:
     assert (caught.value.code, caught.value.field) == ("step-of-too-many-numbers", "model")
     check_numbers(Policy().mended(caught.value.change), spec, make_plan(spec, build_model(spec)), data, ROWS)
     check_numbers(Policy(), spec, make_plan(spec, build_model(spec)), data, 2 * ROWS)
+    (most,) = re.findall(r"at most (\d+) units", str(caught.value))
+    assert (numbers(asked(int(most)), data).rows(ROWS), numbers(asked(int(most) + 1), data).rows(ROWS)) == (1, 0)
 
 
 def test_columns_that_are_the_same_in_all_rows_are_neither_numbers_nor_cells() -> None:

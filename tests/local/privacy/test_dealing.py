@@ -448,3 +448,21 @@ def test_where_patients_are_known_by_place_a_changed_file_is_refused_until_the_s
     with pytest.raises(DataError):
         keeps(same, "fifth")
     assert keeps(same, "second"), "a run that goes on"
+
+
+def test_a_specification_that_begins_again_has_other_batches_and_one_that_goes_on_the_same(tmp_path: Path) -> None:
+    """With the same, two runs told one patient's gradient, where another hospital had grown in between."""
+    spec, log = run_spec(), DisclosureLog(tmp_path, "alpha", SECRET)
+    reading, orders = reading_of(40), list[str]()
+    for run in ("first", "second", "second"):  # by the same name, too, which the aggregator chooses
+        _, dealt = Dealing(spec, SECRET, 8, log, run).deal(reading)
+        assert dealt.kept()
+        dealt.begun()
+        orders.append(dealt.order("rows"))
+        _, goes_on = Dealing(spec, SECRET, 8, log, run).deal(reading)
+        assert goes_on.order("rows") == orders[-1]
+    assert len(set(orders)) == 3
+    _, simulated = Dealing(spec, SECRET, 8).deal(reading)
+    assert simulated.order("rows") == orders[0]  # what is simulated can be simulated again
+    _, alone = Dealing(spec, SECRET, 8, beginning="drawn").deal(reading)
+    assert alone.order("rows") not in orders

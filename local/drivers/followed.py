@@ -1,0 +1,70 @@
+"""The updates that a site has followed in a run: started again it goes by the same, whatever the aggregator says then.
+
+A site that stops goes on from its checkpoint, and makes the steps since once more, of the same batches. At other
+weights these would tell who is in which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from rankdad.common.errors import ProtocolError, UserError
+
+SIZE = 32  # bytes of a digest
+FILE = "followed"
+
+
+class Followed:
+    """Digests of updates in a file, by round.
+
+    Args:
+        folder: of the run's checkpoints, which go when the run is over; made where there is none.
+
+    Attributes:
+        again: whether the site has followed an update of this run before.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._unwritten(error) from None
+        self.again = os.fstat(self._file).st_size > 0
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def note(self, round_: int, update: bytes) -> None:
+        """Note the update of a round, or hold it against what was followed then.
+
+        Raises:
+            ProtocolError: it is another one.
+            UserError: the file cannot be written.
+        """
+        digest = hashlib.sha256(update).digest()
+        try:
+            known = os.pread(self._file, SIZE, round_ * SIZE)
+            if not known.strip(b"\0"):
+                os.pwrite(self._file, digest, round_ * SIZE)
+                return
+        except OSError as error:
+            raise self._unwritten(error) from None
+        if known != digest:
+            raise ProtocolError(
+                502,
+                f"r: the aggregator's update of round {round_} is another than the one that this site has followed "
+                "before: its batches would be told at other weights",
+                code="update-differs",
+                field="r",
+            )
+
+    def _unwritten(self, error: OSError) -> UserError:
+        return UserError(f"{self._path}: cannot be written: {error.strerror}", code="cannot-write", field="output")
