@@ -26,12 +26,14 @@ from rankdad.local.augmentation import augmenting
 from rankdad.local.batch import StepBatch
 from rankdad.local.data import Batch, SiteData
 from rankdad.local.data.prepared import Prepared, prepare
+from rankdad.local.evaluation import outputs_of
 from rankdad.local.local_steps import Moments, differences
 from rankdad.local.losses import deltas, mean_loss
 from rankdad.local.own_gradients import OwnGradients, own_gradients
 from rankdad.local.ranks.alone import Alone
 
 NOBODY = torch.zeros(0, dtype=torch.int64)
+MOST_SAMPLES, MOST_NUMBERS = 64, 1024  # by which it is looked how far a model has moved, and of each
 _log = logging.getLogger(__name__)
 
 
@@ -159,6 +161,25 @@ class Passes:
             names = {name for route in plan.routes for name in (route.name, route.bias) if name}
             found = self._ranks.pooled(gather(plan.routes, *self._shared(capture, names), like), own)
         return None if found is None else self._made(*found), moments
+
+    def flows(self) -> Tensor | None:
+        """Return what flows back to the model from the loss of some training samples, of length 1, float64.
+
+        None of samples that are not in memory, or are large: a pass through all would take too long.
+        """
+        train = self.prepared().train
+        inputs = train.inputs
+        if not isinstance(inputs, Tensor) or not len(inputs) or inputs[0].numel() > MOST_NUMBERS:
+            return None
+        rows = torch.linspace(0, len(inputs) - 1, min(len(inputs), MOST_SAMPLES)).long()
+        try:
+            with self._run.replica.evaluating() as model:
+                outputs = outputs_of(model, inputs[rows], self._spec.task.outputs, MOST_SAMPLES)
+        except (ModelError, NonFiniteError):  # which the step itself says
+            return None
+        found: Tensor = self._deltas(outputs, Batch(inputs[rows], train.labels[rows])).double().flatten()
+        size: Tensor = torch.linalg.vector_norm(found).clamp_min(torch.finfo(torch.float64).tiny)
+        return found.div(size)
 
     def _made(self, gradients: Payload, loss: float) -> OwnGradients:
         """Return gradients in the plan's order with what goes beside them."""

@@ -88,7 +88,8 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
     if state.places:
-        document["places"] = [(place.sketch.tolist(), place.steps) for place in state.places]
+        flows = (None if place.flows is None else place.flows.tolist() for place in state.places)
+        document["places"] = [(p.sketch.tolist(), p.steps, own) for p, own in zip(state.places, flows, strict=True)]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
 
@@ -104,9 +105,14 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
     follows = loaded.document.get("follows") is True
     places = tuple(
-        Place(torch.tensor(sketch, dtype=torch.float64), steps) for sketch, steps in loaded.document.get("places", ())
+        Place(_numbers(sketch), steps, None if flows is None else _numbers(flows))
+        for sketch, steps, flows in loaded.document.get("places", ())
     )
     return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places)
+
+
+def _numbers(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def starting_state(

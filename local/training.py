@@ -15,7 +15,7 @@ from rankdad.common.lowrank.reduction.feedback import Residuals, plus
 from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
-from rankdad.common.privacy.standing import Places, arrived, stayed
+from rankdad.common.privacy.standing import Place, Places, arrived, stayed
 from rankdad.common.protocol.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.seeds import derive
@@ -295,6 +295,9 @@ class _Trainer:
         whole = run.samples(self.index)
         return sum(0 < sum(step) < whole for step in run.batches(self.index)[first:last])
 
+    def _here(self) -> Place:
+        return Place(self.site_run.replica.sketch(), flows=self.passes.flows())
+
     def _begin_stretch(self) -> None:
         """Check that not too many batches have been sent at nearly these weights.
 
@@ -303,7 +306,7 @@ class _Trainer:
         """
         first = self.site_run.step
         if self._drawn(first, first + self.contributions.stretch(self.policy)):
-            self.state.places = arrived(self.state.places, self.site_run.replica.sketch())
+            self.state.places = arrived(self.state.places, self._here())
             largest = max(map(sum, self.site_run.batches(self.index)))
             self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
 
@@ -313,7 +316,7 @@ class _Trainer:
         last = run.step or len(run.batches(self.index))  # 0: the epoch is over
         first = max(0, last - 1) // stretch * stretch
         if self.state.places and (drawn := self._drawn(first, last)):
-            self.state.places = stayed(self.state.places, run.replica.sketch(), drawn)
+            self.state.places = stayed(self.state.places, self._here(), drawn)
             self.contributions.note_place(self.state.places[-1], first=not first)
 
     def _ask(self) -> Steps[Message | None]:

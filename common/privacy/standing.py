@@ -1,13 +1,17 @@
 """Batches at weights that hardly move: from as many as there are patients it can be solved who is in which.
 
-A site draws batches by a secret. At the same weights each batch adds up the same gradients of its patients, so that
-all have no more dimensions than there are patients, and who is in which follows (`python -m benchmarks memberships`).
+A site draws batches by a secret. At the same weights each batch adds up the same gradients of its patients, so that all
+have no more dimensions than there are patients, and who is in which follows (`python -m benchmarks memberships`).
+
+Weights may move and the model stay: by a number added to all outputs of a softmax, by units that say nothing, or by a
+factor that one layer has more and the next one less. So it is looked, too, how far what flows back from the loss moved.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rankdad.common.run.weight_sketch import distance
@@ -23,10 +27,20 @@ class Place(NamedTuple):
     Args:
         sketch: of the weights; see `common.run.weight_sketch`.
         steps: that were taken near them.
+        flows: what flows back to the model from the loss of some samples, of length 1; None where nobody looks.
     """
 
     sketch: Tensor
-    steps: int
+    steps: int = 0
+    flows: Tensor | None = None
+
+    def near(self, other: Place) -> bool:
+        """Tell whether weights, or the models that they make, are nearly the same."""
+        if distance(self.sketch, other.sketch) <= NEAR:
+            return True
+        ours, theirs = self.flows, other.flows
+        alike = ours is not None and theirs is not None and ours.shape == theirs.shape
+        return alike and float(torch.linalg.vector_norm(ours - theirs)) <= NEAR  # type: ignore[operator]
 
 
 Places = tuple[Place, ...]  # the last one is where the stretch of an epoch began that is trained
@@ -37,28 +51,28 @@ def stretch(most: float) -> int:
     return int(min(max(1, most // LOOKS), 1 << 30))
 
 
-def arrived(places: Places, sketch: Tensor) -> Places:
+def arrived(places: Places, here: Place) -> Places:
     """Return the places with that at which a stretch begins, whose first step counts already.
 
     Of too many that is forgotten at which fewest steps were taken, never the first, where all trainings begin.
     """
-    near = next((place for place in places if distance(place.sketch, sketch) <= NEAR), Place(sketch, 0))
+    near = next((place for place in places if place.near(here)), here)
     others = [place for place in places if place is not near]
     if len(others) >= MOST:
         del others[min(range(1, len(others)), key=lambda at: others[at].steps)]
     return *others, near._replace(steps=near.steps + 1)
 
 
-def stayed(places: Places, sketch: Tensor, steps: int) -> Places:
+def stayed(places: Places, here: Place, steps: int) -> Places:
     """Return the places after a stretch: of one that has not left where it began, all steps count.
 
     Args:
         places: the last one is where it began.
-        sketch: of the weights now.
+        here: where the weights are now.
         steps: of the stretch.
     """
     *others, last = places
-    moved = distance(last.sketch, sketch) > NEAR
+    moved = not last.near(here)
     return *others, last._replace(steps=last.steps + (0 if moved else max(0, steps - 1)))
 
 
@@ -73,5 +87,5 @@ def most_known(places: Places, numbers: int, earlier: Places = ()) -> int:
     if not places:
         return 0
     here = places[-1]
-    before = sum(place.steps for place in earlier if distance(place.sketch, here.sketch) <= NEAR)
+    before = sum(place.steps for place in earlier if place.near(here))
     return min(here.steps + before, numbers)

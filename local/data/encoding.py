@@ -105,7 +105,15 @@ def encode(
         notes=notes + left_out,
         rows=None if refused is None else all_rows(tables, (data.key, data.group), beside or (), refused, unlabelled),
         named_by=by_column(None if groups is None else data.group, key),
+        stands=_stands(data, tables, keep, kept) if training else {},
     )
+
+
+def _stands(data: TableData, tables: Sequence[Table], keep: Sequence[str], rows: Array) -> dict[str, Array]:
+    """Return what stands in all columns that say something of a sample, those of the rows that are kept."""
+    since = (date.since for date in data.dates.values() if date.start is None)
+    columns = dict.fromkeys((*data.inputs, *data.targets, *keep, *since))
+    return {column: holder(tables, column).stands(column)[rows] for column in columns}
 
 
 def all_rows(

@@ -74,6 +74,7 @@ def read_listed(
         dropped=whole - len(table),
         notes=notes if group is None else notes + told_apart(table, group, table.ids(group)),
         named_by=by_column(group, data.key, data.image),
+        stands={column: table.stands(column) for column in data.targets},
     )
 
 

@@ -16,7 +16,7 @@ from rankdad.common.spec.images import FunctionData
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.local.data.formats import HEAD, check_fits, format_of
-from rankdad.local.data.reading import LOST_DIGITS, MISSING, PLACE, Array, Reading, has_lost_digits, shown
+from rankdad.local.data.reading import LOST_DIGITS, MISSING, PLACE, Array, Reading, fingerprints, has_lost_digits, shown
 
 ArrayData = NpzData | FunctionData
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -86,6 +86,7 @@ def samples_of(
         groups,
         notes=notes,
         named_by=next((f"the array {name}" for name in ("group", "key") if name in arrays), PLACE),
+        stands={"samples": fingerprints(arrays["x"])} if training and data.tokens is None else {},
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,8 @@ class Reading:
         notes: what the person at the site should be told, one sentence each.
         rows: of a table that is predicted from; else None.
         named_by: what the groups, or else the keys, come from: two readings call a sample alike only by the same.
+        stands: of each column what the source holds for every sample, whatever the schema makes of it: text, or of
+            arrays 8 bytes that follow from a sample's numbers.
     """
 
     source: str | Path
@@ -77,6 +81,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     rows: AllRows | None = None
     named_by: str = PLACE
+    stands: Mapping[str, Array] = field(default_factory=dict)
 
     def take(self, rows: Array) -> Reading:
         """Return some of the samples.
@@ -92,7 +97,15 @@ class Reading:
         keys, groups = (
             None if own is None else tuple(own[place] for place in places) for own in (self.keys, self.groups)
         )
-        return replace(self, inputs=inputs, labels=labels, split=split, covariates=covariates, keys=keys, groups=groups)
+        stands = {name: own[rows] for name, own in self.stands.items()}
+        found = replace(self, inputs=inputs, labels=labels, split=split, covariates=covariates, stands=stands)
+        return replace(found, keys=keys, groups=groups)
+
+
+def fingerprints(values: Array) -> Array:
+    """Return 8 bytes for each sample that follow from its numbers as they are, object [samples]."""
+    whole = np.ascontiguousarray(values).reshape(len(values), math.prod(values.shape[1:]))
+    return np.array([None, *(blake2b(row.tobytes(), digest_size=8).digest() for row in whole)], object)[1:]
 
 
 def by_column(*columns: str | None) -> str:

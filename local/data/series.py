@@ -18,7 +18,7 @@ from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.files import read_one
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.listed import complete
-from rankdad.local.data.reading import MISSING, Array, Reading, by_column, is_folder, number, shown
+from rankdad.local.data.reading import MISSING, Array, Reading, by_column, fingerprints, is_folder, number, shown
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, holder, keys_of, told_apart
 
@@ -115,6 +115,8 @@ def _trained(
         dropped=whole - len(keys),
         notes=(*notes, *told),
         named_by=by_column(data.group, data.key),
+        stands={column: samples.stands(column) for column in data.targets}
+        | {"samples": np.concatenate([fingerprints(values[taken[name]][None]) for name in keys])},
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rankdad.common.errors import DataError
@@ -22,6 +23,7 @@ from rankdad.local.data.reading import (
     BROKEN_ADVICE,
     LOST_DIGITS,
     MISSING,
+    Array,
     has_lost_digits,
     number,
     shown,
@@ -79,6 +81,13 @@ class Table:
         if form is canonical and column in self.decimals.comma:  # -9,0 is the -9 of a column of decimal commas
             forms.append(lambda text: canonical(text.replace(",", ".")))
         return ["" if any(one(text) in lacking for one in forms) else text for text in texts]
+
+    def stands(self, column: str) -> Array:
+        """Return what a column's cells hold, as text that is the same however a number is written, object [rows]."""
+        cells: list[Any] = self.frame[column].tolist()
+        missing = (cell is None or cell is pd.NA or cell != cell for cell in cells)
+        texts = ["" if gap else canonical(cell) for cell, gap in zip(cells, missing, strict=True)]
+        return np.array([None, *texts], object)[1:]
 
     def ids(self, column: str) -> list[str]:
         """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.

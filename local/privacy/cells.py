@@ -24,7 +24,7 @@ from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
 MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
-FOLLOWS = 1e-6  # of a column's size: less is left of one that follows from others
+FOLLOWS = 5e-2  # of a column's size: less is left of one that follows from others, rounded or in other units
 LARGEST = 1024  # batch size that a sentence names
 WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
 
@@ -78,17 +78,46 @@ def _others(rows: Tensor) -> Tensor:
 
 
 def _independent(flat: Tensor, weights: Tensor) -> Tensor:
-    """Return which columns are no linear function of those that count more, bool; of as many as rows, all."""
+    """Return which columns do not follow from others that count as much or more, bool.
+
+    One follows that is a linear function of others, or its logarithm one of their logarithms, as an index that divides
+    one by another is; or that only grows, or only falls, with another, as in other units, rounded, or in bands. Of more
+    columns than there are rows the last follow from the others.
+    """
     chosen = torch.ones(flat.shape[1], dtype=torch.bool)
     order = weights.argsort(descending=True, stable=True)[: int((weights > 0).sum())]
-    if not 1 < len(order) <= MOST_COLUMNS or 2 * len(order) > len(flat):
+    if not 1 < len(order) <= MOST_COLUMNS:
         return chosen
     columns = flat[:, order]
     columns = torch.where(columns.isnan(), columns.nanmean(0), columns)
-    columns = columns - columns.mean(0)
-    left = torch.linalg.qr(columns / columns.norm(dim=0)).R.diagonal().abs()
-    chosen[order[left < FOLLOWS]] = False
+    follows = _linear(columns) | _grows_with_another(columns)
+    if len(positive := (columns > 0).all(0).nonzero().flatten()) > 1:
+        follows[positive] |= _linear(columns[:, positive].log())
+    chosen[order[follows]] = False
     return chosen
+
+
+def _linear(columns: Tensor) -> Tensor:
+    """Return which columns are linear functions of those before them, bool."""
+    columns = columns - columns.mean(0)
+    left = torch.linalg.qr(columns / columns.norm(dim=0).clamp_min(1e-300)).R.diagonal().abs()
+    found = torch.ones(columns.shape[1], dtype=torch.bool)
+    found[: len(left)] = left < FOLLOWS
+    return found
+
+
+def _grows_with_another(columns: Tensor) -> Tensor:
+    """Return which columns never fall, or never rise, along one before them that is not among these, bool."""
+    found = torch.zeros(columns.shape[1], dtype=torch.bool)
+    for place in range(columns.shape[1] - 1):
+        if found[place]:
+            continue
+        steps = columns[columns[:, place].argsort(stable=True), place + 1 :]
+        few = steps[: max(2, len(steps) // 8)].diff(dim=0)  # most columns are told apart by these
+        open_ = ((few >= 0).all(0) | (few <= 0).all(0)).nonzero().flatten()
+        rises = steps[:, open_].diff(dim=0)
+        found[place + 1 + open_[(rises >= 0).all(0) | (rises <= 0).all(0)]] = True
+    return found
 
 
 @dataclass(frozen=True)

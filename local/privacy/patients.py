@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,11 +14,13 @@ from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.written import Tabular
 from rankdad.local.data.file_samples import FileSamples
-from rankdad.local.data.reading import Array, Reading
+from rankdad.local.data.reading import Array, Reading, number
 from rankdad.local.privacy.usual import usual_inputs
 
 STRATA = 5  # of equally many samples, where labels are numbers
+GAP = np.float32(np.nan).tobytes()
 MOST_COLUMNS = 500  # that are compared one by one; of more, several together, and nobody else knows which
 
 
@@ -166,7 +169,13 @@ def _strata_of(names: Sequence[str], labels: Array) -> dict[str, int]:
 
 
 def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secret: Secret) -> dict[str, list[bytes]]:
-    """Return what every column of the source says of each sample, as it is used: of levels their names."""
+    """Return what every column says of each sample: as it is used, and as it stands in the source.
+
+    A column has one name whatever it is used for, and an array whatever its shape: else what changes in between is not
+    seen. Whoever knows how two runs make numbers of a column can compare their sums, so that both sides are kept: used
+    values differ by a bound, such as a clip, for those beyond it; what stands there differs for those whose cell has
+    been corrected, though a unit or a level's name has made all used values others.
+    """
     assert reading.labels is not None
     data, found = spec.data, dict[str, list[bytes]]()
     if isinstance(inputs, FileSamples):
@@ -174,23 +183,25 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
     elif isinstance(data, TableData):
         for column, (first, levels) in zip(data.inputs, blocks(data), strict=True):
             if levels:
-                listed = [*(level.encode() for level in data.categorical[column]), b"any other"]
-                block = inputs[:, first : first + levels]
-                gaps = np.isnan(block[:, 0]).tolist()
-                places = np.nan_to_num(block).argmax(1).tolist()
-                found[column] = [b"" if gap else listed[place] for gap, place in zip(gaps, places, strict=True)]
+                listed = [*map(_value, data.categorical[column]), b"any other"]
+                found[column] = _levels(inputs[:, first : first + levels], listed)
             else:
                 found[column] = _cells(inputs[:, first])
-    elif inputs.ndim == 2:
-        found = {str(place): _cells(column) for place, column in enumerate(inputs.T)}
+    elif math.prod(inputs.shape[1:]) <= MOST_COLUMNS:
+        found = {str(place): _cells(column) for place, column in enumerate(inputs.reshape(len(inputs), -1).T)}
     else:
         found["samples"] = _cells(inputs)
-    targets = data.targets if isinstance(data, TableData) else ()
+    targets, classes = (data.targets, data.values) if isinstance(data, Tabular) else ((), ())
     for place, column in enumerate(np.atleast_2d(reading.labels.T)):
-        found[f"label {targets[place] if place < len(targets) else place}"] = _cells(column)
-    if reading.covariates is not None:
-        found["kept"] = _cells(reading.covariates)
-    if len(found) <= MOST_COLUMNS:
+        name = targets[place] if place < len(targets) else f"label {place}"
+        found[name] = [_value(classes[code]) for code in column.tolist()] if classes else _cells(column)
+    if reading.covariates is not None and isinstance(data, TableData):
+        found = _kept(data, spec.preparation.keep, reading.covariates) | found
+    found |= {
+        f"{name} as it stands": [one if isinstance(one, bytes) else one.encode() for one in own.tolist()]
+        for name, own in reading.stands.items()
+    }
+    if len(found) <= 2 * MOST_COLUMNS:
         return found
     together: dict[str, list[bytes]] = {}
     for name, cells in found.items():
@@ -198,6 +209,33 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
         known = together.get(number, [b""] * len(cells))
         together[number] = [before + cell for before, cell in zip(known, cells, strict=True)]
     return together
+
+
+def _kept(data: TableData, keep: Sequence[str], covariates: Array) -> dict[str, list[bytes]]:
+    """Return what columns that harmonisation keeps say: of levels the first is where all others are 0."""
+    found, first = dict[str, list[bytes]](), 0
+    for column in keep:
+        levels = data.levels(column)
+        block = covariates[:, first : first + max(1, levels - 1)]
+        if levels:
+            listed = [*map(_value, data.categorical[column]), b"any other"]
+            found[column] = _levels(np.column_stack([1 - block.sum(1), block]), listed)
+        else:
+            found[column] = _cells(block[:, 0])
+        first += block.shape[1]
+    return found
+
+
+def _levels(block: Array, listed: Sequence[bytes]) -> list[bytes]:
+    """Return the level of every row of zeros and a one; of a gap what a gap among numbers is."""
+    gaps, places = np.isnan(block[:, 0]).tolist(), np.nan_to_num(block).argmax(1).tolist()
+    return [GAP if gap else listed[place] for gap, place in zip(gaps, places, strict=True)]
+
+
+def _value(level: str) -> bytes:
+    """Return a level as the number that it is, or as text: a column may be levels in one run and numbers in another."""
+    own = number(level)
+    return _cells(np.array([own]))[0] if math.isfinite(own) else level.encode()
 
 
 def _joined(rows: Iterable[Sequence[int]], cells: Sequence[bytes], sets: Sequence[bytes]) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.privacy.standing import MOST, NEAR, Places, arrived, most_known, stayed
+from rankdad.common.privacy.standing import MOST, NEAR, Place, Places, arrived, most_known, stayed
 from rankdad.common.run.weight_sketch import sketch
 
 WEIGHTS = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -22,7 +22,7 @@ def trained(course: list[tuple[float, float]], steps: int = 5) -> Places:
     """Return the places after epochs that begin and end so far away."""
     places: Places = ()
     for begins, ends in course:
-        places = stayed(arrived(places, at(begins)), at(ends), steps)
+        places = stayed(arrived(places, Place(at(begins))), Place(at(ends)), steps)
     return places
 
 
@@ -46,7 +46,17 @@ def test_steps_near_the_same_weights_add_up(course: list[tuple[float, float]], k
 def test_what_is_remembered_is_bounded_and_the_place_of_now_never_forgotten() -> None:
     places: Places = ()
     for epoch in range(MOST + 10):
-        places = stayed(arrived(places, at(epoch)), at(epoch), 2)
+        places = stayed(arrived(places, Place(at(epoch))), Place(at(epoch)), 2)
     assert len(places) == MOST
     assert torch.equal(places[-1].sketch, at(MOST + 9))
     assert places[-1].steps == 2
+
+
+@pytest.mark.parametrize(("apart", "known"), [(0.0, 20), (2 * NEAR, 1)])
+def test_weights_that_move_while_the_model_stays_have_not_moved(apart: float, known: int) -> None:
+    """A member added a growing number to both outputs of a softmax: a program had all rows of 45 patients."""
+    places: Places = ()
+    for epoch in range(4):
+        ends = [Place(at(part), flows=torch.tensor([1.0, apart * part])) for part in (2.0 * epoch, 2.0 * epoch + 1)]
+        places = stayed(arrived(places, ends[0]), ends[1], 5)
+    assert most_known(places, 1000) == known

@@ -141,3 +141,24 @@ def test_of_several_visits_each_batch_may_have_all_patients() -> None:
     for size, steps in ((16, 4), (15, 0)):
         told = list(of_steps(Policy(), spec, plan, data, [[size] * 4]))
         assert [len(one.rows) for one in told] == [64] * bool(steps)
+
+
+def test_columns_that_follow_from_others_do_not_count() -> None:
+    """In other units, rounded, in bands, or of two others: programs had 72 of 80 patients by four units of each."""
+    random = torch.Generator().manual_seed(0)
+    kg, cm, age = (low + high * torch.rand(80, generator=random) for low, high in ((50, 50), (150, 40), (20, 60)))
+    follow = [
+        (kg * 2.2046).round(decimals=1),
+        kg.log(),
+        kg / (cm / 100) ** 2,
+        2026 - age,
+        (age / 10).floor(),
+        (age > 50).float(),
+        (9 / 5 * cm + 32).half().float(),
+    ]
+    columns = torch.stack([*follow, kg, cm, age], 1)
+    data = SiteData(Samples(columns, torch.arange(80) % 2), table().splits)
+    assert numbers(asked(8, shape=(10,)), data).most(1) == pytest.approx(4, abs=0.1)
+    wide = torch.randn(40, 4, generator=random) @ torch.randn(4, 24, generator=random)
+    data = SiteData(Samples(wide, torch.arange(40) % 2), (Split(torch.arange(40), *[torch.arange(0)] * 2),))
+    assert numbers(asked(8, shape=(24,)), data).most(1) == pytest.approx(5, abs=0.1)

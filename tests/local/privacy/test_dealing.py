@@ -466,3 +466,76 @@ def test_a_specification_that_begins_again_has_other_batches_and_one_that_goes_o
     assert simulated.order("rows") == orders[0]  # what is simulated can be simulated again
     _, alone = Dealing(spec, SECRET, 8, beginning="drawn").deal(reading)
     assert alone.order("rows") not in orders
+
+
+PRESSURES: dict[str, Any] = {"reader": "csv", "file": "p.csv", "key": "id", "label": "mrs", "values": ["no", "yes"]}
+AGE_IN: dict[str, Any] = PRESSURES | {"features": ["age", "bp"]}
+SAME_CELL: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    # what the first run reads, what the second does, and what is written in place of p0's age in between
+    "a label, then an input within a bound": (
+        {"data": PRESSURES | {"features": ["bp"], "label": "age", "values": []}, "task": {"name": "regression"}},
+        {"data": AGE_IN | {"clip": {"age": [None, 60]}}},
+        "88",
+    ),
+    "numbers, then levels": (
+        {"data": AGE_IN},
+        {"data": AGE_IN | {"categorical": {"age": [*map(str, range(40, 51)), "88", "90"]}}},
+        "90",
+    ),
+    "days, then years": (
+        {"data": AGE_IN | {"features": ["bp", "seen"], "dates": {"seen": {"since": "2000-01-01", "unit": "days"}}}},
+        {"data": AGE_IN | {"features": ["bp", "seen"], "dates": {"seen": {"since": "2000-01-01"}}}},
+        "seen",
+    ),
+    "classes by other names": (
+        {"data": AGE_IN},
+        {"data": AGE_IN | {"values": ["well", "ill"], "merge": {"well": ["no"], "ill": ["yes"]}}},
+        "label",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", list(SAME_CELL))
+def test_a_column_is_one_whatever_it_is_used_for(tmp_path: Path, change: str) -> None:
+    """The difference of two runs' sums was one patient's value, or what was corrected of it."""
+    first, second, written = SAME_CELL[change]
+    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), list[set[str]]()
+    task = {"name": "classification", "classes": 2}
+    for own in (first, second):
+        cells = [
+            (40 + row % 10, 100 + row % 7, f"20{row % 20 + 1:02}-05-0{row % 9 + 1}", row % 2) for row in range(100)
+        ]
+        cells[0] = (88, *cells[0][1:])
+        if own is second:
+            age, bp, seen, ill = cells[0]
+            seen, ill = ("2021-03-03" if written == "seen" else seen), (1 - ill if written == "label" else ill)
+            cells[0] = (int(written) if written.isdigit() else age, bp, seen, ill)
+        lines = [f"p{row},{age},{bp},{seen},{['no', 'yes'][ill]}" for row, (age, bp, seen, ill) in enumerate(cells)]
+        (tmp_path / "p.csv").write_text("\n".join(["id,age,bp,seen,mrs", *lines]))
+        spec = run_spec(**{"task": task, **own}, model={"name": "linear"}, evaluation={"name": "holdout"})
+        read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8, log, f"run-{len(used)}"))
+        assert read.parts is not None
+        assert read.parts.kept()
+        used.append(set(read.keys))
+    assert "p0" in used[0]
+    assert "p0" not in used[1]
+    assert len(used[0] - used[1]) >= 8
+
+
+def test_an_array_is_one_whatever_its_shape_and_scale(tmp_path: Path) -> None:
+    log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), list[set[str]]()
+    random = np.random.default_rng(0)
+    inputs, keys = random.integers(0, 99, (100, 9)).astype(np.uint8), np.array([f"p{row}" for row in range(100)])
+    shapes: list[dict[str, Any]] = [{"shape": [9]}, {"shape": [9, 1]}, {"shape": [1, 9]}, {"shape": [9], "scale": 0.5}]
+    for number, data in enumerate(shapes):
+        inputs[number, 3] += number > 0  # a cell of one patient more is corrected
+        np.savez(tmp_path / "data.npz", x=inputs, y=np.arange(100) % 2, key=keys)
+        spec = run_spec(task={"name": "classification", "classes": 2}, data=data, evaluation={"name": "holdout"})
+        read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8, log, f"run-{number}"))
+        assert read.parts is not None
+        assert read.parts.kept()
+        used.append(set(read.keys))
+    assert len(used[0]) == 100
+    for number in (1, 2, 3):
+        assert f"p{number}" not in used[number]
+        assert len(used[0] - used[number]) >= 8

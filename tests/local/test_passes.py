@@ -1,0 +1,65 @@
+"""How far a model has moved is told by what flows back from the loss, not by its weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from rankdad.common.privacy.standing import NEAR
+from rankdad.common.protocol.messages import Kind, Message, Roster
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
+from rankdad.common.run.state import RunState
+from rankdad.local.data import Samples, SiteData
+from rankdad.local.data.folds import Split
+from rankdad.local.passes import Passes
+from tests.conftest import run_spec
+
+
+def shifted(layers: list[nn.Linear]) -> None:
+    layers[-1].bias.add_(3.0)
+
+
+def shifted_for_all_inputs(layers: list[nn.Linear]) -> None:
+    layers[-1].weight.add_(torch.linspace(-1, 1, layers[-1].in_features))
+
+
+def scaled(layers: list[nn.Linear]) -> None:
+    layers[0].weight.mul_(4.0)
+    layers[0].bias.mul_(4.0)
+    layers[1].weight.div_(4.0)
+
+
+def turned(layers: list[nn.Linear]) -> None:
+    layers[-1].weight.add_(0.1 * torch.randn(layers[-1].weight.shape, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize(
+    ("change", "stays"), [(shifted, True), (shifted_for_all_inputs, True), (scaled, True), (turned, False)]
+)
+def test_a_model_that_stays_has_not_moved(change: Callable[[list[nn.Linear]], None], stays: bool) -> None:
+    spec = run_spec(
+        task={"name": "classification", "classes": 3},
+        model={"name": "mlp", "hidden": [5, 4], "activation": "relu"},
+        data={"shape": [6]},
+        training={"dtype": "float64"},
+    )
+    replica = Replica(spec)
+    plan = make_plan(spec, replica.model)
+    run = RunState(spec, plan, replica)
+    nothing, inputs = torch.arange(0), torch.randn(90, 6, generator=torch.Generator().manual_seed(1)).double()
+    data = SiteData(Samples(inputs, torch.arange(90) % 3), (Split(torch.arange(90), nothing, nothing),))
+    run.follow(Message(Kind.HELLO, 0, Roster(train=((90,) * len(plan.sites),))))
+    passes = Passes(spec, plan, data, run, 0)
+    before, sketched = passes.flows(), replica.sketch()
+    layers = [module for module in replica.model.modules() if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        change(layers)
+    after = passes.flows()
+    assert before is not None
+    assert after is not None
+    assert float((replica.sketch() - sketched).norm() / sketched.norm()) > NEAR
+    assert (float((after - before).norm()) < 1e-9) == stays
