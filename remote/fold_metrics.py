@@ -295,6 +295,7 @@ class FoldMetrics:
                     ],
                     groups=len(outcomes) == 1,
                     vague=[site for site, own in repeats[0].items() if is_vague(task, own)],
+                    smooth=any(bool(parts(task, own).order[:, 2].any()) for own in repeats[0].values()),
                 ),
             }
             for at in outcomes

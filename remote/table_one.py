@@ -250,16 +250,18 @@ def _usual_numbers(columns: list[Group]) -> Group:
 
 
 def _usual_levels(columns: list[Group]) -> Group:
-    """Return the median share of each level, as if of 1 row."""
-    shares = {level: median(one["levels"][level] / one["values"] for one in columns) for level in columns[0]["levels"]}
-    return {"values": 1, "levels": shares}
+    """Return the median share of each level, as if of 1 row, of the sites that tell it: kept back it is not 0."""
+    levels = columns[0]["levels"]
+    told = {level: [one["levels"][level] / one["values"] for one in columns if level in _told(one)] for level in levels}
+    back = [level for level, shares in told.items() if 2 * len(shares) <= len(columns)]
+    return {"values": 1, "levels": {level: median(told[level] or [0.0]) for level in levels}, "levels_held_back": back}
 
 
 def _absent(name: str, own: Group, columns: Iterable[Group]) -> Iterator[str]:
     """Yield the levels that a site lacks though the others make one expect some."""
-    others = [one for one in columns if one is not own]
-    elsewhere = sum(one["values"] for one in others)
     for level in _told(own):
+        others = [one for one in columns if one is not own and level in _told(one)]
+        elsewhere = sum(one["values"] for one in others)
         share = sum(one["levels"][level] for one in others) / elsewhere if elsewhere else 0.0
         if not own["levels"][level] and share * own["values"] >= EXPECTED:
             yield f"{name} = {level} ({100 * share:.0f} % of the other sites' rows)"

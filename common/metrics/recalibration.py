@@ -56,9 +56,15 @@ def recalibrations(
     ]
 
 
-def recalibrated(found: Mapping[str, Estimate], *, vague: bool) -> dict[str, dict[str, float]]:
-    """Return estimates as JSON; of vague ones, such as of few smooth scores, no slope and what goes with it."""
-    return {name: asdict(one) for name, one in found.items() if not vague or name == "in_the_large"}
+def recalibrated(
+    found: Mapping[str, Estimate], *, vague: bool, smooth: bool = False
+) -> dict[str, dict[str, float | None]]:
+    """Return estimates as JSON; of vague ones, such as of few smooth scores, no slope and what goes with it.
+
+    Bins are the least of what puts smooth scores off: of these there is no error.
+    """
+    told = {name: asdict(one) for name, one in found.items() if not vague or name == "in_the_large"}
+    return {name: one | ({"error": None} if smooth else {}) for name, one in told.items()}
 
 
 def _maxima(

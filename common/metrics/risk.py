@@ -24,6 +24,7 @@ from rankdad.common.metrics.sums import CALIBRATED
 
 RISKS = (0.05, 0.1, 0.2, 0.3, 0.5)  # named thresholds
 GROUPS = 10  # of the calibration plot
+THRESHOLDS = 1000  # samples whose smooth scores tell how many lie beyond one: of fewer it was off by .1
 JOINT = NormalDist().inv_cdf(0.5 + 0.95**0.5 / 2)  # two independent intervals hold both at once with 95 %
 
 
@@ -280,9 +281,9 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
         **_brier_interval(risks, value),
         "brier_of_prevalence": guess,
         "brier_skill": 1 - value / guess if guess else None,
-        "recalibration": recalibrated(recalibration(risks), vague=smooth and samples < CALIBRATED),
+        "recalibration": recalibrated(recalibration(risks), vague=smooth and samples < CALIBRATED, smooth=smooth),
         "calibration_groups": calibration_groups(risks),
-        "thresholds": thresholds(risks),
+        "thresholds": [] if smooth and samples < THRESHOLDS else thresholds(risks),
     }
 
 

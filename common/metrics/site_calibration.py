@@ -25,6 +25,7 @@ def calibration_by_site(
     *,
     groups: bool,
     vague: Container[str] = (),
+    smooth: bool = False,
 ) -> dict[str, Any]:
     """Return one outcome's calibration at every site that has tested samples, as JSON.
 
@@ -33,6 +34,7 @@ def calibration_by_site(
         expected: sums of the same predicted risks.
         groups: whether to return the points of a plot of each site.
         vague: sites of which there is no slope.
+        smooth: whether scores have left sites as smooth curves.
 
     Returns:
         `sites`: of each its `samples`, `events`, the sum of predicted risks (`expected`), `observed_expected` with
@@ -40,7 +42,7 @@ def calibration_by_site(
         Cochran's Q that the sites' calibration in the large, and their slopes, are all the same; None of fewer than
         two.
     """
-    found = [_of_sites(*one, groups, vague) for one in zip(repeats, expected, strict=True)]
+    found = [_of_sites(*one, groups, vague, smooth) for one in zip(repeats, expected, strict=True)]
     sites = [mean_document([one[site] for one in found]) for site in found[0] if all(site in one for one in found)]
     estimates = {name: [one["recalibration"].get(name) for one in sites] for name in RIGHT}
     return {"differ": {name: _heterogeneity(several) for name, several in estimates.items()}, "sites": sites}
@@ -81,7 +83,7 @@ def expected(task: TaskSpec, total: Tally, outcome: int, risks: Risks) -> float:
 
 
 def _of_sites(
-    risks: Mapping[str, Risks], expected: Mapping[str, float], groups: bool, vague: Container[str]
+    risks: Mapping[str, Risks], expected: Mapping[str, float], groups: bool, vague: Container[str], smooth: bool
 ) -> dict[str, Any]:
     tested = {site: one for site, one in risks.items() if sum(one.counts)}
     edges = next(iter(tested.values())).edges
@@ -96,7 +98,7 @@ def _of_sites(
             "events": round(positives),
             "expected": expected[site],
             "observed_expected": _ratio(one, expected[site]),
-            "recalibration": recalibrated(fit, vague=site in vague),
+            "recalibration": recalibrated(fit, vague=site in vague, smooth=smooth),
         }
         rows[site] = row | ({"groups": calibration_groups(one, FEWEST)} if groups else {})
     return rows

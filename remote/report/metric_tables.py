@@ -166,9 +166,9 @@ def _bounded(value: float | None, error: float | None) -> str:
     return number(value) + (f" ± {bound(error)}" if error else "")
 
 
-def _estimate(one: Mapping[str, float], smooth: bool) -> str:
+def _estimate(one: Mapping[str, Any], smooth: bool) -> str:
     value = f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
-    return value + (f", ± {bound(one['error'])}" if one["error"] >= 0.005 and not smooth else "")
+    return value + (f", ± {bound(one['error'])}" if not smooth and one["error"] >= 0.005 else "")
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
+from rankdad.common.metrics.risk import THRESHOLDS
 from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
@@ -56,7 +57,7 @@ Code = Literal[
     "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
-    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
+    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear", "unsolved",
     "reference-in-part",
     "opposite-effects", "effects-not-compared",
     "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
@@ -368,6 +369,8 @@ def notes(run: RunResults) -> Iterator[str]:
         yield (
             f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
             f"the exact {kind}."
+            + f" Of fewer than {THRESHOLDS:,} samples there are no figures at thresholds."
+            * (kind == "scores")
         )
 
 

@@ -31,9 +31,18 @@ def paragraphs(run: RunResults) -> list[list[Sentence]]:
     if not run.test.get("samples"):
         return []
     measured = _number(run) if isinstance(run.spec.task, Regression) else _risk(run)
-    found = [[*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)], [*measured], [*worth(run)]]
+    compared = list(_unsolved(run)) or worth(run)
+    found = [[*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)], [*measured], [*compared]]
     found += [[sentence] for sentence in (*opposite_effects(run), *_sites(run))]
     return [paragraph for paragraph in found if paragraph]
+
+
+def _unsolved(run: RunResults) -> Iterator[Sentence]:
+    """Yield why models that are not solved are not compared with any other."""
+    tested = [name for name in run.summary.solver.get("unsolved", ()) if name != "final model"]
+    if tested:
+        which = "A model that was tested is" if len(tested) == 1 else f"{len(tested)} of the models tested are"
+        yield Sentence("unsolved", f"{which} no exact solution ({listed(tested)}): it is compared with no other.")
 
 
 def _studied(run: RunResults) -> Iterator[Sentence]:

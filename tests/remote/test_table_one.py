@@ -21,7 +21,7 @@ from rankdad.local.data import read_site
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.report.run_results import read_results
 from rankdad.remote.report.study_table import table_one as study_table
-from rankdad.remote.table_one import table_one
+from rankdad.remote.table_one import _odd, table_one
 from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
@@ -359,3 +359,19 @@ def test_one_table_at_two_sites_is_told_by_its_sums_in_any_order(tmp_path: Path)
         table.to_csv(tmp_path / site / "table.csv", index=False)
         sent[site] = sums(spec.task, read_site(spec, tmp_path / site, place).described(), spec.data)
     assert table_one(spec, sent)["worries"] == {"same-tables": ["alpha", "gamma"]}
+
+
+def test_a_level_that_a_hospital_keeps_back_is_not_taken_for_none_of_it() -> None:
+    """Another was warned of for having as many as it: kept back counted as 0."""
+    counts = {"north": [90, 30], "south": [90, 30], "east": [120, 0]}
+    kept = {"levels_held_back": ["former"]}
+    columns = {
+        site: {"values": 120, "levels": dict(zip(("never", "former"), own, strict=True))} | (kept if not own[1] else {})
+        for site, own in counts.items()
+    }
+    assert list(_odd("smoking", columns)) == []
+    columns["south"] = {"values": 120, "levels": {"never": 120, "former": 0}} | kept
+    assert list(_odd("smoking", columns)) == []
+    columns["north"] = {"values": 120, "levels": {"never": 0, "former": 120}}
+    columns["south"] = columns["east"] = {"values": 120, "levels": {"never": 110, "former": 10}}
+    assert [where for _, where, _ in _odd("smoking", columns)] == [("north",)]

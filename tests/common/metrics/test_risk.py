@@ -146,3 +146,14 @@ def test_each_label_has_its_own_squared_error() -> None:
     brier = parts(task, pooled(task, outputs, labels, [150, 50])).brier / 200
     theirs = [oracle.brier_score_loss(labels[:, at], outputs[:, at].sigmoid()) for at in range(3)]
     assert brier.tolist() == pytest.approx(theirs, rel=1e-12)
+
+
+def test_of_smooth_scores_there_is_no_error_of_bins_and_of_few_no_threshold() -> None:
+    """They were off by more than the intervals beside them: a sensitivity of 24 %, where it was 13 %."""
+    for samples in (400, 1500):
+        risks, brier, *_ = predicted(samples, 3)
+        exact, smooth = (risk_summary(risks, brier, torch.tensor([1.0, 2.0, float(own)])) for own in (False, True))
+        assert {one["error"] is None for one in exact["recalibration"].values()} == {False}
+        assert {one["error"] for one in smooth["recalibration"].values()} == {None}
+        assert bool(smooth["thresholds"]) == (samples > 1000)
+        assert exact["thresholds"]

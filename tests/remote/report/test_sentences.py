@@ -217,6 +217,11 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         | {"solver": {"name": "steps", "why": "policies", "code": "exact-solver-not-allowed"}, "asked": ["linear"]},
         alone(BETTER),
     ),
+    (
+        "unsolved",
+        alone(BETTER) | {"solver": {"name": "exact", "unsolved": ["fold 1 of 5"]}},
+        alone(BETTER) | {"solver": {"name": "exact", "unsolved": ["final model"]}},
+    ),
     ("same-model", both_alone("exact"), both_alone("steps")),
     ("same-model", both_alone("exact"), both_alone("exact") | {"task": BALANCED}),
     ("in-folds", alone(BETTER | IN_FOLDS), alone(BETTER)),
