@@ -227,6 +227,7 @@ def _odd(name: str, columns: Mapping[str, Group]) -> Iterator[Worry]:
     if any("levels" in column for column in columns.values()):
         differs, usual = _unlike, _usual_levels
         lack = [site for site, column in columns.items() if any(_absent(name, column, columns.values()))]  # is said
+        lack += [site for site, column in columns.items() if column.get("levels_held_back")]  # of which none is known
         present = {site: column for site, column in columns.items() if column["values"] and site not in lack}
     else:
         differs, usual = _moved, _usual_numbers
@@ -250,11 +251,9 @@ def _usual_numbers(columns: list[Group]) -> Group:
 
 
 def _usual_levels(columns: list[Group]) -> Group:
-    """Return the median share of each level, as if of 1 row, of the sites that tell it: kept back it is not 0."""
-    levels = columns[0]["levels"]
-    told = {level: [one["levels"][level] / one["values"] for one in columns if level in _told(one)] for level in levels}
-    back = [level for level, shares in told.items() if 2 * len(shares) <= len(columns)]
-    return {"values": 1, "levels": {level: median(told[level] or [0.0]) for level in levels}, "levels_held_back": back}
+    """Return the median share of each level, as if of 1 row."""
+    shares = {level: median(one["levels"][level] / one["values"] for one in columns) for level in columns[0]["levels"]}
+    return {"values": 1, "levels": shares}
 
 
 def _absent(name: str, own: Group, columns: Iterable[Group]) -> Iterator[str]:
