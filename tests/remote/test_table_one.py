@@ -372,6 +372,6 @@ def test_a_level_that_a_hospital_keeps_back_is_not_taken_for_none_of_it() -> Non
     assert list(_odd("smoking", columns)) == []
     columns["south"] = {"values": 120, "levels": {"never": 120, "former": 0}} | kept
     assert list(_odd("smoking", columns)) == []
-    columns["north"] = {"values": 120, "levels": {"never": 0, "former": 120}}
+    columns["north"] = {"values": 120, "levels": {"never": 20, "former": 100}}
     columns["south"] = columns["east"] = {"values": 120, "levels": {"never": 110, "former": 10}}
     assert [where for _, where, _ in _odd("smoking", columns)] == [("north",)]
