@@ -586,5 +586,5 @@ def _steps(spec: RunSpec, batches: str) -> str:
     if isinstance(spec.evaluation, KFold):
         ways.append("fewer folds")
     if spec.training.validation:
-        ways.append("no validation (training.validation 0)")
+        ways.append("no validation")
     return " or ".join((", ".join(ways[:-1]) or ways[0], ways[-1])[: len(ways)])

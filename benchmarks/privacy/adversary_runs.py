@@ -145,13 +145,12 @@ def attend(
     if as_admitted.parts is not None and not as_admitted.parts.kept():
         raise UserError("data: the log has changed", code="another-run-began", field="data")
     heard, tests = list[Heard](), list[tuple[Tally, Tally]]()
-    own_keys = {as_admitted.order_key(fold) for fold in range(len(as_admitted.splits))}
 
     def watched_tally(
         task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None, curves: Smooth | None = None
     ) -> Tally:
         sent = tally_of(task, prepared, outputs, groups, curves)
-        if prepared.order_key in own_keys:
+        if prepared.order_key in {as_admitted.order_key(fold) for fold in range(len(as_admitted.splits))}:
             tests.append((sent, tally_of(task, prepared, outputs, groups)))
         return sent
 

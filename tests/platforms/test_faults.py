@@ -368,7 +368,7 @@ def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) 
 
 
 def test_the_site_hears_what_is_imputed_and_which_columns_are_no_inputs(tmp_path: Path) -> None:
-    inputs = patients(tmp_path, network="mlp-16")
+    inputs = patients(tmp_path, network="mlp-8")
     path = tmp_path / "8f0c" / "base" / "8f0c.csv"
     table = pd.read_csv(path)
     table.loc[3, "age"] = None

@@ -207,7 +207,9 @@ def test_no_other_source_needs_scikit_learn() -> None:
 
 def test_without_scikit_learn_its_data_sets_say_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UserError, match=r"simulation\.source: digits needs scikit-learn: pip install scikit-learn"):
+    with pytest.raises(
+        UserError, match=r"simulation\.source: digits needs scikit-learn: pip install 'rankdad\[demo\]'"
+    ):
         Digits(name="digits").load()
 
 
