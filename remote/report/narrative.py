@@ -58,7 +58,7 @@ Code = Literal[
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
     "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
-    "unsolved",
+    "unsolved", "better-than-guess-by-chance",
     "reference-in-part",
     "opposite-effects", "effects-not-compared",
     "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",

@@ -219,6 +219,12 @@ def _sites(run: RunResults) -> Iterator[Sentence]:
     elif len(rows) > 1:
         text = f"At each of the {of} it is by its {NAMES[name]} better than {guess}."
         yield Sentence("better-than-guess", text)
+    low, high = (f"{BASELINE}{name}_difference_{end}" for end in ("low", "high"))
+    known = {site: row for site, row in rows.items() if low in row and high in row}
+    if better := [site for site, row in known.items() if site not in worse and row[low] <= 0 <= row[high]]:
+        said = "That it is better than that guess may be chance (the interval of the difference includes 0)"
+        text = f"{said} at {listed(better)}."
+        yield Sentence("better-than-guess-by-chance", text)
     ranks = {site: (row["auc_low"], row["auc_high"]) for site, row in run.by_site.items() if "auc_low" in row}
     if unsure := [site for site, (low, high) in ranks.items() if low <= 0.5 <= high]:
         text = f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."

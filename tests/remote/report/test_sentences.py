@@ -237,6 +237,11 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         hospitals(loss=0.4, baseline_loss=0.5),
         {"sites": [hospital(loss=0.4, baseline_loss=0.5), hospital("south")]},
     ),
+    (
+        "better-than-guess-by-chance",
+        hospitals(loss=0.49, baseline_loss=0.5, baseline_loss_difference_low=0.0, baseline_loss_difference_high=0.02),
+        hospitals(loss=0.49, baseline_loss=0.5, baseline_loss_difference_low=0.001, baseline_loss_difference_high=0.02),
+    ),
     ("chance", hospitals(auc_low=0.5, auc_high=0.8), hospitals(auc_low=0.501, auc_high=0.8)),
     ("chance", hospitals(auc_low=0.2, auc_high=0.5), hospitals(auc_low=0.2, auc_high=0.499)),
     ("below-chance", hospitals(auc_low=0.2, auc_high=0.499), hospitals(auc_low=0.2, auc_high=0.5)),
