@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from rankdad.common.errors import DataError
@@ -83,11 +82,8 @@ class Table:
         return ["" if any(one(text) in lacking for one in forms) else text for text in texts]
 
     def stands(self, column: str) -> Array:
-        """Return what a column's cells hold, as text that is the same however a number is written, object [rows]."""
-        cells: list[Any] = self.frame[column].tolist()
-        missing = (cell is None or cell is pd.NA or cell != cell for cell in cells)
-        texts = ["" if gap else canonical(cell) for cell, gap in zip(cells, missing, strict=True)]
-        return np.array([None, *texts], object)[1:]
+        """Return what a column's cells hold as they are written, object [rows]."""
+        return self.frame[column].astype(str).to_numpy(object)
 
     def ids(self, column: str) -> list[str]:
         """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,9 +99,7 @@ def compared(
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
     sets_of = [bytes([number]) for number in split.tolist()]
-    said = [
-        list(map(secret.digests(column), _joined(rows.values(), cells, sets_of))) for column, cells in columns.items()
-    ]
+    said = [_digests(secret, column, _joined(rows.values(), cells, sets_of)) for column, cells in columns.items()]
     return replace(patients, values=dict(zip(rows, zip(*said, strict=True), strict=True)), columns=tuple(columns))
 
 
@@ -238,15 +236,24 @@ def _value(level: str) -> bytes:
     return _cells(np.array([own]))[0] if math.isfinite(own) else level.encode()
 
 
-def _joined(rows: Iterable[Sequence[int]], cells: Sequence[bytes], sets: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield what a column says of each patient, in whatever order their rows are."""
-    for own in rows:
-        if len(own) == 1:
-            yield cells[own[0]] + sets[own[0]]
-        else:
-            yield b"".join(
-                len(cell).to_bytes(4, "big") + cell for cell in sorted(cells[row] + sets[row] for row in own)
-            )
+def _digests(secret: Secret, column: str, said: Sequence[bytes]) -> list[bytes]:
+    """Return the digests of what a column says of each patient; of what it says of several one is made."""
+    digest, made = secret.digests(column), dict.fromkeys(said, b"")
+    for own in made:
+        made[own] = digest(own)
+    return [made[own] for own in said]
+
+
+def _joined(rows: Collection[Sequence[int]], cells: Sequence[bytes], sets: Sequence[bytes]) -> list[bytes]:
+    """Return what a column says of each patient, in whatever order their rows are."""
+    if all(len(own) == 1 for own in rows):
+        return [cells[row] + sets[row] for (row,) in rows]
+    return [
+        cells[own[0]] + sets[own[0]]
+        if len(own) == 1
+        else b"".join(len(cell).to_bytes(4, "big") + cell for cell in sorted(cells[row] + sets[row] for row in own))
+        for own in rows
+    ]
 
 
 def _cells(values: Array) -> list[bytes]:
