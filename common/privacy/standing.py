@@ -9,6 +9,7 @@ factor that one layer has more and the next one less. So it is looked, too, how 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ Places = tuple[Place, ...]  # the last one is where the stretch of an epoch bega
 
 def stretch(most: float) -> int:
     """Return after how many steps it is looked again how far the weights are, where so many may be near each other."""
-    return int(min(max(1, most // LOOKS), 1 << 30))
+    return 1 << 30 if math.isinf(most) else max(1, int(most // LOOKS))
 
 
 def arrived(places: Places, here: Place) -> Places:

@@ -24,6 +24,7 @@ from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
 MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
+MOST_ROWS, MOST_PAIRED = 2000, 256  # rows by which, and columns of which two, it is looked whether one follows
 FOLLOWS = 5e-2  # of a column's size: less is left of one that follows from others, rounded or in other units
 LARGEST = 1024  # batch size that a sentence names
 WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
@@ -46,7 +47,8 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
     inputs = data.samples.inputs
     if not isinstance(inputs, Tensor):
         return float(math.prod(spec.data.shape) + 1)
-    flat = inputs.flatten(1).double()
+    some = torch.linspace(0, max(0, len(inputs) - 1), min(len(inputs), MOST_ROWS)).long()
+    flat = inputs[some].flatten(1).double()
     rows = flat.nan_to_num(math.inf)
     weights = _others(rows) / max(1, len(rows) - 1)
     if isinstance(spec.data, TableData):  # of a column's levels most count
@@ -90,7 +92,9 @@ def _independent(flat: Tensor, weights: Tensor) -> Tensor:
         return chosen
     columns = flat[:, order]
     columns = torch.where(columns.isnan(), columns.nanmean(0), columns)
-    follows = _linear(columns) | _grows_with_another(columns)
+    follows = _linear(columns)
+    if len(order) <= MOST_PAIRED:
+        follows |= _grows_with_another(columns)
     if len(positive := (columns > 0).all(0).nonzero().flatten()) > 1:
         follows[positive] |= _linear(columns[:, positive].log())
     chosen[order[follows]] = False
@@ -141,7 +145,7 @@ class StepNumbers:
     def of(cls, policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> StepNumbers:
         """Return those of a site in a run."""
         routes, inputs, width = list(plan.routes), data.samples.inputs, math.prod(spec.data.shape)
-        if spec.data.tokens is not None:
+        if spec.data.tokens is not None or policy.rows_per_rank is None:
             return cls(policy, plan.routes, spec.training.sends_projections, 0)
         several = int(varies(inputs).sum()) if isinstance(inputs, Tensor) else width
         first = next((at for at, one in enumerate(routes) if one.shape[1:] == (width,)), None)
