@@ -150,7 +150,7 @@ class Contributions:
     def stretch(self, policy: Policy) -> int:
         """Return after how many steps it is looked again how far the weights have moved."""
         people = self._data.people(self._data.splits[self._run.fold].train)
-        return stretch(most_told(policy.rows_per_rank) * people)
+        return stretch(most_told(policy.rows_per_rank), people)
 
     def note_place(self, place: Place, *, first: bool) -> None:
         """Note in the site's log where batches have been sent that other runs may add to."""

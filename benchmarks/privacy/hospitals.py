@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
-from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Message, failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
@@ -31,6 +31,12 @@ from rankdad.simulations.tree import Tree
 RULES = Policy()  # of the attacked hospitals
 NO_RULES = EVERYTHING
 SITES = ("alpha", "beta")
+Lie = Callable[[str, Message], Message]
+
+
+def honest(_site: str, message: Message) -> Message:
+    """Return a site's message as it is."""
+    return message
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +127,13 @@ class Hospitals:
 
 
 def run_sites(
-    spec: RunSpec, folder: Path, policy: Policy, run: str = "run", seed: int = 0, weights: Path | None = None
+    spec: RunSpec,
+    folder: Path,
+    policy: Policy,
+    run: str = "run",
+    seed: int = 0,
+    weights: Path | None = None,
+    lie: Lie = honest,
 ) -> Seen | Refused:
     """Run a spec at all sites, in this process, as each would by itself.
 
@@ -132,6 +144,7 @@ def run_sites(
         run: its identity.
         seed: of the sites' secrets.
         weights: folder of the weights that the spec names.
+        lie: what a site's message is changed to before it is heard.
     """
     sites, data = spec.federation.sites, dict[str, SiteData]()
     site = sites[0]
@@ -143,7 +156,7 @@ def run_sites(
             data[site] = read_site(spec, folder / site / "data", place, dealing=dealing)
         trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(sites, policy))
         assert all(own.parts is None or own.parts.kept() for own in data.values())
-        return trained(spec, plan, trainers, folder / "runs" / run, weights)
+        return trained(spec, plan, trainers, folder / "runs" / run, weights, lie)
     except RankdadError as error:
         heard = failure_message(error.site or site, 0, error).body
         assert isinstance(heard, Failure)
@@ -155,7 +168,14 @@ def secret_of(site: str, seed: int) -> Secret:
     return Secret(hashlib.sha256(f"{site} {seed}".encode()).digest())
 
 
-def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weights: Path | None = None) -> Seen:
+def trained(
+    spec: RunSpec,
+    plan: Plan,
+    trainers: Trainers,
+    directory: Path,
+    weights: Path | None = None,
+    lie: Lie = honest,
+) -> Seen:
     """Train to the end, and return what is seen of it.
 
     Args:
@@ -164,6 +184,7 @@ def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weig
         trainers: of all sites.
         directory: of the run.
         weights: folder of the weights that the spec names.
+        lie: see `run_sites`.
 
     Raises:
         RunFailedError: a site could not go on.
@@ -179,7 +200,10 @@ def trained(spec: RunSpec, plan: Plan, trainers: Trainers, directory: Path, weig
         weights = tree.top.state.replica.weights()
         for site, said in trainers.advance(answers):
             if isinstance(said, bytes):
-                up[site].append(unpack(said, plan, up=True))
+                true = unpack(said, plan, up=True)
+                message = lie(site, true)
+                said = said if message is true else pack(message, plan, up=True)
+                up[site].append(message)
                 if site == first:  # a question whether a round is complete is no message
                     before.append(weights)
             yield site, said

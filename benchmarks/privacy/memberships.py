@@ -11,7 +11,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Refused, Seen, run_sites
+from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Lie, Refused, Seen, honest, run_sites
 from rankdad.common.documents import validate
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.policy import Policy
-from rankdad.common.protocol.messages import Step
+from rankdad.common.protocol.messages import Message, Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 
@@ -36,6 +36,7 @@ STARTS, TURNS = 500, 40
 LEFT = (0.02,) * 4 + (0.1,) * 4 + (0.2,) * 4 + (0.4,) * 4 + (0.6,) * 4  # of what is claimed, outside the space
 MODELS = {"five layers of 3": [3] * 5, "one layer of 16": [16], "two layers of 32": [32, 32]}
 RATES = (1e-40, 1e-8, 1e-3, 1e-2, 0.05, 0.2)
+SHIFT, GROWTH = 6.0, 1.004  # of biases that are shifted, and in each step: weights move by more than NEAR each time
 ALIKE = 0.9  # of the epochs: a claim that is right in so many is of that patient
 
 
@@ -66,8 +67,27 @@ class Found:
     refused: str = ""
 
 
-def attack(model: str, rate: float, epochs: int, policy: Policy, rank: int | None = None, seed: int = 0) -> Found:
-    """Run a training between two hospitals, and solve what the first has sent for who is in which batch."""
+def attack(
+    model: str,
+    rate: float,
+    epochs: int,
+    policy: Policy,
+    rank: int | None = None,
+    seed: int = 0,
+    *,
+    feigned: bool = False,
+) -> Found:
+    """Run a training between two hospitals, and solve what the first has sent for who is in which batch.
+
+    Args:
+        model: by its name in the table.
+        rate: of SGD.
+        epochs: of the training.
+        policy: of both hospitals.
+        rank: of rank-dad; None sends whole gradients.
+        seed: of data and run.
+        feigned: whether the second adds a growing number to both outputs' biases: weights move, and the model stays.
+    """
     drawn = np.random.default_rng(seed)
     inputs = {site: drawn.normal(size=(PATIENTS, COLUMNS)) for site in SITES}
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +97,7 @@ def attack(model: str, rate: float, epochs: int, policy: Policy, rank: int | Non
             np.savez(Path(folder) / site / "data" / "data.npz", x=own, y=labels)
         spec = validate(RunSpec, specification(model, rate, epochs, rank, seed))
         with _drawn() as batches:
-            seen = run_sites(spec, Path(folder), policy, seed=seed)
+            seen = run_sites(spec, Path(folder), policy, seed=seed, lie=_shifted(rate) if feigned else honest)
     if isinstance(seen, Refused):
         return Found(model, rate, policy, rank, refused=seen.code)
     sums, sizes, moved = _sums(seen, epochs)
@@ -89,6 +109,22 @@ def attack(model: str, rate: float, epochs: int, policy: Policy, rank: int | Non
     right, nearly = (int((torch.cdist(rows, truth, p=torch.inf) < near).any(0).sum()) for near in (NEAR, NEARLY))
     known = int(((batches(len(sums)).T @ members).amax(1) >= ALIKE * epochs).sum()) if members.shape[1] else 0
     return Found(model, rate, policy, rank, moved, known, right, nearly)
+
+
+def _shifted(rate: float) -> Lie:
+    """Return what has both biases of the last layer, whose gradient comes last, grow by a part in every step."""
+    sizes = (SHIFT * GROWTH**step * (GROWTH - 1) for step in itertools.count())
+
+    def lie(site: str, message: Message) -> Message:
+        body = message.body
+        if site == SITES[0] or not isinstance(body, Step):
+            return message
+        *others, bias = body.payload
+        assert isinstance(bias, Tensor)
+        moved = bias - next(sizes) * len(SITES) / rate  # sites share alike
+        return replace(message, body=replace(body, payload=(*others, moved)))
+
+    return lie
 
 
 @contextmanager

@@ -39,17 +39,22 @@ class Place(NamedTuple):
         """Tell whether weights, or the models that they make, are nearly the same."""
         if distance(self.sketch, other.sketch) <= NEAR:
             return True
-        ours, theirs = self.flows, other.flows
-        alike = ours is not None and theirs is not None and ours.shape == theirs.shape
-        return alike and float(torch.linalg.vector_norm(ours - theirs)) <= NEAR  # type: ignore[operator]
+        if self.flows is None or other.flows is None or self.flows.shape != other.flows.shape:
+            return False
+        return float(torch.linalg.vector_norm(self.flows - other.flows)) <= NEAR
 
 
 Places = tuple[Place, ...]  # the last one is where the stretch of an epoch began that is trained
 
 
-def stretch(most: float) -> int:
-    """Return after how many steps it is looked again how far the weights are, where so many may be near each other."""
-    return 1 << 30 if math.isinf(most) else max(1, int(most // LOOKS))
+def stretch(told: float, people: int) -> int:
+    """Return after how many steps it is looked again how far the weights are.
+
+    Args:
+        told: so many steps for each patient may be near each other; infinite without a limit.
+        people: that it trains on, possibly none.
+    """
+    return 1 << 30 if math.isinf(told) else max(1, int(told * people // LOOKS))
 
 
 def arrived(places: Places, here: Place) -> Places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from benchmarks.privacy.units import told
 from rankdad.common.documents import validate
 from rankdad.common.protocol.messages import Step
 from rankdad.common.spec import RunSpec
+from rankdad.local.passes import Passes
+from rankdad.local.privacy.log import DisclosureLog
 
 COUNT = 90
 
@@ -80,6 +83,44 @@ def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and
     free, ruled = (attack("five layers of 3", rate, 160, policy) for policy in (NO_RULES, RULES))
     assert (free.patients, free.rows) == (PATIENTS, PATIENTS)
     assert ruled.refused == "weights-hardly-move"
+
+
+def test_batches_at_a_model_that_stays_are_refused_though_its_weights_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program from outside had all rows of 45 patients: softmax knows nothing of what is added to all outputs."""
+    assert attack("five layers of 3", 1e-10, 160, RULES, feigned=True).refused == "weights-hardly-move"
+    monkeypatch.setattr(Passes, "flows", lambda passes: None)
+    by_weights_alone = attack("five layers of 3", 1e-10, 160, RULES, feigned=True)
+    assert (by_weights_alone.refused, by_weights_alone.patients > PATIENTS // 2) == ("", True)
+
+
+@pytest.mark.parametrize(("begins", "right"), [("once", True), ("again", False)])
+def test_two_runs_of_a_specification_tell_a_patient_only_where_their_batches_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str, right: bool
+) -> None:
+    """In between another hospital has grown: the first batch of 80 patients had 16 of them, then one more."""
+    if begins == "once":
+        monkeypatch.setattr(DisclosureLog, "beginning", lambda log, run, spec: 0)
+    drawn, sent = np.random.default_rng(1), list[list[Tensor]]()
+    rows, labels = drawn.normal(size=(80, COLUMNS)), np.arange(80) % 2
+    for site in SITES:
+        (tmp_path / site / "data").mkdir(parents=True)
+    np.savez(tmp_path / SITES[0] / "data" / "data.npz", x=rows, y=labels)
+    spec = specification("one layer of 16", 0.1, 1, None, 0)
+    spec |= {"model": {"name": "mlp", "hidden": [8], "activation": "tanh"}}
+    spec["training"] |= {"batch_size": 17}
+    for count in (80, 100):
+        others = np.random.default_rng(2).normal(size=(count, COLUMNS))
+        np.savez(tmp_path / SITES[1] / "data" / "data.npz", x=others, y=np.arange(count) % 2)
+        shutil.rmtree(tmp_path / SITES[1] / "privacy", ignore_errors=True)  # it is the attacker's
+        seen = run_sites(validate(RunSpec, spec), tmp_path, RULES, f"run-{count}")
+        assert isinstance(seen, Seen)
+        step = next(own.body for own in seen.up[SITES[0]] if isinstance(own.body, Step))
+        sent.append([value.double() for value in step.payload if isinstance(value, Tensor)])
+    weight, bias, *_ = (17 * more - 16 * fewer for fewer, more in zip(*sent, strict=True))
+    bias = bias.flatten()
+    unit = int(bias.abs().argmax())
+    claimed = weight[unit] / bias[unit]
+    assert (float((torch.from_numpy(rows) - claimed).abs().amax(1).min()) < 0.01) == right
 
 
 def test_an_attacker_knows_the_weights_at_which_a_message_was_made(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.privacy.standing import MOST, NEAR, Place, Places, arrived, most_known, stayed
+from rankdad.common.privacy.standing import MOST, NEAR, Place, Places, arrived, most_known, stayed, stretch
 from rankdad.common.run.weight_sketch import sketch
 
 WEIGHTS = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -60,3 +62,11 @@ def test_weights_that_move_while_the_model_stays_have_not_moved(apart: float, kn
         ends = [Place(at(part), flows=torch.tensor([1.0, apart * part])) for part in (2.0 * epoch, 2.0 * epoch + 1)]
         places = stayed(arrived(places, ends[0]), ends[1], 5)
     assert most_known(places, 1000) == known
+
+
+@pytest.mark.parametrize(
+    ("told", "people", "steps"),
+    [(0.5, 160, 10), (0.5, 2, 1), (0.5, 0, 1), (math.inf, 30, 1 << 30), (math.inf, 0, 1 << 30)],
+)
+def test_a_site_that_trains_on_nobody_is_looked_at_like_any_other(told: float, people: int, steps: int) -> None:
+    assert stretch(told, people) == steps
