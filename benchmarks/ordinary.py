@@ -20,8 +20,10 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_network
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import Evaluation, Message, Step
+from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.rounds.evaluation import Evaluation
+from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted, linear_sets
 from rankdad.local.data import SiteData, read_site

@@ -209,8 +209,10 @@ def _our_server(ledger: LedgerOptions | None, listening: socket.socket, sites: i
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
-    from rankdad.common.protocol.messages import Ask, Hello, Kind, Message, Step
+    from rankdad.common.protocol.messages import Ask, Kind, Message
     from rankdad.common.protocol.plan import make_plan
+    from rankdad.common.rounds.hello import Hello
+    from rankdad.common.rounds.step import Step
     from rankdad.common.run.replica import Replica
     from rankdad.local.config import SiteConfig
     from rankdad.local.drivers.drive import drive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,25 +11,16 @@ from torch import Tensor, nn
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.methods import MethodState
-from rankdad.common.methods.base import Contribution
-from rankdad.common.metrics import measured_on
-from rankdad.common.protocol.messages import (
-    Body,
-    Comparison,
-    Evaluation,
-    Hello,
-    Kind,
-    Message,
-    PooledMetrics,
-    Roster,
-    Sketch,
-    Step,
-)
-from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.base import Collected, Ready
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.registry import ROUNDS
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import ALONE, Holdout, RunSpec
-from rankdad.common.spec.solver import is_exact
+from rankdad.common.spec.tree import TOP
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData
 from rankdad.local.data.folds import Split
@@ -112,30 +104,28 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             run.skip_to(fold * (1 + len(spec.candidates)))
             begun = True
             continue
-        body = _step(passes, run) if due.kind is Kind.STEP else _answer(spec, contributions.body(due))
-        run.follow(Message(due.kind, due.round, body, due.exchange))
+        body = _step(passes) if due.kind is Kind.STEP else contributions.body(due)
+        run.follow(_update(spec, plan, run, Message(due.kind, due.round, body, due.exchange)))
         if due.kind is Kind.STEP:
             yield None
         while tested:
             yield tested.pop()
 
 
-def _step(passes: Passes, run: RunState) -> Step:
+def _step(passes: Passes) -> Step:
     batch = passes.batch()
     (own, _), weight = passes.step(batch, {}), float(len(batch))
     assert own is not None
-    payload, _ = run.method.aggregate(0, [Contribution(weight, own.gradients)], MethodState(), 0)
-    return Step(weight, own.loss, own.norm, payload, own.projections)
+    return Step(weight, own.loss, own.norm, own.gradients, own.projections)
 
 
-def _answer(spec: RunSpec, body: Body) -> Body:
+def _update(spec: RunSpec, plan: Plan, run: RunState, sent: Message) -> Message:
     """Return the update that one site's contribution makes."""
-    if isinstance(body, Hello):
-        if not all(train for train, *_ in body.samples):
+    if isinstance(sent.body, Hello):
+        if not all(train for train, *_ in sent.body.samples):
             raise RankdadError("there are no samples to train on in one of the folds", code="no-samples")
-        return Roster(train=tuple((train,) for train, *_ in body.samples), exact=is_exact(spec, ()))
-    if isinstance(body, Evaluation):
-        found = measured_on(body.split, spec.task, spec.training.monitor, body.tally)
-        where = {"split": body.split, "fold": body.fold, "epoch": body.epoch}
-        return PooledMetrics.model_validate({**where, **vars(found)})
-    return Comparison(drift=0.0, replica={}) if isinstance(body, Sketch) else body
+        sent = replace(sent, body=sent.body.model_copy(update={"warnings": []}))  # nobody hears of what is solved here
+    ready = Ready(sent.kind, sent.round, sent.exchange, (0,), (sent,), (0,), frozenset(), 0.0)
+    here = Collected(spec, plan, spec.federation.nodes[TOP], run, ready, MethodState())
+    body, _ = ROUNDS[sent.kind].aggregate(here)
+    return replace(sent, body=body)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdad.common.lowrank.reduction.feedback import Residuals, interpolate_residual, plus
-from rankdad.common.protocol.messages import Message, Step
+from rankdad.common.protocol.messages import Message
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.lateness import damped
 from rankdad.common.run.state import RunState
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from rankdad.common.protocol.messages import Body, Step
+from rankdad.common.protocol.messages import Body
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown

@@ -16,8 +16,11 @@ from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.privacy.standing import Place, Places, arrived, stayed
-from rankdad.common.protocol.messages import Ask, Body, Comparison, Failure, Kind, Message, PooledMetrics, Step
+from rankdad.common.protocol.messages import Ask, Body, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.comparison import Comparison
+from rankdad.common.rounds.evaluation import PooledMetrics
+from rankdad.common.rounds.step import Step, check_weight
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import furthest
@@ -254,7 +257,7 @@ class _Trainer:
             assert update is not None
             assert isinstance(answer, Step)
             missing |= update.missing
-            run.check_weight(update, missing)
+            check_weight(run, update, missing)
             if self.index in update.missing or not answer.weight:
                 weight = 0.0  # once left out of a step, it is in none of its later exchanges
             try:

@@ -19,16 +19,19 @@ from rankdad.common.lowrank.wire import is_lossless
 from rankdad.common.methods import MethodState
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Evaluation, Failure, Farewell, Hello, Kind, Message, Roster, Step
+from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.rounds.base import Collected, Ready
+from rankdad.common.rounds.checks import Checks
+from rankdad.common.rounds.goodbye import Farewell
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.registry import ROUNDS
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
-from rankdad.remote.aggregation import aggregate
-from rankdad.remote.checks import Checks
-from rankdad.remote.children import bodies, introduced
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
 from rankdad.remote.progress import AGGREGATOR, Status
@@ -36,7 +39,7 @@ from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
-from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
+from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.tracking import trackers_of
 
@@ -139,7 +142,7 @@ class Aggregator:
             self._ending = ending(directory) if self.persistence.resumes and not is_whole(directory) else None
             document, self._residuals, *_ = self.persistence.load(self.state)
             self._checks.samples = document.get("samples", {})
-            self._may_stay: bool = document.get("retain", False)
+            self._checks.retain = document.get("retain", False)
             self.recorder = Recorder(
                 directory,
                 spec,
@@ -252,7 +255,7 @@ class Aggregator:
 
         def admit() -> None:  # what is new in the round that is due: recorded before it counts, and can be lost
             self.state.check(message, 409)
-            self._checks.check(site, message)
+            self._check(site, message)
             self.persistence.append(Entry.CONTRIBUTION, message.round, self.children.index(site), body)
 
         effects = self.barrier.receive(site, body, message, self._clock(), admit)
@@ -269,10 +272,17 @@ class Aggregator:
         held, before = self.barrier.held(site)
         if held == body:  # sent again: another run may have told of a newer log meanwhile
             return body
-        self._checks.check(site, message)  # what is refused leaves nothing behind
+        self._check(site, message)  # what is refused leaves nothing behind
         self._logs.take(site, hello.log)
         same = isinstance(before, Hello) and hello.model_copy(update={"log": before.log}) == before
         return held if same else body
+
+    def _check(self, site: str, message: Message, ago: int = 0) -> None:
+        """Check a contribution against the roster and the plan."""
+        ROUNDS[message.kind].check(self._checks, site, message, ago)
+
+    def _collected(self, ready: Ready, state: MethodState) -> Collected:
+        return Collected(self.spec, self.plan, self.node, self.state, ready, state)
 
     def _take_late(self, site: str, body: bytes, message: Message) -> None:
         """Let a contribution to an earlier step join the next, if it is not too late for that."""
@@ -283,7 +293,7 @@ class Aggregator:
                 503, f"round {self.barrier.round} is being aggregated: send again", code="round-being-aggregated"
             )
         if age:
-            self._checks.check(site, message, age)
+            self._check(site, message, age)
             self.persistence.append(Entry.LATE, self.barrier.round, place, body)
             late.put(place, age, message, body)
 
@@ -365,7 +375,7 @@ class Aggregator:
         ended = Ending(
             run=self.run_id,
             status=self._outcome[0],  # type: ignore[arg-type]
-            may_stay=self._may_stay,
+            may_stay=self._checks.retain,
             recorder=json.dumps(self.recorder.state()),
         )
         self.persistence.release()
@@ -543,7 +553,7 @@ class Aggregator:
         """
         state = MethodState(self._residuals, self.state.bases)
         try:
-            body, state = aggregate(self.spec, self.plan, self.node, self.state, ready, state)
+            body, state = ROUNDS[ready.kind].aggregate(self._collected(ready, state))
             late = tuple((late.age, late.place) for late in ready.late)
             message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing, late)
             packed = pack(message, self.plan, up=False)
@@ -573,15 +583,7 @@ class Aggregator:
         """
         body, state, fold = update.message.body, self.state, self.state.fold
         state.follow(update.message)
-        if isinstance(body, Roster):
-            hello = introduced(self.children, ready.messages)
-            self._checks.meet(hello.samples)
-            self._may_stay = hello.retain
-        if ready.kind is Kind.EVALUATION:
-            sent = zip(ready.places, bodies(ready.messages, Evaluation), strict=True)
-            self._checks.tests = {
-                self.children[at]: (one.tally, one.baseline, *one.references) for at, one in sent if one.baseline
-            }
+        ROUNDS[ready.kind].remember(self._checks, ready)
         if state.fold != fold:
             self._residuals = {}
             self.barrier.latecomers.clear()
@@ -593,8 +595,7 @@ class Aggregator:
             return
         elif state.between_steps and (self._has_resumed or (isinstance(body, Step) and state.steps % self._every == 0)):
             self._has_resumed = False
-            samples, may_stay = self._checks.samples, self._may_stay
-            known = {"recorder": self.recorder.state(), "samples": samples, "retain": may_stay}
+            known = {"recorder": self.recorder.state(), "samples": self._checks.samples, "retain": self._checks.retain}
             self.persistence.save(state, self._residuals, known)
 
     def _fail(self, failure: Failure, status: str = "failed") -> list[Effect]:

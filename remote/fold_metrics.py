@@ -44,7 +44,7 @@ from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.metrics.sums import is_vague, of_one_test
 from rankdad.common.preparation import Fit
-from rankdad.common.rounds.paired import rivals
+from rankdad.common.rounds.scores import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 from rankdad.remote.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
 from rankdad.remote.paired_folds import ends as _ends

@@ -9,25 +9,9 @@ from dataclasses import dataclass, field
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Message
+from rankdad.common.rounds.base import LateContribution
 from rankdad.common.run.lateness import age_of
 from rankdad.common.run.state import RunState
-
-
-@dataclass(frozen=True)
-class LateContribution:
-    """A contribution to an earlier step.
-
-    Args:
-        age: how many steps before the one that it joins.
-        place: of its site in the plan.
-        message: that it holds.
-        size: of its body in bytes.
-    """
-
-    age: int
-    place: int
-    message: Message
-    size: int
 
 
 @dataclass

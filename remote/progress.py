@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from rankdad.common.errors import counted
-from rankdad.common.protocol.messages import PooledMetrics
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.rounds import paired
+from rankdad.common.rounds.evaluation import PooledMetrics
+from rankdad.common.rounds.scores import least
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
@@ -190,7 +190,7 @@ class Progress:
             plan.references,
             grouped=spec.grouped,
             per_repeat=spec.folds_per_repeat,
-            least=paired.least(spec),
+            least=least(spec),
             regions=[name for name in sites if name in spec.federation.regions],
         )
         about = (spec.name, spec.trained_by, sites, spec.task, spec.training.epochs, spec.folds)
@@ -198,6 +198,18 @@ class Progress:
         made.monitor = str(spec.training.monitor)
         made.regions = [name for name in sites if name in spec.federation.regions]
         return made
+
+    def end_epoch(self, epoch: int, *, best: bool) -> None:
+        """Take note of the end of an epoch, and of whether it is the fold's best so far."""
+        self.epoch = epoch + 1
+        self.ended.append(Epoch(self.fold, self.epoch, self.train_loss, self.validation))
+        if best:
+            self.best_epoch = epoch
+            self.best_value = self.validation.values.get(self.monitor) if self.validation else None
+
+    def note_drift(self, drift: float) -> None:
+        """Take note of how far the sites' weights are apart."""
+        self.drift = max(self.drift or 0.0, drift)
 
     def state(self) -> dict[str, Any]:
         """Return all figures as JSON."""

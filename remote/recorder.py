@@ -17,22 +17,14 @@ from rankdad.common.lowrank.factors import Factor, singular_values
 from rankdad.common.metrics import Metrics, Tally, measured_on
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN
-from rankdad.common.protocol.messages import (
-    Body,
-    Compared,
-    Comparison,
-    Decision,
-    Evaluation,
-    Farewell,
-    Kind,
-    Message,
-    PooledMetrics,
-    Roster,
-    Squares,
-    Step,
-    Sums,
-)
+from rankdad.common.protocol.messages import Body, Kind, Message
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.base import Cost, Ready
+from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
+from rankdad.common.rounds.hello import RegionHello, Roster, introduced
+from rankdad.common.rounds.registry import ROUNDS
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.batches import schedule, steps_of_all
 from rankdad.common.run.lateness import damped
 from rankdad.common.run.repeats import equal_repeats
@@ -41,11 +33,9 @@ from rankdad.common.spec.tasks import measured
 from rankdad.common.spec.tree import TOP
 from rankdad.common.user_code import by_site
 from rankdad.page.history import History
-from rankdad.remote.children import introduced
 from rankdad.remote.coefficients import as_json, as_table
-from rankdad.remote.progress import Epoch, Progress
+from rankdad.remote.progress import Progress
 from rankdad.remote.retelling import retold
-from rankdad.remote.rounds import Ready
 from rankdad.remote.run_directory import PLAN, Table, new_directory
 from rankdad.remote.solving import how_solved, no_sums, not_solved, undertrained
 from rankdad.remote.summary import summary
@@ -209,45 +199,26 @@ class Recorder:
             size: of the answer's body, in bytes.
             aggregation_seconds: from the last contribution to the answer.
         """
-        progress, seconds = self.progress, ready.seconds + aggregation_seconds
+        cost = Cost(size, ready.seconds + aggregation_seconds, aggregation_seconds)
         if ready.kind is not Kind.STEP:
             self._computed = {}
         if ready.kind is not Kind.HELLO:  # hello waits for people
-            progress.seconds += seconds
-        if isinstance(update, Step):
-            self._record_step(ready, update, size, seconds, aggregation_seconds)
-        elif isinstance(update, Roster):
-            progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
-            progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
-            if update.exact:
-                progress.steps = progress.batches = progress.epochs = 0
-            self._record_hello(ready, update.equal)
-            progress.solver = how_solved(self._spec, update.exact, progress.warnings)
-            progress.method = "exact" if update.exact else self._spec.method.name
-            self.summarise()
-        elif isinstance(update, Sums):
-            self._record_sums(ready, update)
-        elif isinstance(update, PooledMetrics):
-            self._record_evaluation(ready, update)
-        elif isinstance(update, Compared):
-            self._record_paired(ready)
-        elif isinstance(update, Decision):
-            progress.epoch = update.epoch + 1
-            progress.ended.append(Epoch(progress.fold, progress.epoch, progress.train_loss, progress.validation))
-            if update.best:
-                progress.best_epoch = update.epoch
-                values = progress.validation.values if progress.validation else {}
-                progress.best_value = values.get(self._spec.training.monitor)
-            self.summarise()
-        elif isinstance(update, Comparison | Farewell):
-            progress.drift = max(progress.drift or 0.0, update.drift)
-            if isinstance(update, Comparison) and update.replica:
-                progress.warn("weights-made-equal-after-a-comparison", [site for site, _ in self._sent(ready)])
-            if isinstance(update, Farewell):
-                progress.weights_sha256 = dict(update.weights_sha256)
+            self.progress.seconds += cost.seconds
+        ROUNDS[ready.kind].record(self, ready, update, cost)
 
-    def _record_hello(self, ready: Ready, equal: Sequence[int]) -> None:
-        hello = introduced(self._sites, ready.messages)
+    def note_hello(self, ready: Ready, update: Roster) -> None:
+        """Take note of the sites, and of how many steps there will be."""
+        progress = self.progress
+        progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
+        progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
+        if update.exact:
+            progress.steps = progress.batches = progress.epochs = 0
+        self._note_sites(introduced(self._sites, ready.messages), update.equal)
+        progress.solver = how_solved(self._spec, update.exact, progress.warnings)
+        progress.method = "exact" if update.exact else self._spec.method.name
+        self.summarise()
+
+    def _note_sites(self, hello: RegionHello, equal: Sequence[int]) -> None:
         folds = self._spec.folds_per_repeat
         repeats = self._spec.tested_folds // folds
         self.progress.equal = list(equal)
@@ -261,13 +232,12 @@ class Recorder:
             self.progress.warn("reader-differs", others)  # a reader's, which the aggregator has not
         for warning, sites in hello.warnings.items():
             self.progress.warn(warning, sites)
-        self.summarise()
 
-    def _record_sums(self, ready: Ready, update: Sums) -> None:
+    def note_sums(self, ready: Ready, update: Sums) -> None:
         """Take note of Table 1, and of what tests will be counted around."""
         self._sums[update.stage] = update.values
         self._record_solutions(update.stage)
-        last = {site: message.body.values[-1] for site, message in self._sent(ready) if isinstance(message.body, Sums)}
+        last = {site: message.body.values[-1] for site, message in self.sent(ready) if isinstance(message.body, Sums)}
         if described := self._preparing.described(update.stage, last):
             self.progress.table1 = table_one(self._spec, described)
             for kind, sites in self.progress.table1["worries"].items():
@@ -306,8 +276,9 @@ class Recorder:
             self._write_table("coefficients", as_table(self.progress.coefficients))
             self.summarise()
 
-    def _record_step(self, ready: Ready, update: Step, size: int, seconds: float, aggregation_seconds: float) -> None:
-        progress, sums = self.progress, self._open
+    def note_step(self, ready: Ready, update: Step, cost: Cost) -> None:
+        """Take note of an exchange of a step; after the last one, of the step."""
+        progress, sums, (size, seconds, aggregation_seconds) = self.progress, self._open, cost
         up, down = sum(ready.sizes) + sum(late.size for late in ready.late), size * len(self._sites)
         progress.up, progress.down = progress.up + up, progress.down + down
         progress.step_seconds += seconds
@@ -320,9 +291,9 @@ class Recorder:
             sums.factors |= {
                 slot.name: value for slot, value in zip(slots, update.payload, strict=True) if isinstance(value, Factor)
             }
-        for (site, _), arrived in zip(self._sent(ready), ready.arrived, strict=False):
+        for (site, _), arrived in zip(self.sent(ready), ready.arrived, strict=False):
             sums.waited[site] = sums.waited.get(site, 0.0) + ready.seconds - arrived
-        for site, message in self._sent(ready):
+        for site, message in self.sent(ready):
             assert isinstance(message.body, Step)
             sums.norms[site] = message.body.norm
         if ready.exchange < len(self._plan.exchanges) - 1:
@@ -330,7 +301,7 @@ class Recorder:
         progress.step += 1
         progress.loss = update.loss
         norms, losses = dict.fromkeys(self._sites, ""), dict[str, float]()
-        for site, message in self._sent(ready):
+        for site, message in self.sent(ready):
             assert isinstance(message.body, Step)
             total, weight = self._losses[site]
             step = message.body
@@ -375,11 +346,12 @@ class Recorder:
         model, candidate = self._spec.place(training)
         return model, ["" if candidate is None else candidate + 1 for _ in self._candidate]
 
-    def _sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
+    def sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
         """Yield who has sent what."""
         return ((self._sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
 
-    def _record_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
+    def note_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
+        """Take note of an epoch's metrics, or of a test's."""
         task, progress = self._spec.task, self.progress
         fold, candidate = self._place(pooled.fold)
         if pooled.split == "test":
@@ -391,7 +363,7 @@ class Recorder:
         models: dict[str, Tally] = {}
         baselines: dict[str, Tally] = {}
         references: dict[str, dict[str, Tally]] = {name: {} for name in self._plan.references}
-        for site, message in self._sent(ready):
+        for site, message in self.sent(ready):
             assert isinstance(message.body, Evaluation)
             models[site] = message.body.tally
             if message.body.baseline is not None:
@@ -439,9 +411,9 @@ class Recorder:
         counts = progress.best_is_last, progress.measured, progress.unmeasured
         progress.undertrained = undertrained(self._spec, *counts)
 
-    def _record_paired(self, ready: Ready) -> None:
+    def note_comparison(self, sent: Mapping[str, Tensor]) -> None:
+        """Take note of how the models of a test compare, by what each site has sent."""
         study = self.progress.study
-        sent = {site: message.body.values for site, message in self._sent(ready) if isinstance(message.body, Squares)}
         self.progress.warn("left-out-of-a-comparison", study.compare(sent, self._scores))
         self._write_table("sites", study.by_site())
         self.summarise()

@@ -16,15 +16,16 @@ from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, v
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.methods import MethodState
 from rankdad.common.protocol.codec import pack, pack_failure, unpack
-from rankdad.common.protocol.messages import Failure, Kind, Message, Step
+from rankdad.common.protocol.messages import Failure, Kind, Message
+from rankdad.common.rounds.base import Ready
+from rankdad.common.rounds.registry import ROUNDS
+from rankdad.common.rounds.step import Step, check_weight
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.remote.aggregator import Aggregator, Answers, Update
-from rankdad.remote.combining import combine
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.records import Record
-from rankdad.remote.rounds import Ready
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ class Region(Aggregator):
                 field="i",
             )
         if isinstance(message.body, Step):
-            self.state.check_weight(message, ())
+            check_weight(self.state, message, ())
         return message
 
     def _make(self, ready: Ready) -> None:
@@ -150,7 +151,7 @@ class Region(Aggregator):
         """
         known = MethodState(self._residuals, self.state.bases)
         try:
-            body, state = combine(self.spec, self.plan, self.node, self.state, ready, known)
+            body, state = ROUNDS[ready.kind].combine(self._collected(ready, known))
             message = Message(ready.kind, ready.round, body, ready.exchange)
             return pack(message, self.plan, up=True, region=True), state.residuals
         except RankdadError as error:

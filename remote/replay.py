@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.base import Ready
 from rankdad.common.run.lateness import LeftOut, age_of
 from rankdad.common.spec.tree import Node
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.records import DamageError, Entry, Record
-from rankdad.remote.rounds import Barrier, Ready
+from rankdad.remote.rounds import Barrier
 
 
 def replay(

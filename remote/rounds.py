@@ -26,8 +26,9 @@ from enum import Enum
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Body, Kind, Message
+from rankdad.common.rounds.base import LateContribution, Ready
 from rankdad.common.spec import Federation
-from rankdad.remote.latecomers import Latecomers, LateContribution
+from rankdad.remote.latecomers import Latecomers
 
 OLDER_COPY = "an aggregator that was started with an older copy of its directory cannot go on: take the newest"
 
@@ -46,35 +47,6 @@ class Answer:
 
     sites: tuple[str, ...]
     body: bytes
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A round's contributions are in: aggregate them, then call `complete`.
-
-    Args:
-        kind: of the round.
-        round: its number.
-        exchange: within one optimizer step.
-        places: among those that contribute to this barrier, of those whose contributions are in, in order.
-        messages: these contributions.
-        sizes: of their bodies in bytes.
-        missing: places of the others.
-        seconds: from the round's beginning to its end.
-        late: contributions to earlier steps that join this one, in order of age and place.
-        arrived: seconds from the round's beginning to each contribution.
-    """
-
-    kind: Kind
-    round: int
-    exchange: int
-    places: tuple[int, ...]
-    messages: tuple[Message, ...]
-    sizes: tuple[int, ...]
-    missing: frozenset[int]
-    seconds: float
-    late: tuple[LateContribution, ...] = ()
-    arrived: tuple[float, ...] = ()
 
 
 Effect = Answer | Ready

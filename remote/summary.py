@@ -9,7 +9,7 @@ import torch
 
 from rankdad.common import __version__
 from rankdad.common.metrics import Metrics
-from rankdad.common.protocol.messages import PooledMetrics
+from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.remote.progress import Progress
 
 

@@ -23,8 +23,9 @@ from rankdad.common.lowrank.routes import Payload, Route, gather, scatter
 from rankdad.common.lowrank.sparse import sparse
 from rankdad.common.methods import Contribution, Method, MethodState
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Kind, Message, Step
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rankdad.common.documents import validate
 from rankdad.common.metrics import Tally, summarise, tally
 from rankdad.common.metrics.paired import Rows, rows
-from rankdad.common.rounds import paired
+from rankdad.common.rounds import paired, scores
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.fold_metrics import FoldMetrics
@@ -98,11 +98,11 @@ def compared(spec: RunSpec, sites: tuple[str, ...], folds: Iterable[Mapping[str,
         sites: their names.
         folds: what each fold's test comes to, by site.
     """
-    study = FoldMetrics(spec.task, sites, (REFERENCE,), per_repeat=spec.folds_per_repeat, least=paired.least(spec))
+    study = FoldMetrics(spec.task, sites, (REFERENCE,), per_repeat=spec.folds_per_repeat, least=scores.least(spec))
     others = list[Tally]()
     for fold, known in enumerate(folds):
         tests = [tuple(one for _, one in tested) for _, tested in known.values()]
-        pooled = paired.pooled_scores(spec, fold, tests)
+        pooled = scores.pooled_scores(spec, fold, tests)
         sent = {
             site: paired.contribution(spec, [one for one, _ in tested], labels, pooled, None)
             for site, (labels, tested) in known.items()

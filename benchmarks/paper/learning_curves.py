@@ -20,7 +20,7 @@ from benchmarks.paper.panels import FOLDS, Panel, run_document
 from rankdad.common.documents import validate
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.messages import Step
+from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import NpzData
 from rankdad.local.data import Samples, SiteData, split_samples

@@ -21,8 +21,9 @@ from rankdad.common.metrics.smoothing import Smooth
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.messages import Body, Step
+from rankdad.common.protocol.messages import Body
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec

@@ -21,7 +21,8 @@ from rankdad.common.metrics import Tally, parts
 from rankdad.common.metrics.paired import histograms
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
-from rankdad.common.protocol.messages import Step, Sums
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.spec.data import TableData
 
 MOST_SETS = 400  # that are subtracted from each other, the smallest ones first

@@ -18,7 +18,7 @@ from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Refused, Seen, 
 from benchmarks.privacy.least_squares import logistic, mlp, recovered, solutions
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
-from rankdad.common.protocol.messages import Step
+from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 
 COLUMNS = 9

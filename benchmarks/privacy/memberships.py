@@ -26,7 +26,8 @@ from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Lie, Refused, S
 from rankdad.common.documents import validate
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.policy import Policy
-from rankdad.common.protocol.messages import Message, Step
+from rankdad.common.protocol.messages import Message
+from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 

@@ -16,7 +16,9 @@ from benchmarks.privacy.judge import Claim
 from benchmarks.privacy.rows import PLACES, distinct, is_row, named
 from benchmarks.privacy.tables import NUMBERS
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import Kind, Message, Step, Sums
+from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 
 FOLDS = {"name": "k-fold", "folds": 5}
 Sites = Mapping[str, Mapping[str, Tensor]]  # every stage's sums [folds, …], by site and stage

@@ -16,7 +16,8 @@ from benchmarks.privacy.hospitals import SITES, Hospitals, Refused, document
 from benchmarks.privacy.judge import Claim
 from benchmarks.privacy.rows import PLACES, distinct, named
 from benchmarks.privacy.sums import in_steps
-from rankdad.common.protocol.messages import Step, Sums
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 
 UNITS = 3
 RARE = 0.05  # of patients, for whom a unit fires

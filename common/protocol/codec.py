@@ -22,7 +22,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgpack
 import torch
@@ -36,8 +36,10 @@ from rankdad.common.lowrank.routes import Payload
 from rankdad.common.lowrank.sparse import decode_places, encode_places, largest, placed
 from rankdad.common.lowrank.wire import decode, encode, finite, projections_wire, wire_bytes
 from rankdad.common.protocol.message_sizes import body_limit
-from rankdad.common.protocol.messages import DOWN, REGION_UP, UP, Body, Failure, Kind, Message, Step
+from rankdad.common.protocol.messages import Body, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.registry import ROUNDS
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.projections import Projections
 
 if sys.byteorder != "little":
@@ -121,10 +123,10 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
     if not isinstance(document, dict):
         raise ProtocolError(422, "the body is not a map", code="body-malformed")
     kind = document.get("k")
-    if type(kind) is not int or kind not in Kind.__members__.values():  # True is no kind
+    if type(kind) is not int or kind not in ROUNDS:  # True is no kind
         raise ProtocolError(
             422,
-            f"k: got {visible(repr(kind), 60)}, expected a kind from 1 to {max(Kind)}",
+            f"k: got {visible(repr(kind), 60)}, expected a kind of round: {', '.join(map(str, sorted(ROUNDS)))}",
             code="kind-unknown",
             field="k",
         )
@@ -136,15 +138,15 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
             f"the body has the keys {visible(repr(sorted(map(str, document))), 60)}, expected {sorted(expected)}",
             code="body-malformed",
         )
-    (round_,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
+    about = ROUNDS[kind]
+    (number,) = _ROUND.unpack(_binary(document, "r", _ROUND.size))
     exchange = _count(document, "p", len(plan.exchanges) if kind == Kind.STEP else 1)
     body: Body
     if kind == Kind.STEP:
         body = _unpack_step(document, plan, plan.layout(exchange, up=up and not region), device)
     else:
         try:
-            forms = REGION_UP if region else UP if up else DOWN
-            body = cast(Body, forms[Kind(kind)].model_validate(document["d"], context=plan))
+            body = about.form(up=up, region=region).model_validate(document["d"], context=plan)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
@@ -156,7 +158,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
             ) from None
     missing = _missing(document, len(plan.sites)) if "i" in document else frozenset[int]()
     late = _late(document, plan) if "l" in document else ()
-    return Message(Kind(kind), round_, body, exchange, missing, late)
+    return Message(about.kind, number, body, exchange, missing, late)
 
 
 def _head(message: Message) -> dict[str, Any]:

@@ -1,82 +1,104 @@
 """The paired comparison: after a test, how sure the differences between the models are that were tested.
 
-The answer to the test has all sites' histograms of every model's scores, smoothed until they tell of no few rows. In
-this round sites return, of each model beside the trained one, sums of squared differences over their test samples, and
-the answer says that it is done. Only a run that asks for references has the round; a guess is then compared, too.
-
-Where a site is left out, a test has that site's samples alone: it compares within them, and others' scores, or its own
-in a histogram for others, travel nowhere.
+The answer to the test has told all sites' histograms: see `common.rounds.scores`. In this round sites return, of each
+model beside the trained one, sums of squared differences over their test samples, and the answer says that it is done.
+Only a run that asks for references has the round; a guess is then compared, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
 
+from rankdad.common.errors import ProtocolError
 from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.paired import (
     APART,
-    LEAST,
     WITHIN,
     Rows,
     coarse,
     contradiction,
-    histograms,
     measures,
     positives,
-    ranked,
-    smoothed,
     squares,
 )
 from rankdad.common.metrics.sums import Tally
-from rankdad.common.protocol.arrays import unpack_sums
-from rankdad.common.spec import LeaveOneSiteOut, RunSpec
+from rankdad.common.protocol.arrays import pack_sums, unpack_sums
+from rankdad.common.protocol.messages import Body, Control, Count, Kind, Message, packed
+from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.checks import Checks
+from rankdad.common.rounds.scores import least, rivals, within_site
+from rankdad.common.spec import RunSpec
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan
+    from rankdad.common.run.state import RunState
 
-GUESS = "baseline"  # what the guess is called beside the references
-MAX_COUNT = 2.0**31
-
-
-def rivals(references: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of what the model is compared with, in the order of the sums."""
-    return (GUESS, *references) if references else ()
+SQUARES = packed(pack_sums, lambda data, plan, _: unpack_squares(plan, data))
 
 
-def compares(spec: RunSpec, fold: int) -> bool:
-    """Tell whether a comparison follows the test of one of the run's trainings."""
-    return bool(spec.references) and spec.tests(fold)
+class Squares(Control):
+    """What a site's test samples add up to where models are compared: see `rankdad.common.metrics.paired`."""
+
+    fold: Count
+    samples: Count
+    values: Annotated[Tensor, *SQUARES]
 
 
-def within_site(spec: RunSpec) -> bool:
-    """Tell whether each test is of one site's samples alone, so that nobody needs others' histograms."""
-    return isinstance(spec.evaluation, LeaveOneSiteOut)
+class Compared(Control):
+    """The answer to it: the comparison of a fold's models is done."""
+
+    fold: Count
 
 
-def least(spec: RunSpec) -> int:
-    """Return how many rows of either class an AUC needs to be compared."""
-    return 2 if within_site(spec) else LEAST
+class PairedRound(Round):
+    """After a test."""
 
+    kind, up, down = Kind.PAIRED, Squares, Compared
 
-def pooled_scores(spec: RunSpec, fold: int, tests: Sequence[Sequence[Tally]]) -> Tensor | None:
-    """Return what the answer to a test tells all sites of each model's scores, float32 [models, outputs, 2, BINS].
+    def due(self, run: RunState) -> Due | None:
+        """Return it where the test's models are compared."""
+        return run.next(self.kind) if run.pairs else None
 
-    Args:
-        spec: the run.
-        fold: which of the run's trainings is tested.
-        tests: tallies of every model, of each who has sent some.
+    def contribution(self, site: Site, due: Due, *, counts: bool) -> Squares:
+        """Return what the test samples add up to where the models are compared that have been tested on them."""
+        models, labels, groups = site.compared()
+        assert site.run.test is not None
+        values = contribution(site.spec, models, labels, site.run.test.scores, groups)
+        return Squares(fold=due.fold, samples=len(labels), values=values)
 
-    Returns:
-        None where no comparison follows, or where it needs none.
-    """
-    if not compares(spec, fold) or within_site(spec) or not ranked(spec.task):
-        return None
-    totals = (sum(histograms(spec.task, one) for one in sent) for sent in zip(*tests, strict=True))
-    return torch.stack([smoothed(total) for total in totals if isinstance(total, Tensor)]).float()
+    def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
+        """Check that rows with the child's test can have such sums."""
+        body = message.body
+        assert isinstance(body, Squares)
+        checks.count("d.samples", body.samples, checks.samples_of(site, "test"))
+        tests = checks.tests.get(site)
+        problem = tests and problem_of(checks.spec, body.values, tests)
+        if problem:
+            raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
+
+    def pooled(self, here: Collected) -> Compared:
+        """Say that it is done."""
+        return Compared(fold=here.ready.bodies(Squares)[0].fold)
+
+    def combined(self, here: Collected) -> Squares:
+        """Return what the region's samples add up to."""
+        sent = here.ready.bodies(Squares)
+        values, samples = joined(here.spec, [one.values for one in sent]), sum(one.samples for one in sent)
+        return Squares(fold=sent[0].fold, samples=samples, values=values)
+
+    def apply(self, run: RunState, update: Message) -> None:
+        """Go on to the next fold."""
+        run.pairs = False
+        run.next_fold()
+
+    def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
+        """Write down the comparison."""
+        bodies = ((site, message.body) for site, message in record.sent(ready))
+        record.note_comparison({site: body.values for site, body in bodies if isinstance(body, Squares)})
 
 
 def contribution(
@@ -97,7 +119,7 @@ def contribution(
     return squares(spec.task, models, positive, None if within_site(spec) else pooled, groups)
 
 
-def combined(spec: RunSpec, sent: Sequence[Tensor]) -> Tensor:
+def joined(spec: RunSpec, sent: Sequence[Tensor]) -> Tensor:
     """Return what a region contributes: its members' sums, but for what is of one site's samples alone."""
     total, names = torch.stack(list(sent)).sum(dim=0), measures(spec.task)
     apart = [names.index(name) for name in (WITHIN, APART) if name in names]
@@ -108,30 +130,6 @@ def combined(spec: RunSpec, sent: Sequence[Tensor]) -> Tensor:
 
 def _shape(plan: Plan) -> tuple[int, int, int]:
     return len(rivals(plan.references)), len(measures(plan.task)), 1 + plan.grouped
-
-
-def scores_bytes(plan: Plan) -> int:
-    """Return the size of what an answer to a test tells of scores, in bytes."""
-    return 4 * (1 + len(rivals(plan.references))) * ranked(plan.task) * 2 * BINS if plan.references else 0
-
-
-def pack_scores(scores: Tensor | None) -> bytes:
-    """Return histograms as bytes: float32, little-endian."""
-    return b"" if scores is None else scores.float().contiguous().numpy().tobytes()
-
-
-def unpack_scores(plan: Plan, data: bytes) -> Tensor:
-    """Return histograms [models, outputs, 2, BINS] from the network.
-
-    Raises:
-        ValueError: the size is wrong, or a number is none that can be counted.
-    """
-    if len(data) != scores_bytes(plan):
-        raise ValueError(f"got {len(data)} bytes, expected {scores_bytes(plan)}")
-    scores = torch.frombuffer(bytearray(data), dtype=torch.float32)
-    if not bool(((scores >= 0) & (scores <= MAX_COUNT)).all()):
-        raise ValueError(f"a count is not between 0 and {MAX_COUNT:g}")
-    return scores.reshape(-1, ranked(plan.task), 2, BINS)
 
 
 def unpack_squares(plan: Plan, data: bytes) -> Tensor:

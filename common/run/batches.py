@@ -10,6 +10,8 @@ from typing import Literal
 
 from rankdad.common.spec import RunSpec
 
+MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
+
 
 @dataclass(frozen=True)
 class Schedule:

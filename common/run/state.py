@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -18,22 +17,13 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.routes import Payload, scatter
 from rankdad.common.methods import Method
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import (
-    Buffers,
-    Compared,
-    Comparison,
-    Decision,
-    Farewell,
-    Kind,
-    Message,
-    PooledMetrics,
-    Roster,
-    Step,
-    Sums,
-)
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.rounds.paired import compares
-from rankdad.common.run.batches import Schedule, drawn_sizes, idle, largest_sizes, schedule, steps_of_all
+from rankdad.common.rounds.base import Due
+from rankdad.common.rounds.evaluation import PooledMetrics
+from rankdad.common.rounds.goodbye import Farewell
+from rankdad.common.rounds.registry import ROUNDS, due_of
+from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, largest_sizes, schedule, steps_of_all
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
@@ -43,31 +33,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
 MAX_WEIGHT = 1e15  # of an exact solution: no site's lies make another's outputs infinite
-MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What the next round exchanges.
-
-    Args:
-        kind: of the round.
-        round: its number.
-        exchange: within the optimizer step.
-        fold: that is trained or tested.
-        epoch: whose weights the round is about.
-        stage: of preparation; None in any other round.
-        split: that is evaluated; None in any other round.
-    """
-
-    kind: Kind
-    round: int
-    exchange: int
-    fold: int
-    epoch: int
-    stage: str | None = None
-    split: Literal["validation", "test"] | None = None
 
 
 class RunState:
@@ -80,6 +46,8 @@ class RunState:
 
     Attributes:
         spec: the run.
+        plan: of the run.
+        preparing: what its stages of preparation add up to.
         initial: the weights that every fold begins with, where they are needed again.
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
@@ -98,6 +66,7 @@ class RunState:
         bases: directions of the last step's update, by parameter: what the next reduction starts from.
         compared: how many of the fold's steps had been done when the weights were compared last.
         validation: pooled metrics of the last epoch.
+        buffers_pooled: whether this epoch's have been.
         decides: whether the next round decides over the epoch.
         pairs: whether the next round compares the models that have just been tested.
         test: pooled metrics of the best epoch's weights, of the last fold tested.
@@ -114,11 +83,11 @@ class RunState:
     def __init__(self, spec: RunSpec, plan: Plan, replica: Replica) -> None:
         self.replica = replica
         self.method: Method = spec.method.method(plan.routes, replica.model, spec.seed)
-        self.spec, self._plan = spec, plan
+        self.spec, self.plan, self.preparing = spec, plan, Preparing(spec)
         self._updates: list[Payload] = []  # of the step's exchanges so far
         self._projections: tuple[Projections, ...] = ()  # of the step so far
         self.excluded: frozenset[int] = frozenset()
-        self._buffers_pooled = False  # of this epoch
+        self.buffers_pooled = False  # of this epoch
         self._first = self._schedule = Schedule((), (), (), 0)  # of the fold's first epoch, and of this one
         self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
         self.round = self.fold = self.began = self.before = 0
@@ -129,7 +98,6 @@ class RunState:
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.exact = False
         self.equal: tuple[int, ...] = ()
-        self._preparing = Preparing(spec)
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
         self.left_out: tuple[LeftOut, ...] = ()
@@ -144,26 +112,19 @@ class RunState:
     @property
     def due(self) -> Due | None:
         """What the next round exchanges; None when the run is over."""
-        here = self.round, len(self._updates), self.fold, self.epoch
-        if self.farewell is not None:
-            return None
-        if not self.roster:
-            return Due(Kind.HELLO, *here)
-        if self.stage is not None:
-            return Due(Kind.SUMS, *here, stage=self.stage)
-        if self.decides:
-            return Due(Kind.DECISION, *here)
-        if self.tested:
-            return Due(Kind.GOODBYE, *here)
-        if self.pairs:
-            return Due(Kind.PAIRED, *here)
-        if not self.trains:
-            return Due(Kind.EVALUATION, *here[:3], self.best_epoch, split="test")
-        if self.step < self._schedule.steps:
-            return Due(Kind.COMPARISON if self.comparison_due else Kind.STEP, *here)
-        if self._plan.buffers and not self._buffers_pooled:
-            return Due(Kind.BUFFERS, *here)
-        return Due(Kind.EVALUATION, *here, split="validation")
+        return due_of(self)
+
+    def next(
+        self,
+        kind: Kind,
+        *,
+        epoch: int | None = None,
+        stage: str | None = None,
+        split: Literal["validation", "test"] | None = None,
+    ) -> Due:
+        """Return a kind of round as the next one."""
+        here = self.round, len(self._updates), self.fold
+        return Due(kind, *here, self.epoch if epoch is None else epoch, stage, split)
 
     def check(self, message: Message, status: int) -> None:
         """Refuse a message that is not of the round that is due.
@@ -202,15 +163,8 @@ class RunState:
                 raise ProtocolError(
                     status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
                 )
-        check_late(self.left_out, message.late, self._plan.sites)
-        if isinstance(body, Decision) and body != self.epoch_vote():
-            vote = self.epoch_vote()
-            raise ProtocolError(
-                status,
-                f"d: got {body}, expected {vote}: it follows from the pooled metrics",
-                code="decision-differs",
-                field="d",
-            )
+        check_late(self.left_out, message.late, self.plan.sites)
+        ROUNDS[due.kind].agrees(self, message, status)
 
     @property
     def between_steps(self) -> bool:
@@ -218,7 +172,7 @@ class RunState:
         due = self.due
         if due is None or due.exchange or not self.trains:
             return False
-        ends = due.kind is Kind.EVALUATION and not self._buffers_pooled
+        ends = due.kind is Kind.EVALUATION and not self.buffers_pooled
         return ends or due.kind in (Kind.COMPARISON, Kind.STEP, Kind.BUFFERS)
 
     @property
@@ -240,7 +194,7 @@ class RunState:
     @property
     def stage(self) -> str | None:
         """Name of the stage of preparation that is next; None if there is none left."""
-        due = (one.name for one in self._plan.stages if self._preparing.is_due(one.name, exact=self.exact))
+        due = (one.name for one in self.plan.stages if self.preparing.is_due(one.name, exact=self.exact))
         return next((name for name in due if name not in self.totals), None)
 
     @property
@@ -253,7 +207,7 @@ class RunState:
     @property
     def tested(self) -> bool:
         """Whether all folds have been trained and tested."""
-        return self.fold == self._plan.folds
+        return self.fold == self.plan.folds
 
     @property
     def trains(self) -> bool:
@@ -313,42 +267,29 @@ class RunState:
 
     def share(self, site: int, weight: float) -> float:
         """Return a site's share of the next step's weight; the others are those that took part in the last step."""
-        return weight / (self._weight_without(self.missing - {site}) + self.late) if weight else 0.0
+        return weight / (self.weight_without(self.missing - {site}) + self.late) if weight else 0.0
 
     def late_weight(self, late: Collection[Late]) -> float:
         """Return what contributions to earlier steps weigh in the next."""
         return math.fsum(damped(self.weight(place, age), age) for age, place in late)
 
-    def _weight_without(self, missing: Collection[int]) -> float:
+    def weight_without(self, missing: Collection[int]) -> float:
         """Return what the samples of all sites but the missing ones count in the next step."""
-        return sum(self.weight(site) for site in range(len(self._plan.sites)) if site not in missing)
+        return sum(self.weight(site) for site in range(len(self.plan.sites)) if site not in missing)
 
-    def check_weight(self, update: Message, missing: Collection[int]) -> None:
-        """Check that an update's weight is the number of samples of the sites that it includes.
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps of the present epoch are left."""
+        return self.trains and self.step < self._schedule.steps
 
-        Sites divide by this weight. With another one, error feedback would send what a reduction keeps back.
-
-        Args:
-            update: of a step.
-            missing: places of the sites that an exchange of this step has left out.
-
-        Raises:
-            ProtocolError: it is weighted otherwise.
-        """
-        assert isinstance(update.body, Step)
-        due = self._weight_without(missing) + self.late_weight(update.late)
-        if not math.isclose(update.body.weight, due, rel_tol=1e-12):
-            raise ProtocolError(
-                502,
-                f"m: the weight of the step: got {update.body.weight:g}, expected {due:g}",
-                code="weight-differs",
-                field="m",
-            )
-
-    def epoch_vote(self) -> Decision:
-        """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
-        stopping, stale = self.spec.training.early_stopping, self._stale()
-        return Decision(epoch=self.epoch, best=stale == 0, stop=bool(stopping and stale >= stopping.patience))
+    @property
+    def epochs_since_best(self) -> int:
+        """Epochs since the best one, with the one that ends now; 0 if that is the best."""
+        value, best = self._value(), self.best_value
+        if value is None or best is None:
+            return 0
+        improves = value < best if self.spec.training.monitor in LOWER_IS_BETTER else value > best
+        return 0 if improves else self.stale + 1
 
     def follow(self, update: Message) -> None:
         """Apply the update of the next round.
@@ -357,61 +298,31 @@ class RunState:
             ProtocolError: it is not what is due, or holds what this run cannot have.
         """
         self.check(update, 502)
-        body = update.body
-        if isinstance(body, Roster):
-            if body.exact is {"steps": True, "exact": False}.get(self.spec.solver):
-                raise ProtocolError(
-                    502,
-                    f"d.exact: got {str(body.exact).lower()}, but the run's solver is {self.spec.solver}",
-                    code="solver-differs",
-                    field="d.exact",
-                )
-            repeats = self.spec.tested_folds // self.spec.folds_per_repeat
-            if not set(body.equal) <= set(range(1, repeats)):
-                raise ProtocolError(
-                    502,
-                    f"d.equal: got {body.equal}, expected repeats after the first, of {repeats}",
-                    code="fields-differ",
-                    field="d.equal",
-                )
-            self.exact, self.equal = body.exact, body.equal
-            self._meet(body.train)
-        elif isinstance(body, Sums):
-            self.totals[body.stage] = body.values
-            for name in self._preparing.solving.converged(self.totals_of(self._plan.folds - 1)):
-                self.totals[name] = body.values.new_zeros(self._plan.folds, self._plan.stage_size(name))
-            self._solve()
-        elif isinstance(body, Step):
-            self._updates.append(body.payload)
-            self._projections += body.projections
-            self.excluded |= update.missing
-            if len(self._updates) == len(self._plan.exchanges):
-                self._finish_step(update)
-        elif isinstance(body, Comparison):
-            if body.replica:
-                self.replica.check_parameters(body.replica)
-                self.replica.load(body.replica)
-            self.compared = self.replica.step
-        elif isinstance(body, Buffers):
-            self.replica.load(body.values)
-            self._buffers_pooled = True
-        elif isinstance(body, PooledMetrics) and body.split == "validation":
-            self.validation, self.decides = body, True
-        elif isinstance(body, PooledMetrics):
-            self.test, self.pairs = body, compares(self.spec, self.fold)
-            if not self.pairs:
-                self._next_fold()
-        elif isinstance(body, Compared):
-            self.pairs = False
-            self._next_fold()
-        elif isinstance(body, Decision):
-            self._finish_epoch(body)
-        elif isinstance(body, Farewell):
-            self.farewell = body
+        ROUNDS[update.kind].apply(self, update)
         self.round += 1
 
-    def _meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
-        for site, most in zip(self._plan.sites, map(max, zip(*roster, strict=True)), strict=True):
+    def add_up(self, stage: str, total: Tensor) -> None:
+        """Keep what a stage of preparation has added up; stages of a solution that has been found are over."""
+        self.totals[stage] = total
+        for name in self.preparing.solving.converged(self.totals_of(self.plan.folds - 1)):
+            self.totals[name] = total.new_zeros(self.plan.folds, self.plan.stage_size(name))
+        self._solve()
+
+    def exchange(self, update: Message, payload: Payload, projections: tuple[Projections, ...]) -> None:
+        """Take one exchange of a step; after the last one, the step."""
+        self._updates.append(payload)
+        self._projections += projections
+        self.excluded |= update.missing
+        if len(self._updates) == len(self.plan.exchanges):
+            self._finish_step(update)
+
+    def meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
+        """Take note of all sites' training samples, of every fold.
+
+        Raises:
+            ProtocolError: nobody could train on them.
+        """
+        for site, most in zip(self.plan.sites, map(max, zip(*roster, strict=True)), strict=True):
             if most > MAX_STEPS * self.spec.at(site).training.step_size:
                 raise ProtocolError(
                     502,
@@ -427,7 +338,7 @@ class RunState:
     def _begin(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Begin a fold, or go on with it, with the settings that it trains with."""
         settings, self.epochs = settings_of(self.spec, self.fold, self.tried)
-        routes = limited(self._plan.routes, settings.method)
+        routes = limited(self.plan.routes, settings.method)
         self.method = settings.method.method(routes, self.replica.model, settings.seed)
         self.replica.restart(settings.training, weights)
         self._first = schedule(self.spec, self.roster[self.fold], 0)
@@ -440,7 +351,7 @@ class RunState:
         same = all(federation.trains(site, self.epoch) == federation.trains(site, 0) for site in federation.sites)
         self._schedule = first if same else schedule(self.spec, self.roster[self.fold], self.epoch)
 
-    def _next_fold(self) -> None:
+    def next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""
         is_candidate = self.spec.place(self.fold)[1] is not None
         self.tried = (*self.tried, (self.best_value, self.best_epoch)) if is_candidate else ()
@@ -460,7 +371,7 @@ class RunState:
     def _solve(self) -> None:
         """Take over the weights of an exact solution, once all sums are there."""
         if self.exact and self.stage is None:
-            found = self._preparing.solving.solution(self.totals_of(self.fold))
+            found = self.preparing.solving.solution(self.totals_of(self.fold))
             values = (value.clamp(-MAX_WEIGHT, MAX_WEIGHT) for value in found)
             self.replica.load(dict(zip(self.replica.trained, values, strict=True)))
             self.best_weights = self.replica.weights()
@@ -477,32 +388,25 @@ class RunState:
         self.left_out = after_step(self.left_out, update.round, update.missing, update.late, staleness)
         pooled = self.method.gradients(self._updates)
         self.bases = self.method.bases(self._updates)
-        names = (slot.name for exchange in self._plan.exchanges for slot in exchange.down.projections)
+        names = (slot.name for exchange in self.plan.exchanges for slot in exchange.down.projections)
         number = self.epoch * self._first.steps + self.step
-        gradients = scatter(self._plan.routes, pooled, self.replica.rows)
+        gradients = scatter(self.plan.routes, pooled, self.replica.rows)
         self.replica.apply(gradients, dict(zip(names, self._projections, strict=True)), number)
         self._updates, self._projections, self.missing, self.excluded = [], (), update.missing, frozenset()
         self.step += 1
 
-    def _finish_epoch(self, decision: Decision) -> None:
-        value, self.stale = self._value(), self._stale()
-        if decision.best:
+    def end_epoch(self, *, best: bool, stop: bool) -> None:
+        """Keep the weights if they are the best so far, and go on to the next epoch."""
+        value, self.stale = self._value(), self.epochs_since_best
+        if best:
             self.best_value, self.best_epoch = value, self.epoch
             self.best_weights = self.replica.weights()
-        self.stopped, self.decides, self._buffers_pooled = decision.stop, False, False
+        self.stopped, self.decides, self.buffers_pooled = stop, False, False
         self.epoch, self.step = self.epoch + 1, 0
         self._begin_epoch()
 
     def _value(self) -> float | None:
         return None if self.validation is None else self.validation.values.get(self.spec.training.monitor)
-
-    def _stale(self) -> int:
-        """Return the number of epochs since the best one, with the one that ends now; 0 if that is the best."""
-        value, best = self._value(), self.best_value
-        if value is None or best is None:
-            return 0
-        improves = value < best if self.spec.training.monitor in LOWER_IS_BETTER else value > best
-        return 0 if improves else self.stale + 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of all tensors by name, on the CPU: with `snapshot`, all that is needed to go on."""
@@ -525,11 +429,11 @@ class RunState:
             ValueError: they are not those of this run; see `check_snapshot`.
             RuntimeError, KeyError: the tensors are not those of this replica.
         """
-        check_snapshot(self.spec, self._plan, self.replica.model, snapshot, tensors)
+        check_snapshot(self.spec, self.plan, self.replica.model, snapshot, tensors)
         for name in SCALARS:
             setattr(self, name, getattr(snapshot, name))
         self.totals = under("total", tensors)
-        self._meet(snapshot.roster)
+        self.meet(snapshot.roster)
         self.missing = frozenset(snapshot.missing)
         self.replica.load_state(under("replica", tensors), snapshot.steps - snapshot.before)
         self.best_weights = under("best", tensors)

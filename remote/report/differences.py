@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rankdad.common.metrics.paired import IN_FOLDS, Difference
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
-from rankdad.common.rounds.paired import GUESS
+from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from rankdad.common.rounds.paired import GUESS
+from rankdad.common.rounds.scores import GUESS
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative
 from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients

@@ -15,7 +15,7 @@ from benchmarks.privacy.adversary_runs import Run, attend
 from benchmarks.privacy.adversary_specs import FILES, LEVELS, OTHER, VICTIM, Hospital
 from benchmarks.privacy.adversary_sums import Finding, Sum, atoms, subtracted, told_by_cells
 from rankdad.common.policy import Policy
-from rankdad.common.protocol.messages import Evaluation
+from rankdad.common.rounds.evaluation import Evaluation
 from tests.conftest import run_spec
 
 ONE = {"name": "classification", "classes": 2}

@@ -19,7 +19,7 @@ from benchmarks.privacy.memberships import PATIENTS, attack, specification
 from benchmarks.privacy.tables import patients
 from benchmarks.privacy.units import told
 from rankdad.common.documents import validate
-from rankdad.common.protocol.messages import Step
+from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.passes import Passes
 from rankdad.local.privacy.log import DisclosureLog

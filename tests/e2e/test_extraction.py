@@ -24,8 +24,12 @@ from rankdad.common.lowrank.routes import Payload
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask, Body, Comparison, Evaluation, Hello, Kind, Message, Roster, Step
+from rankdad.common.protocol.messages import Ask, Body, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.comparison import Comparison
+from rankdad.common.rounds.evaluation import Evaluation
+from rankdad.common.rounds.hello import Hello, Roster
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive

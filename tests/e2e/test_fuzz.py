@@ -24,6 +24,7 @@ from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -64,7 +65,10 @@ RUNS: dict[str, dict[str, Any]] = {  # which together exchange every kind of mes
         "training": {"solver": "exact"},
     },
 }
-KINDS = {"steps": set(Kind), "exact": {Kind.HELLO, Kind.SUMS, Kind.EVALUATION, Kind.PAIRED, Kind.GOODBYE, Kind.FAILURE}}
+KINDS = {
+    "steps": {one.kind for one in ROUNDS.values()},
+    "exact": {Kind.HELLO, Kind.SUMS, Kind.EVALUATION, Kind.PAIRED, Kind.GOODBYE, Kind.FAILURE},
+}
 POLICY = {"min_rows": 1, "rows_per_rank": None, "keyed_folds": True, "min_level": 1}  # there are few samples
 
 

@@ -28,8 +28,12 @@ from rankdad.common.metrics.sums import parts
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_limit
-from rankdad.common.protocol.messages import Evaluation, Goodbye, Kind, Message, Squares, Sums
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.evaluation import Evaluation
+from rankdad.common.rounds.goodbye import Goodbye
+from rankdad.common.rounds.paired import Squares
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS

@@ -21,9 +21,10 @@ from pydantic import ValidationError
 from rankdad.common.errors import SpecError, UnreachableError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask, Failure, Goodbye, Kind, Message
+from rankdad.common.protocol.messages import Ask, Failure, Kind, Message
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.service import Reply
+from rankdad.common.rounds.goodbye import Goodbye
 from rankdad.common.run.weight_sketch import PARTS
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import drive

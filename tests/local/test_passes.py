@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rankdad.common.privacy.standing import NEAR
-from rankdad.common.protocol.messages import Kind, Message, Roster
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.rounds.hello import Roster
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.local.data import Samples, SiteData

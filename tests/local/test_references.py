@@ -24,10 +24,11 @@ from torch import Tensor
 from rankdad.common.errors import FewSamplesError, SpecError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import in_memory, linear
-from rankdad.common.protocol.messages import Evaluation
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.rounds.base import Due
+from rankdad.common.rounds.evaluation import Evaluation
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.state import Due, RunState
+from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
@@ -161,7 +162,7 @@ def test_what_does_not_count_any_more_trains_nothing_alone(tmp_path: Path, site_
     original = Contributions.body
 
     def late(self: Contributions, due: Due, *, counts: bool = True) -> Any:
-        if due.split == "test" and self._plan.references:
+        if due.split == "test" and self.plan.references:
             found = original(self, due, counts=False)
             assert isinstance(found, Evaluation)
             bodies.append(found)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rankdad.common.errors import UserError
-from rankdad.common.protocol.messages import PooledMetrics
+from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.page import serving as page_serving
 from rankdad.page.stream import MAX_VIEWERS
 from rankdad.page.viewers import VIEWER_TOKEN

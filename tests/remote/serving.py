@@ -17,7 +17,9 @@ import torch
 import uvicorn
 
 from rankdad.common.protocol.codec import pack
-from rankdad.common.protocol.messages import Hello, Kind, Message, Step
+from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes

@@ -18,7 +18,9 @@ import torch
 from rankdad.common.errors import ProtocolError, SpecError, UserError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Failure, Hello, Kind, Message, Step
+from rankdad.common.protocol.messages import Failure, Kind, Message
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.user_code import CodeOrigin, origin
 from rankdad.remote.aggregator import Aggregator

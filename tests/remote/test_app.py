@@ -16,13 +16,14 @@ import torch
 
 from rankdad.common.errors import RankdadError
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.messages import Failure, Roster
+from rankdad.common.protocol.messages import Failure
+from rankdad.common.rounds.base import Ready
+from rankdad.common.rounds.hello import Roster
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.aggregator import Update
 from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.rounds import Ready
 from rankdad.remote.standing import standings
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving

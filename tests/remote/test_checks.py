@@ -15,7 +15,12 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics import monitored
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Buffers, Evaluation, Hello, Kind, Message, Step, Sums
+from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.rounds.buffers import Buffers
+from rankdad.common.rounds.evaluation import Evaluation
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator, Answers

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.protocol.codec import pack
-from rankdad.common.protocol.messages import Kind, Message, Step
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.service import Reply
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification
 from rankdad.page.stream import MAX_VIEWERS

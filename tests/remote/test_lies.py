@@ -19,22 +19,16 @@ from rankdad.common.metrics.paired import measures
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import (
-    Ask,
-    Body,
-    Buffers,
-    Decision,
-    Evaluation,
-    Failure,
-    Goodbye,
-    Hello,
-    Kind,
-    Message,
-    Sketch,
-    Squares,
-    Step,
-    Sums,
-)
+from rankdad.common.protocol.messages import Ask, Body, Failure, Kind, Message
+from rankdad.common.rounds.buffers import Buffers
+from rankdad.common.rounds.comparison import Sketch
+from rankdad.common.rounds.decision import Decision
+from rankdad.common.rounds.evaluation import Evaluation
+from rankdad.common.rounds.goodbye import Goodbye
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.paired import Squares
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.methods import MethodState
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Kind, Message, Roster, Step
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.base import Collected, Ready
+from rankdad.common.rounds.checks import Checks
+from rankdad.common.rounds.hello import Roster
+from rankdad.common.rounds.step import Step, StepRound
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.local.own_gradients import OwnGradients, own_gradients
-from rankdad.remote.checks import Checks
-from rankdad.remote.combining import combine
-from rankdad.remote.rounds import Ready
 from tests.conftest import examples, run_spec
 
 OUT, COLUMNS = 2, 64
@@ -93,8 +94,8 @@ def test_what_sites_and_regions_send_is_no_longer_than_the_norm(
         made = own(plan, gradient_of(form, level, scale, seed, dtype))
         step = Message(Kind.STEP, 1, Step(8.0, 0.0, made.norm, nothing, made.projections))
         messages.append(unpack(pack(step, plan, up=True), plan, up=True))
-        Checks(spec, plan, run, node).check(site, messages[-1])
+        StepRound().check(Checks(spec, plan, run, node), site, messages[-1], 0)
     ready = Ready(Kind.STEP, 1, 0, (0, 1), tuple(messages), (0, 0), frozenset(), 0.0)
-    body, _ = combine(spec, plan, node, run, ready, MethodState())
+    body, _ = StepRound().combine(Collected(spec, plan, node, run, ready, MethodState()))
     joined = pack(Message(Kind.STEP, 1, body), plan, up=True, region=True)
-    Checks(spec, plan, run, top).check("north", unpack(joined, plan, up=True, region=True))
+    StepRound().check(Checks(spec, plan, run, top), "north", unpack(joined, plan, up=True, region=True), 0)

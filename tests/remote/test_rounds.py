@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.protocol.messages import Decision, Kind, Message
-from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect, Ready
+from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.rounds.base import Ready
+from rankdad.common.rounds.decision import Decision
+from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect
 
 SITES = ("alpha", "beta")
 

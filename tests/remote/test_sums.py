@@ -15,7 +15,8 @@ import torch
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.arrays import pack_sums
 from rankdad.common.protocol.codec import pack
-from rankdad.common.protocol.messages import Failure, Kind, Message, Sums
+from rankdad.common.protocol.messages import Failure, Kind, Message
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
 from tests.conftest import SITES, run_spec

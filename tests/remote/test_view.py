@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rankdad.common.logs import MAX_PROGRESS
-from rankdad.common.protocol.messages import PooledMetrics
+from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.terminal import sparkline
 from rankdad.page.history import History

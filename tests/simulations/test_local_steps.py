@@ -17,8 +17,9 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.codec import pack
-from rankdad.common.protocol.messages import Message, Step
+from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import TopK
 from rankdad.local.batch import StepBatch

@@ -16,6 +16,7 @@ import torch
 
 from rankdad.common.errors import PolicyError, ProtocolError, UserError
 from rankdad.common.policy import Policy
+from rankdad.common.rounds.base import Ready
 from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -24,7 +25,6 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export
 from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.rounds import Ready
 from tests.conftest import run_spec
 from tests.simulations.recovering import EVERY, LEDGER_OPTIONS, Data, Run
 

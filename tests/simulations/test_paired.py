@@ -18,7 +18,7 @@ from torch import Tensor
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.rounds import paired
-from rankdad.common.run.state import Due
+from rankdad.common.rounds.base import Due
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator

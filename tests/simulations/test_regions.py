@@ -23,8 +23,11 @@ from rankdad.common.preparation import description, in_memory
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Failure, Kind, Message, RegionHello, Step, Sums
+from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.rounds.hello import RegionHello
+from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -305,7 +308,7 @@ def test_an_update_from_above_that_is_not_due_ends_the_region_s_run_with_a_sente
 
 
 def spec_decision() -> Any:
-    from rankdad.common.protocol.messages import Decision
+    from rankdad.common.rounds.decision import Decision
 
     return Decision(epoch=0, best=True, stop=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankdad.common.protocol.messages import Kind
-from rankdad.common.run.state import Due
+from rankdad.common.rounds.base import Due
 from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations import lockstep

@@ -16,7 +16,8 @@ from torch import Tensor
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.messages import Ask, Kind, Message, Step
+from rankdad.common.protocol.messages import Ask, Kind, Message
+from rankdad.common.rounds.step import Step
 from rankdad.local.batch import StepBatch
 from rankdad.local.passes import Passes
 from rankdad.remote.export import export

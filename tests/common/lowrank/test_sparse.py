@@ -16,8 +16,9 @@ from rankdad.common.lowrank.routes import Payload, scatter
 from rankdad.common.lowrank.sparse import CHUNK, decode_places, encode_places, entries_of, largest, placed, sparse
 from rankdad.common.methods import Contribution, Method, MethodState
 from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Kind, Message, Step
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.rounds.step import Step
 from tests.common.lowrank.steps import (
     BATCHES,
     TOLERANCE,

@@ -21,9 +21,12 @@ from rankdad.common.metrics import monitored, pack_tally, tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
-from rankdad.common.protocol.messages import Evaluation, Failure, Goodbye, Kind, Message, PooledMetrics, Step
+from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.rounds.paired import scores_bytes
+from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
+from rankdad.common.rounds.goodbye import Goodbye
+from rankdad.common.rounds.scores import scores_bytes
+from rankdad.common.rounds.step import Step
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import PARTS
 from tests.common.metrics.samples import tallied

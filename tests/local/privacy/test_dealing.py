@@ -19,8 +19,8 @@ from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
-from rankdad.common.protocol.messages import Hello
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.rounds.hello import Hello
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.local.admission import admitted, check_steps

@@ -1,0 +1,87 @@
+"""Buffers: a model's own statistics, such as BatchNorm's, at the end of an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from torch import Tensor
+
+from rankdad.common.errors import ProtocolError
+from rankdad.common.protocol.arrays import pack_buffers, unpack_buffers
+from rankdad.common.protocol.messages import Control, Count, Kind, Message, packed
+from rankdad.common.rounds.base import Collected, Due, Round, Site
+from rankdad.common.rounds.checks import MAX_SIZE, Checks
+from rankdad.common.run.replica import saved_buffers
+
+if TYPE_CHECKING:
+    from rankdad.common.run.state import RunState
+
+BUFFERS = packed(pack_buffers, lambda data, plan, _: unpack_buffers(data, plan.buffers))
+
+
+class Buffers(Control):
+    """A model's buffers such as BatchNorm's statistics, in either direction, with the training samples behind them."""
+
+    samples: Count
+    values: Annotated[dict[str, Tensor], *BUFFERS]
+
+
+class BuffersRound(Round):
+    """The end of an epoch, of a model that has buffers."""
+
+    kind, up, down = Kind.BUFFERS, Buffers, Buffers
+
+    def due(self, run: RunState) -> Due | None:
+        """Return it once the epoch's steps are done."""
+        return run.next(self.kind) if run.trains and run.plan.buffers and not run.buffers_pooled else None
+
+    def contribution(self, site: Site, due: Due, *, counts: bool) -> Buffers:
+        """Return the replica's."""
+        return Buffers(samples=site.run.samples(site.index), values=saved_buffers(site.run.replica.model))
+
+    def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
+        """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
+        body, state = message.body, checks.state
+        assert isinstance(body, Buffers)
+        checks.count("d.samples", body.samples, sum(map(state.samples, checks.node.places[site])))
+        initial = saved_buffers(state.replica.model)
+        for name, value in body.values.items():
+            least = 0.0 if name.endswith("running_var") else -MAX_SIZE  # whose root is taken
+            numbers = value.double()
+            if not bool(((least <= numbers) & (numbers <= MAX_SIZE) | (value == initial[name].cpu())).all()):
+                raise ProtocolError(
+                    422,
+                    f"d.values: {name} holds NaN, infinity or a number beyond {least:g} to {MAX_SIZE:g}",
+                    code="not-finite",
+                    field="d.values",
+                )
+
+    def pooled(self, here: Collected) -> Buffers:
+        """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the largest.
+
+        Where a number is not finite, as in a mask, it stands if it is the first site's.
+        """
+        sent = here.ready.bodies(Buffers)
+        total = sum(buffers.samples for buffers in sent)
+        weights = [buffers.samples / total if total else 1 / len(sent) for buffers in sent]
+        parts = torch.tensor(weights, dtype=torch.float64)
+        pooled: dict[str, Tensor] = {}
+        for slot in here.plan.buffers:
+            values = torch.stack([buffers.values[slot.name] for buffers in sent])
+            if bool((values == values[0]).all()):
+                pooled[slot.name] = values[0]
+            elif values.is_floating_point():
+                mean = torch.tensordot(parts, values.double().nan_to_num(0.0, 0.0, 0.0), dims=1).to(values.dtype)
+                pooled[slot.name] = torch.where(torch.isfinite(values).all(dim=0), mean, values[0])
+            else:
+                pooled[slot.name] = values.amax(dim=0)
+        return Buffers(samples=total, values=pooled)
+
+    combined = pooled
+
+    def apply(self, run: RunState, update: Message) -> None:
+        """Take them over."""
+        assert isinstance(update.body, Buffers)
+        run.replica.load(update.body.values)
+        run.buffers_pooled = True

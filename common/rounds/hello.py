@@ -1,0 +1,297 @@
+"""Hello: what must be equal everywhere, and how many samples every site has. The answer is the roster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from rankdad.common import __version__, user_code
+from rankdad.common.errors import ProtocolError, RunFailedError
+from rankdad.common.privacy import heads
+from rankdad.common.privacy.heads import Heads
+from rankdad.common.protocol.arrays import pack_counts, unpack_counts
+from rankdad.common.protocol.messages import Body, Control, Count, DataWarning, Digest, Kind, Message, Name, packed
+from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.checks import Checks
+from rankdad.common.run.batches import MAX_STEPS, idle
+from rankdad.common.run.repeats import alike, equal_repeats
+from rankdad.common.spec.solver import is_exact
+from rankdad.common.user_code import CodeOrigin, origin
+
+if TYPE_CHECKING:
+    from rankdad.common.run.state import RunState
+
+Counts = tuple[tuple[int, ...], ...]
+Numbers = tuple[int, ...]
+Functions = tuple[CodeOrigin, ...]
+NUMBERS = packed(lambda numbers: pack_counts([numbers]), lambda data, plan, _: _numbers(data, plan.folds))
+SAMPLES = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, 3))
+ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.folds, len(plan.sites)))
+FUNCTIONS = packed(user_code.pack, lambda data, *_: user_code.unpack(data))
+HEADS = packed(heads.pack, lambda data, *_: heads.unpack(data))
+SAME = {
+    "version": "its version of rankdad differs",
+    "spec_sha256": "its spec differs",
+    "weights_sha256": "its initial weights differ (another version of torch, or another model factory)",
+    "plan_sha256": "its plan differs (another version of torch, or of the model)",
+}
+
+
+def _numbers(data: bytes, most: int) -> tuple[int, ...]:
+    """Return at most so many whole numbers."""
+    return unpack_counts(data, 1, min(len(data) // 4, most))[0]
+
+
+class Hello(Control):
+    """A site introduces itself: what must be equal everywhere, and how many samples it has.
+
+    `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
+    whether the site's policy lets the aggregator keep what the site sends beyond the run's end. `log` tells how far the
+    site's log of what has left it has come, where it has one that lasts. Of repeated folds `alike` has for each that is
+    tested the first one that holds out the same samples. `functions` tells of what
+    packages the functions of the users' own are.
+    """
+
+    version: Name
+    spec_sha256: Digest
+    plan_sha256: Digest
+    weights_sha256: Digest
+    samples: Annotated[Counts, *SAMPLES]
+    dropped: Count
+    warnings: Annotated[list[DataWarning], Field(max_length=10)]
+    retain: bool = False
+    log: Annotated[Heads | None, *HEADS] = None
+    alike: Annotated[Numbers, *NUMBERS] = ()
+    functions: Annotated[Functions, *FUNCTIONS] = ()
+
+
+class RegionHello(Control):
+    """A region introduces its sites: what must be equal everywhere, and the samples of each, as in `Hello`.
+
+    `dropped` rows are by site, `warnings` are the sites by what is odd about their data. `retain` holds for all sites.
+    """
+
+    version: Name
+    spec_sha256: Digest
+    plan_sha256: Digest
+    weights_sha256: Digest
+    samples: dict[Name, Annotated[Counts, *SAMPLES]]
+    dropped: dict[Name, Count]
+    warnings: dict[DataWarning, list[Name]]
+    retain: bool = False
+    alike: dict[Name, Annotated[Numbers, *NUMBERS]] = Field(default_factory=dict)
+    functions: dict[Name, Annotated[Functions, *FUNCTIONS]] = Field(default_factory=dict)
+
+
+class Roster(Control):
+    """The answer to hello: training samples of every site, [folds, sites] in the plan's order.
+
+    `exact` tells whether the model is solved exactly: every site's policy allows it. `equal` repeats of folds are not
+    run: at every site they are as one before.
+    """
+
+    train: Annotated[Counts, *ROSTER]
+    exact: bool = False
+    equal: Annotated[Numbers, *NUMBERS] = ()
+
+
+class HelloRound(Round):
+    """The first round."""
+
+    kind, up, down, region_up = Kind.HELLO, Hello, Roster, RegionHello
+
+    def due(self, run: RunState) -> Due | None:
+        """Return it as long as there is no roster."""
+        return None if run.roster else run.next(self.kind)
+
+    def contribution(self, site: Site, due: Due, *, counts: bool) -> Hello:
+        """Return what a site says of itself."""
+        plan, data = site.plan, site.data
+        return Hello(
+            version=__version__,
+            spec_sha256=plan.spec_sha256,
+            plan_sha256=plan.sha256(),
+            weights_sha256=plan.weights_sha256,
+            samples=site.samples(),
+            dropped=0 if data.parts is not None else data.dropped,  # a count is an answer, too
+            warnings=list(data.warnings),
+            retain=site.retain,
+            log=None if data.parts is None else data.parts.heads(),
+            alike=data.alike(site.spec),
+            functions=tuple(map(origin, site.spec.functions.values())),
+        )
+
+    def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
+        """Check that a site has this run, samples to train on, and the aggregator's model."""
+        hello = message.body
+        if isinstance(hello, Hello):
+            _check_hello(checks, hello, {site: hello.samples}, [hello.functions])
+            _check_alike(checks, hello.alike)
+            return
+        assert isinstance(hello, RegionHello)
+        checks.names("samples", site, hello.samples, sites=True)
+        for field, names in (
+            ("dropped", [*hello.dropped]),
+            *((f"warnings.{kind}", told) for kind, told in hello.warnings.items()),
+        ):
+            if set(names) - set(hello.samples) or len(set(names)) < len(names):
+                raise ProtocolError(
+                    422,
+                    f"d.{field}: names others than {site} has, or one twice",
+                    code="site-unknown",
+                    field=f"d.{field}",
+                )
+        _check_hello(checks, hello, hello.samples, [hello.functions.get(own, ()) for own in hello.samples])
+        for own in hello.samples:
+            _check_alike(checks, hello.alike.get(own, ()))
+
+    def pooled(self, here: Collected) -> Roster:
+        """Return the roster.
+
+        Raises:
+            RunFailedError: a fold has no samples to train on, or a candidate none to be validated with.
+        """
+        spec, plan, hello = here.spec, here.plan, introduced(here.children, here.ready.messages)
+        samples = [hello.samples[site] for site in plan.sites]
+        train = tuple(tuple(own[fold][0] for own in samples) for fold in range(plan.folds))
+        if problem := idle(spec, train):
+            raise RunFailedError("aggregator", f"train: {problem}", code="preparation-impossible", field="train")
+        for fold in range(plan.folds):
+            if spec.place(fold)[1] is not None and not any(own[fold][1] for own in samples):
+                name = spec.training_name(fold)
+                reason = f"tuning: no site has samples to validate {name} with"
+                raise RunFailedError("aggregator", reason, code="no-samples", field="tuning")
+        equal = equal_repeats(hello.alike.values(), spec.folds_per_repeat)
+        return Roster(train=train, exact=is_exact(spec, hello.warnings), equal=equal)
+
+    def combined(self, here: Collected) -> RegionHello:
+        """Return what all sites say."""
+        return introduced(here.node.children, here.ready.messages)
+
+    def apply(self, run: RunState, update: Message) -> None:
+        """Meet the others."""
+        body = update.body
+        assert isinstance(body, Roster)
+        if body.exact is {"steps": True, "exact": False}.get(run.spec.solver):
+            raise ProtocolError(
+                502,
+                f"d.exact: got {str(body.exact).lower()}, but the run's solver is {run.spec.solver}",
+                code="solver-differs",
+                field="d.exact",
+            )
+        repeats = run.spec.tested_folds // run.spec.folds_per_repeat
+        if not set(body.equal) <= set(range(1, repeats)):
+            raise ProtocolError(
+                502,
+                f"d.equal: got {body.equal}, expected repeats after the first, of {repeats}",
+                code="fields-differ",
+                field="d.equal",
+            )
+        run.exact, run.equal = body.exact, body.equal
+        run.meet(body.train)
+
+    def remember(self, checks: Checks, ready: Ready) -> None:
+        """Keep everybody's samples."""
+        hello = introduced(checks.node.children, ready.messages)
+        checks.meet(hello.samples)
+        checks.retain = hello.retain
+
+    def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
+        """Write down who takes part."""
+        record.note_hello(ready, update)
+
+
+def introduced(children: Sequence[str], messages: Sequence[Message]) -> RegionHello:
+    """Return what sites and regions say of themselves, as one hello."""
+    hellos = [_as_region(child, message.body) for child, message in zip(children, messages, strict=True)]
+    warnings: dict[str, list[str]] = {}
+    for hello in hellos:
+        for kind, sites in hello.warnings.items():
+            warnings.setdefault(kind, []).extend(sites)
+    together: dict[str, object] = {"warnings": warnings, "retain": all(hello.retain for hello in hellos)}
+    for field in ("samples", "dropped", "functions", "alike"):
+        together[field] = {site: own for hello in hellos for site, own in getattr(hello, field).items()}
+    return RegionHello.model_validate({**dict(hellos[0]), **together})
+
+
+def _as_region(child: str, hello: Body) -> RegionHello:
+    if isinstance(hello, RegionHello):
+        return hello
+    assert isinstance(hello, Hello)
+    alone = {
+        "samples": {child: hello.samples},
+        "dropped": {child: hello.dropped} if hello.dropped else {},
+        "warnings": {kind: [child] for kind in hello.warnings},
+        "alike": {child: hello.alike} if hello.alike else {},
+        "functions": {child: hello.functions} if hello.functions else {},
+    }
+    return RegionHello.model_validate({name: value for name, value in hello if name != "log"} | alone)
+
+
+def _check_hello(
+    checks: Checks,
+    hello: Hello | RegionHello,
+    samples: Mapping[str, Sequence[Sequence[int]]],
+    functions: Sequence[Sequence[CodeOrigin]],
+) -> None:
+    plan = checks.plan
+    if hello.version == plan.version:  # and before the weights, of which another model has others
+        for own in functions:
+            _check_functions(checks, own)
+    expected = {"version": plan.version, "plan_sha256": plan.sha256()}
+    expected |= {"spec_sha256": plan.spec_sha256, "weights_sha256": plan.weights_sha256}
+    for field, meaning in SAME.items():
+        got = getattr(hello, field)
+        if got != expected[field]:
+            raise ProtocolError(
+                422,
+                f"d.{field}: {meaning}: got {got}, the aggregator has {expected[field]}",
+                code="hello-differs",
+                field=f"d.{field}",
+            )
+    for site, counts in samples.items():
+        most = max(train for train, *_ in counts)
+        steps = math.ceil(most / checks.spec.at(site).training.step_size)
+        if not 0 < steps <= MAX_STEPS:
+            raise ProtocolError(
+                422,
+                f"d.samples: {most} samples to train on are {steps} steps an epoch, expected 1 to {MAX_STEPS}",
+                code="too-many-steps",
+                field="d.samples",
+            )
+
+
+def _check_functions(checks: Checks, told: Sequence[CodeOrigin]) -> None:
+    """Check that a site tells where its functions come from, and has the aggregator's version of the model's."""
+    by_name, functions = {one.name: one for one in told}, checks.spec.functions
+    if len(by_name) < len(told) or by_name.keys() != set(functions.values()):
+        raise ProtocolError(
+            422,
+            f"d.functions: names others than the run loads, expected {', '.join(functions.values()) or 'none'}",
+            code="fields-differ",
+            field="d.functions",
+        )
+    own = origin(functions["model.factory"]) if "model.factory" in functions else None
+    if own is not None and (got := by_name[own.name]) != own:
+        raise ProtocolError(
+            422,
+            f"d.functions: its model differs: {own.name} comes from {got}, at the aggregator from {own}: install "
+            "the same",
+            code="hello-differs",
+            field="d.functions",
+        )
+
+
+def _check_alike(checks: Checks, folds: Sequence[int]) -> None:
+    """Check that a site says of each fold of several repeats which one is the first to be alike."""
+    repeated = checks.spec.tested_folds > checks.spec.folds_per_repeat
+    if tuple(folds) != alike(folds) or len(folds) != checks.spec.tested_folds * repeated:
+        raise ProtocolError(
+            422,
+            f"d.alike: expected, for each of {checks.spec.tested_folds} folds, the first that is like it",
+            code="fields-differ",
+            field="d.alike",
+        )

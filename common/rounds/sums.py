@@ -1,0 +1,93 @@
+"""Sums: what preparation needs of the training samples of all sites, stage after stage."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Annotated
+
+from torch import Tensor
+
+from rankdad.common.errors import ProtocolError, RankdadError
+from rankdad.common.preparation.coefficients import OWN, untold
+from rankdad.common.protocol.arrays import pack_sums, unpack_sums
+from rankdad.common.protocol.messages import Body, Control, Kind, Message, Name, packed
+from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.checks import PLACES, Checks
+
+if TYPE_CHECKING:
+    from rankdad.common.run.state import RunState
+
+SUMS = packed(
+    pack_sums, lambda data, plan, known: unpack_sums(data, plan.folds, plan.stage_size(known.get("stage", "")))
+)
+
+
+class Sums(Control):
+    """What preparation needs of the training samples: float64 [folds, …], a site's own or all sites' added up."""
+
+    stage: Name
+    values: Annotated[Tensor, *SUMS]
+
+
+class SumsRound(Round):
+    """A stage of preparation."""
+
+    kind, up, down = Kind.SUMS, Sums, Sums
+
+    def due(self, run: RunState) -> Due | None:
+        """Return the next stage, if there is one left."""
+        return None if run.stage is None else run.next(self.kind, stage=run.stage)
+
+    def contribution(self, site: Site, due: Due, *, counts: bool) -> Sums:
+        """Return a stage's sums over the training rows of every fold."""
+        data, stage = site.data, due.stage or ""
+        try:
+            values = site.run.preparing.contributions(
+                stage,
+                site.run.totals_of,
+                data.summed,
+                data.whole(),
+                data.described(),
+                data.fewest,
+                tells=data.tells_coefficients,
+            )
+        except ValueError as error:
+            raise RankdadError(
+                f"preparation: {error}: a number here, or all sites' mean, is too large",
+                code="number-too-large",
+                field="preparation",
+            ) from None
+        return Sums(stage=stage, values=values)
+
+    def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
+        """Check that so many samples can have such sums."""
+        sums = message.body
+        assert isinstance(sums, Sums)
+        whole = max(map(sum, checks.samples[site]))  # a set that is too small to be tested is left out of its fold
+        for counts, fold in zip(checks.samples[site], sums.values, strict=True):
+            problem = checks.preparing.check(sums.stage, fold, counts[PLACES["train"]], whole)
+            if problem:
+                raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
+
+    def pooled(self, here: Collected) -> Sums:
+        """Add up site after site; of a site's own coefficients no other learns anything."""
+        sent = here.ready.bodies(Sums)
+        total: Tensor = reduce(add, (one.values for one in sent))
+        return Sums(stage=sent[0].stage, values=untold(total) if sent[0].stage == OWN else total)
+
+    def combined(self, here: Collected) -> Sums:
+        """Add up the region's sites."""
+        sent = here.ready.bodies(Sums)
+        stage = sent[0].stage
+        return Sums(stage=stage, values=here.run.preparing.joined(stage, [one.values for one in sent]))
+
+    def apply(self, run: RunState, update: Message) -> None:
+        """Keep the total; stages of a solution that has been found are over."""
+        body = update.body
+        assert isinstance(body, Sums)
+        run.add_up(body.stage, body.values)
+
+    def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
+        """Write down Table 1, and what an exact solution has found."""
+        record.note_sums(ready, update)
