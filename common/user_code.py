@@ -28,7 +28,7 @@ FunctionName = Annotated[str, Field(pattern=rf"^{NAME}$")]
 PERMITTED = rf"^{NAME}(@[A-Za-z0-9][\w.-]*==(\*|[\w.!+-]+))?$"
 Permitted = Annotated[str, Field(pattern=PERMITTED)]
 ANY = "*"  # in place of a version
-MOST, LONGEST = 2, 127  # functions that a run loads; characters of a distribution's name or version
+MOST, LONGEST = 10, 127  # functions that a run loads; characters of a distribution's name or version
 
 
 @dataclass(frozen=True)

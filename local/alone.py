@@ -50,7 +50,7 @@ def without_ranks(spec: RunSpec) -> dict[str, Any]:
         spec, tuning = spec.with_settings(spec.candidates[0]), None
     document = spec.model_dump(mode="json") | {"tuning": tuning}
     document["training"]["solver"] = spec.solver  # which may follow from the method
-    document["record"]["spectra"] = 0  # which full gradients do not have
+    document["record"] |= {"spectra": 0, "rounds": []}  # which full gradients do not have; what others are asked
     return document
 
 

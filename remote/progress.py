@@ -119,6 +119,7 @@ class Progress:
         partitions: how many `repeats` of folds there are, how many are `run`, and how many of each of `sites` are
             different partitions of its samples; empty where folds are not repeated.
         functions: name, distribution and version of each function of the users' own that is loaded, and its sites.
+        rounds: what rounds of other packages have found, by name.
         drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
         weights_sha256: final digest of every site and region.
         aggregator_sha256: of the aggregator's own replica, which follows the updates.
@@ -170,6 +171,7 @@ class Progress:
     equal: list[int] = field(default_factory=list)
     partitions: dict[str, Any] = field(default_factory=dict)
     functions: list[dict[str, Any]] = field(default_factory=list)
+    rounds: dict[str, Any] = field(default_factory=dict)
     drift: float | None = None
     tested_folds: int = 1
     candidates: int = 0

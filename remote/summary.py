@@ -57,6 +57,7 @@ def summary(progress: Progress) -> dict[str, Any]:
         "aggregator_sha256": progress.aggregator_sha256,
         "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "functions": progress.functions,
+        **({"rounds": progress.rounds} if progress.rounds else {}),
         "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
     }
 

@@ -303,3 +303,31 @@ class Round:
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
         """Write down a completed round at the aggregator."""
+
+
+class Further(Round):
+    """A round of another package: held once, after preparation, in a run that asks for it (`record.rounds`).
+
+    It has a `kind` from 64 on, the models of what travels, `contribution`, `check` and `pooled`, and where runs have
+    regions `combined`. What a site may be asked is in `Site`: of its rows, those that may leave it in sums.
+
+    Attributes:
+        name: of its entry point.
+    """
+
+    name: ClassVar[str]
+
+    def due(self, run: RunState) -> Due | None:
+        """Return it until it has been held."""
+        asked = self.name in run.spec.record.rounds and self.name not in run.held
+        return run.next(self.kind) if asked else None
+
+    def apply(self, run: RunState, update: Message) -> None:
+        """Take note that it has been held."""
+        run.held = (*run.held, self.name)
+
+    def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
+        """Write what was found into the summary."""
+        assert isinstance(update, Control)
+        record.progress.rounds[self.name] = update.model_dump(mode="json")
+        record.summarise()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from rankdad.common.errors import UserError, one_line
 from rankdad.common.rounds.base import Due, Round
 from rankdad.common.rounds.buffers import BuffersRound
 from rankdad.common.rounds.comparison import ComparisonRound
@@ -16,6 +18,7 @@ from rankdad.common.rounds.hello import HelloRound
 from rankdad.common.rounds.paired import PairedRound
 from rankdad.common.rounds.step import StepRound
 from rankdad.common.rounds.sums import SumsRound
+from rankdad.common.spec.recording import GROUP
 
 if TYPE_CHECKING:
     from rankdad.common.run.state import RunState
@@ -31,7 +34,31 @@ TRAINED = (
     EvaluationRound(),
     FailureRound(),
 )
-ROUNDS: Mapping[int, Round] = {one.kind: one for one in (*PREPARED, *TRAINED)}
+FIRST = 64  # number of other packages' kinds
+
+
+def _rounds() -> Mapping[int, Round]:
+    """Return all kinds of rounds, by their number.
+
+    Raises:
+        UserError: one of another package cannot be used, or has the number of another.
+    """
+    found: dict[int, Round] = {one.kind: one for one in PREPARED}
+    for point in entry_points(group=GROUP):
+        try:
+            one = point.load()()
+            kind, _ = one.kind, (one.up, one.down)
+        except Exception as error:
+            problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
+            raise UserError(problem, code="round-unusable", field=point.name) from None
+        if kind < FIRST or kind in found or getattr(one, "name", None) != point.name:
+            problem = f"{point.value}, an entry point of {GROUP}: its name is another, or its number ({kind})"
+            raise UserError(f"{problem} not from {FIRST} on and its own", code="round-number-taken", field=point.name)
+        found[kind] = one
+    return found | {one.kind: one for one in TRAINED}
+
+
+ROUNDS = _rounds()
 
 
 def due_of(run: RunState) -> Due | None:

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import Control, Count, Figure, Measure
+from rankdad.common.protocol.messages import Control, Count, Figure, Measure, Name
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.evaluation import MAX_FOLDS
 from rankdad.common.spec.federation import MAX_STALENESS
+from rankdad.common.spec.recording import MOST_ROUNDS
 from rankdad.common.spec.tuning import MAX_CANDIDATES
 
 Places = Annotated[tuple[Count, ...], Field(max_length=1000)]
@@ -36,6 +37,7 @@ class Snapshot(Control):
     compared: Count
     roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
     equal: Annotated[tuple[Count, ...], Field(max_length=MAX_FOLDS)] = ()
+    held: Annotated[tuple[Name, ...], Field(max_length=MOST_ROUNDS)] = ()
     missing: Places
     left_out: Annotated[tuple[tuple[Count, Places], ...], Field(max_length=MAX_STALENESS)] = ()
     late: Measure = 0.0

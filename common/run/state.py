@@ -53,6 +53,7 @@ class RunState:
         roster: training samples of every fold and site, in the plan's order; empty before hello.
         exact: whether the model is solved exactly, from sums, and takes no steps.
         equal: repeats of folds that are as one before at every site, and not run.
+        held: rounds of other packages that have been held.
         totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
         fold: that is trained now, from 0; the number of folds when all have been tested.
         began: the fold's first round.
@@ -98,6 +99,7 @@ class RunState:
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.exact = False
         self.equal: tuple[int, ...] = ()
+        self.held: tuple[str, ...] = ()
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
         self.left_out: tuple[LeftOut, ...] = ()

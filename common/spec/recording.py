@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from rankdad.common.documents import Part
 from rankdad.common.numbers import NonNegativeInt
+
+GROUP = "rankdad.rounds"  # of entry points, by which another package has rounds of its own
+MOST_ROUNDS = 8
+FURTHER: Mapping[str, str] = {point.name: point.value for point in entry_points(group=GROUP)}  # "package.module:Class"
+
+
+def _installed(name: str) -> str:
+    if name not in FURTHER:
+        raise ValueError(f"no package here has such a round; there are: {', '.join(sorted(FURTHER)) or 'none'}")
+    return name
 
 
 class Recording(Part):
@@ -23,9 +35,14 @@ class Recording(Part):
     """Whether it tells MLflow of the same: in `mlflow` in the run's directory, or where the variable
     MLFLOW_TRACKING_URI of its own environment says. Needs the extra `mlflow` there."""
 
+    rounds: Annotated[tuple[Annotated[str, AfterValidator(_installed)], ...], Field(max_length=MOST_ROUNDS)] = ()
+    """Rounds of other packages, by the name of their entry point in the group `rankdad.rounds`. Each is held once,
+    after preparation, and what it finds is under `rounds` in the summary. A site takes part if it lists the code under
+    `allow_factories`; what that lets out nobody else checks."""
+
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialise(self)
         # A digest is as it was before there were any.
-        off = [name for name in ("tensorboard", "mlflow") if document.get(name) is False]
+        off = [name for name in ("tensorboard", "mlflow", "rounds") if not document.get(name)]
         return {name: value for name, value in document.items() if name not in off}

@@ -21,7 +21,7 @@ from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.method import MethodSpec
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.preparation import Preparation
-from rankdad.common.spec.recording import Recording
+from rankdad.common.spec.recording import FURTHER, Recording
 from rankdad.common.spec.solver import DEFAULT, default_method, why_steps
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.spec.training import Training
@@ -281,6 +281,7 @@ class RunSpec(Part):
         """Functions of the users' own that the run loads, by the field that names them."""
         model, data = getattr(self.model, "factory", None), getattr(self.data, "function", None)
         named = {"model.factory": model, "data.function": data}
+        named |= {f"record.rounds.{name}": FURTHER[name] for name in self.record.rounds}
         return {field: name for field, name in named.items() if name is not None}
 
     @property

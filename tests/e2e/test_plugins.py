@@ -1,4 +1,4 @@
-"""A method of another package: found by its entry point, admitted by a policy that names it, trained by processes."""
+"""Methods and rounds of other packages: found by entry points, admitted by a site that names them, run by processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sklearn.datasets import load_diabetes
 
 from tests.conftest import run_document
 
@@ -54,21 +55,54 @@ def test_a_policy_that_does_not_name_it_admits_none(tmp_path: Path) -> None:
     assert "[policy-refuses]" in done.stderr
 
 
-def test_a_spec_cannot_name_what_is_not_installed(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run_document(method={"name": "signsgd"})))
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"method": {"name": "signsgd"}}, "name-unknown"), ({"record": {"rounds": ["mean-age"]}}, "field-invalid")],
+)
+def test_a_spec_cannot_name_what_is_not_installed(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_document(**changes)))
     line = ("-m", "rankdad", "check", tmp_path / "run.json")
-    assert "[name-unknown]" in python(*line).stderr
+    assert f"[{code}]" in python(*line).stderr
     assert python(*line, path=str(PLUGINS)).returncode == 0
+
+
+def asked(output: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    changes = ['run.record.rounds=["mean-age"]', 'run.evaluation={"name": "holdout"}', "run.training.epochs=2"]
+    line = ("-m", "rankdad", "simulate", ROOT / "simulations" / "specs" / "diabetes.json", "--output", output)
+    return python(*line, *words, *(word for change in changes for word in ("--set", change)), path=str(PLUGINS))
+
+
+@pytest.mark.slow
+def test_a_round_of_another_package_is_held_once_and_what_it_finds_is_in_the_summary(tmp_path: Path) -> None:
+    code = "rankdad_mean_age:MeanAge@rankdad-mean-age==1.0"
+    done = asked(tmp_path / "run", "--allow-factory", code)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    ages = load_diabetes(scaled=False).data[:, 0]
+    assert summary["rounds"] == {"mean-age": {"patients": len(ages), "years": pytest.approx(ages.mean(), rel=1e-6)}}
+    assert [(one["name"], one["version"]) for one in summary["functions"]] == [(code.partition("@")[0], "1.0")]
+
+
+@pytest.mark.slow
+def test_a_site_that_does_not_list_its_code_takes_no_part(tmp_path: Path) -> None:
+    done = asked(tmp_path / "run")
+    assert done.returncode != 0
+    assert "[factory-not-allowed]" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("points", "code"),
-    [("other = nowhere:Method", "method-unusable"), ("other = rankdad.common.methods.dad:Dad", "method-name-taken")],
+    [
+        ("[rankdad.methods]\nother = nowhere:Method", "method-unusable"),
+        ("[rankdad.methods]\nother = rankdad.common.methods.dad:Dad", "method-name-taken"),
+        ("[rankdad.rounds]\nother = nowhere:Round", "round-unusable"),
+        ("[rankdad.rounds]\nother = rankdad.common.rounds.sums:SumsRound", "round-number-taken"),
+    ],
 )
 def test_an_entry_point_that_cannot_be_used_is_named(tmp_path: Path, points: str, code: str) -> None:
     (tmp_path / "other-1.dist-info").mkdir()
     (tmp_path / "other-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(f"[rankdad.methods]\n{points}\n")
+    (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(f"{points}\n")
     (tmp_path / "run.json").write_text(json.dumps(run_document()))
     done = python("-m", "rankdad", "check", tmp_path / "run.json", path=str(tmp_path))
     assert f"[{code}]" in done.stderr
