@@ -15,7 +15,7 @@ from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
-CALIBRATED = 100  # smooth scores whose slope, and calibration error, are near those of the exact ones
+CALIBRATED = 100  # smooth scores whose slope is near that of the exact ones
 CALIBRATION_BINS = 15
 MOMENTS = 7
 MAX_WIDTH = 30  # classes of a confusion matrix; of more no balanced accuracy has its interval over groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +85,7 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
         keys=tuple(keys[place] for place in kept),
         notes=notes,
         rows=all_rows((samples,), (data.key, data.group), beside, refused, unlabelled),
+        named_by=by_column(None, data.key),
     )
 
 
@@ -132,24 +133,37 @@ def _names(rows: Table, key: str) -> list[str]:
 def _times(rows: Table, column: str) -> Array:
     """Return a column's numbers, or the seconds of its dates and times, float64 [rows]."""
     texts = holder((rows,), column).texts(column)
-    dates = next((text for text in texts if text.lower() not in MISSING and math.isnan(number(text))), None)
-    if dates is None or column in rows.decimals.comma:
+    given = [text for text in texts if text.lower() not in MISSING]
+    dated = sum(not math.isnan(_seconds(text)[0]) for text in given) > len(given) / 2
+    if not dated or column in rows.decimals.comma:
         times = column_numbers(rows, column)
     else:
-        times = np.array([_seconds(text) for text in texts])
+        read = [_seconds(text) for text in texts]
+        times, offsets = np.array([seconds for seconds, _ in read]), [offset for _, offset in read]
+        known = np.flatnonzero(~np.isnan(times)).tolist()
+        for row in known:
+            if offsets[row] != offsets[known[0]]:
+                words = ("has no offset from UTC", "has an offset from UTC")
+                problem = f"{shown(texts[row])} {words[offsets[row]]}, and {rows.place(known[0])[1]}"
+                rows.refuse(row, column, f"{problem} {words[offsets[known[0]]]}: write all alike", code="offsets-mixed")
     for row in np.flatnonzero(np.isnan(times)).tolist():
         missing = texts[row].lower() in MISSING
         found = "is missing" if missing else f"holds {shown(texts[row])}"
-        expected = "a number, as in the other rows" if dates is None else "a date and time such as 2020-04-03 14:05"
+        expected = "a date and time such as 2020-04-03 14:05" if dated else "a number, as in the other rows"
         rows.refuse(row, column, f"{found}, expected {expected}", code="time-missing" if missing else "not-a-time")
     return times
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str) -> tuple[float, bool]:
+    """Return the seconds of a date and time since 1970, in UTC where it has an offset from that, and whether it has."""
+    if not math.isnan(number(text)):  # 20200403 may be a date, and is a number
+        return math.nan, False
     try:
-        return (datetime.fromisoformat(text).replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+        found = datetime.fromisoformat(text)
     except ValueError:
-        return math.nan
+        return math.nan, False
+    offset = found.tzinfo is not None
+    return (found - datetime(1970, 1, 1, tzinfo=UTC if offset else None)).total_seconds(), offset
 
 
 def _check_times(rows: Table, data: SeriesData, names: Sequence[str], codes: Array, times: Array, order: Array) -> None:
@@ -158,7 +172,7 @@ def _check_times(rows: Table, data: SeriesData, names: Sequence[str], codes: Arr
     for place in np.flatnonzero(same).tolist():
         row, other = int(order[place + 1]), rows.place(int(order[place]))[1]
         problem = f"is that of {other}, too, and both rows are of {shown(names[row])}"
-        rows.refuse(row, data.time, problem, ": leave one out, or give times to the second", code="time-repeated")
+        rows.refuse(row, data.time, problem, ": leave one out, or give finer times", code="time-repeated")
 
 
 def _filled(
@@ -202,7 +216,7 @@ def _samples(
     """Return a table with a row for each series."""
     if data.covariates is not None and (training or (folder / data.covariates).exists()):
         table = read_table(folder / data.covariates, data)
-        own = keys_of(table, data.key)
+        own = keys_of(table, data.key, several=": each series has one row here")
         listed = np.array([name in own for name in rows.ids(data.key)])
         if listed.all():
             return table, ()

@@ -183,6 +183,7 @@ def join(
         key: the column.
         missing: "refuse" raises an error where a key is not in all tables; else it is left out.
         form: returns the text by which keys are compared, where several mean the same.
+        several: what to do where a key stands there twice, if that is not what rows of a table do.
 
     Returns:
         The tables, the key left in the first alone; what is to be told of keys that were left out; how many these are.
@@ -227,6 +228,7 @@ def aligned(
         key: the column.
         refused: by position, why.
         form: returns the text by which keys are compared, where several mean the same.
+        several: what to do where a key stands there twice, if that is not what rows of a table do.
 
     Raises:
         DataError: a table has no such column, or no rows.
@@ -278,13 +280,14 @@ def twice_written(ids: Iterable[str]) -> tuple[str, ...]:
     return ()
 
 
-def keys_of(table: Table, key: str, form: Callable[[str], str] = str) -> dict[str, int]:
+def keys_of(table: Table, key: str, form: Callable[[str], str] = str, several: str = "") -> dict[str, int]:
     """Return each key's position in a table.
 
     Args:
         table: where.
         key: the column.
         form: returns the text by which keys are compared, where several mean the same.
+        several: what to do where a key stands there twice, if that is not what rows of a table do.
 
     Raises:
         DataError: a key is missing, or stands there twice.
@@ -297,7 +300,7 @@ def keys_of(table: Table, key: str, form: Callable[[str], str] = str) -> dict[st
         if before != row:
             file, place = table.place(before)
             other = f"{file.name}, {place}" if isinstance(table.frame.index, pd.MultiIndex) else place
-            several = "; if rows may have it in common, take it for data.group and leave data.key out"
+            several = several or "; if rows may have it in common, take it for data.group and leave data.key out"
             raise table.error(row, key, f"{shown(text)} stands in {other} too{several}", code="key-repeated")
     return positions
 

@@ -43,7 +43,7 @@ WARNINGS = {
     "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
     "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
     "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",
-    "rows-left-out": "left out rows, or lets them wait for more patients, and does not tell how many",
+    "rows-left-out": "left out rows until there are more patients, or for good, and did not tell how many",
     "reader-differs": "reads its data by code of another package, or version, than the first site",
     "sets-too-small-to-evaluate": (
         "has validation or test samples of which its policy lets out no figures: they are too few, or too much of them "
@@ -355,7 +355,7 @@ def notes(run: RunResults) -> Iterator[str]:
         )
     if metrics.sites:
         missing = max(one.missing for one in metrics.sites.values())
-        lack = f" {missing} of them lack a metric: they have no second class or sample." if missing else ""
+        lack = f" {missing} of them lack a metric, for want of samples or of a second class." if missing else ""
         yield f"The mean over sites weighs every site equally, whatever its size; ± SD is between sites.{lack}"
     if absent := int(run.test.get("absent", 0)):
         kind = "classes have" if isinstance(run.spec.task, Classification) else "labels have"
@@ -366,11 +366,11 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
-        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration and curves"
+        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration slopes and curves"
         yield (
             f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
             f"the exact {kind}."
-            + f" Of fewer than {THRESHOLDS:,} samples there are no figures at thresholds."
+            + f" There is no calibration error, nor of fewer than {THRESHOLDS:,} samples are there figures at thresholds."
             * (kind == "scores")
         )
 

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError, UserError
+from rankdad.common.methods import MethodState
 from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.service import Reply
-from rankdad.common.rounds.step import Step
+from rankdad.common.rounds.base import Collected
+from rankdad.common.rounds.step import Step, StepRound
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification
 from rankdad.page.stream import MAX_VIEWERS
-from rankdad.remote import aggregation
-from rankdad.remote import aggregator as aggregators
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
@@ -161,17 +161,15 @@ def test_a_run_goes_on_where_another_processor_rounds_otherwise(
     weights, round_ = before.state.replica.digest(), before.barrier.round
     before.abandon()
 
-    aggregate = aggregation.aggregate
+    aggregate = StepRound.aggregate
 
-    def otherwise(*values: Any) -> Any:
-        body, state = aggregate(*values)
-        if isinstance(body, Step):  # by one unit in the last place
-            first, *rest = body.payload
-            assert isinstance(first, Tensor)
-            body = replace(body, payload=(first.nextafter(torch.full_like(first, torch.inf)), *rest))
-        return body, state
+    def otherwise(self: StepRound, here: Collected) -> tuple[Step, MethodState]:
+        body, state = aggregate(self, here)
+        first, *rest = body.payload
+        assert isinstance(first, Tensor)  # which is off by one unit in the last place
+        return replace(body, payload=(first.nextafter(torch.full_like(first, torch.inf)), *rest)), state
 
-    monkeypatch.setattr(aggregators, "aggregate", otherwise)
+    monkeypatch.setattr(StepRound, "aggregate", otherwise)
     with closing(opened()) as after:
         after.resume()
         assert (after.state.replica.digest(), after.barrier.round) == (weights, round_)
