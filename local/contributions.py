@@ -130,14 +130,21 @@ class Contributions:
         """
         check_standing(policy, self.spec, self.data, self.run.fold, numbers, places, self._earlier)
 
-    def stretch(self, policy: Policy) -> int:
-        """Return after how many steps it is looked again how far the weights have moved."""
-        people = self.data.people(self.data.splits[self.run.fold].train)
-        return stretch(most_told(policy.rows_per_rank), people)
+    def stretch(self, policy: Policy) -> tuple[range, int]:
+        """Return the stretch of the epoch in which its next step is, and at which step of it the site looks.
+
+        Only the site knows which: else the weights could be elsewhere just then.
+        """
+        run, parts = self.run, self.data.parts
+        size = stretch(most_told(policy.rows_per_rank), self.data.people(self.data.splits[run.fold].train))
+        first = run.step // size * size
+        steps = range(first, max(run.step + 1, min(first + size, len(run.batches(self.index)))))
+        draw = 0 if parts is None else parts.secret.number("look", parts.run, run.fold, run.epoch, first)
+        return steps, steps[draw % len(steps)]
 
     def note_place(self, place: Place, *, first: bool) -> None:
         """Note in the site's log where batches have been sent that other runs may add to."""
-        if self.data.parts is not None and (place.steps > 1 or (first and not self.run.epoch)):
+        if self.data.parts is not None and first:
             self.data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankdad.common.privacy.standing import NUMBER
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 
 
@@ -47,3 +48,10 @@ def deltas(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | No
         alone = (outputs.detach().float() if single else outputs.detach()).requires_grad_()
         (found,) = torch.autograd.grad(losses(task, alone, labels, weights).sum(), alone)
     return found
+
+
+def kinds_of(task: TaskSpec, labels: Tensor, outputs: int) -> Tensor:
+    """Return each sample's class, or whether it has each label, or that it has a number: int64 [n, outputs]."""
+    if isinstance(task, Classification):
+        return labels.cpu()[:, None].expand(-1, outputs)
+    return labels.cpu().long() if isinstance(task, MultiLabel) else torch.full((len(labels), outputs), NUMBER)

@@ -17,6 +17,7 @@ from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.routes import Payload, gather
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
+from rankdad.common.privacy.standing import Flows
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.seeds import derive
@@ -24,16 +25,15 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.augmentation import augmenting
 from rankdad.local.batch import StepBatch
-from rankdad.local.data import Batch, SiteData
-from rankdad.local.data.prepared import Prepared, prepare
+from rankdad.local.data import Batch, Samples, SiteData
+from rankdad.local.data.prepared import MOST_SAMPLES, Prepared, prepare
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.local_steps import Moments, differences
-from rankdad.local.losses import deltas, mean_loss
+from rankdad.local.losses import deltas, kinds_of, mean_loss
 from rankdad.local.own_gradients import OwnGradients, own_gradients
 from rankdad.local.ranks.alone import Alone
 
 NOBODY = torch.zeros(0, dtype=torch.int64)
-MOST_SAMPLES, MOST_NUMBERS = 64, 1024  # by which it is looked how far a model has moved, and of each
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +70,7 @@ class Passes:
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
+        self._looked: tuple[Samples, Batch] | None = None  # by which it is looked how far the model has moved
         self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of every batch, step by step
         self._parts: tuple[int, Iterator[Batch]] = -1, iter(())  # from a step on
 
@@ -162,24 +163,27 @@ class Passes:
             found = self._ranks.pooled(gather(plan.routes, *self._shared(capture, names), like), own)
         return None if found is None else self._made(*found), moments
 
-    def flows(self) -> Tensor | None:
-        """Return what flows back to the model from the loss of some training samples, of length 1, float64.
+    def flows(self) -> Flows | None:
+        """Return what flows back to the model from the loss of some of the site's samples; None where there are none.
 
-        None of samples that are not in memory, or are large: a pass through all would take too long.
+        Raises:
+            DataError: a file cannot be read any more.
         """
-        train = self.prepared().train
-        inputs = train.inputs
-        if not isinstance(inputs, Tensor) or not len(inputs) or inputs[0].numel() > MOST_NUMBERS:
+        looked = self.prepared().looked
+        if looked is None:
             return None
-        rows = torch.linspace(0, len(inputs) - 1, min(len(inputs), MOST_SAMPLES)).long()
+        ids, samples = looked
+        if self._looked is None or self._looked[0] is not samples:  # files are read once in a fold
+            (batch,) = samples.batches([torch.arange(len(samples))])
+            self._looked = samples, batch
+        batch = self._looked[1]
         try:
             with self._run.replica.evaluating() as model:
-                outputs = outputs_of(model, inputs[rows], self._spec.task.outputs, MOST_SAMPLES)
+                outputs = outputs_of(model, batch.inputs, self._spec.task.outputs, MOST_SAMPLES)
         except (ModelError, NonFiniteError):  # which the step itself says
             return None
-        found: Tensor = self._deltas(outputs, Batch(inputs[rows], train.labels[rows])).double().flatten()
-        size: Tensor = torch.linalg.vector_norm(found).clamp_min(torch.finfo(torch.float64).tiny)
-        return found.div(size)
+        values = self._deltas(outputs, batch).double().cpu()
+        return Flows(ids, kinds_of(self._spec.task, batch.labels, values.shape[1]), values)
 
     def _made(self, gradients: Payload, loss: float) -> OwnGradients:
         """Return gradients in the plan's order with what goes beside them."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
-from rankdad.common.privacy.standing import Place
+from rankdad.common.privacy.standing import Flows, Place
 from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
 from rankdad.common.run.state import RunState
 from rankdad.local.late_steps import Sent
@@ -88,8 +88,10 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
     if state.places:
-        flows = (None if place.flows is None else place.flows.tolist() for place in state.places)
-        document["places"] = [(p.sketch.tolist(), p.steps, own) for p, own in zip(state.places, flows, strict=True)]
+        document["places"] = [
+            (place.sketch.tolist(), place.steps, [] if place.flows is None else [one.tolist() for one in place.flows])
+            for place in state.places
+        ]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
 
@@ -105,10 +107,14 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
     follows = loaded.document.get("follows") is True
     places = tuple(
-        Place(_numbers(sketch), steps, None if flows is None else _numbers(flows))
+        Place(_numbers(sketch), steps, _flows(*flows) if flows else None)
         for sketch, steps, flows in loaded.document.get("places", ())
     )
     return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places)
+
+
+def _flows(ids: list[int], kinds: list[list[int]], values: list[list[float]]) -> Flows:
+    return Flows(torch.tensor(ids), torch.tensor(kinds), torch.tensor(values, dtype=torch.float64))
 
 
 def _numbers(values: list[float]) -> Tensor:

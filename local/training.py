@@ -15,7 +15,7 @@ from rankdad.common.lowrank.reduction.feedback import Residuals, plus
 from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Fit, OwnFit
-from rankdad.common.privacy.standing import Place, Places, arrived, stayed
+from rankdad.common.privacy.standing import Place, Places, arrived
 from rankdad.common.protocol.messages import Ask, Body, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.comparison import Comparison
@@ -226,8 +226,7 @@ class _Trainer:
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
         run, reads = self.site_run, True
-        if self._begins or not self.state.places:  # what a site has lost, it counts anew
-            self._begin_stretch()
+        self._look()
         if known is not None and (self.state.follows or self.index in known.missing):
             joins = not self.state.follows and (yield from self.catching_up.joins(known))
             reads = joins is not False  # else nobody waits for its gradients: it only follows
@@ -282,15 +281,7 @@ class _Trainer:
             self.state.moments = moments
         self.lap("reduce")
         self._follow(update)
-        due = run.due
-        if (due is not None and due.kind not in (Kind.STEP, Kind.COMPARISON)) or self._begins:
-            self._end_stretch()
         self.lap("end")
-
-    @property
-    def _begins(self) -> bool:
-        """Whether a stretch of the epoch begins, after which it is looked how far the weights have moved."""
-        return self.site_run.step % self.contributions.stretch(self.policy) == 0
 
     def _drawn(self, first: int, last: int) -> int:
         """Return how many batches of some steps nobody else knows the patients of."""
@@ -298,29 +289,23 @@ class _Trainer:
         whole = run.samples(self.index)
         return sum(0 < sum(step) < whole for step in run.batches(self.index)[first:last])
 
-    def _here(self) -> Place:
-        return Place(self.site_run.replica.sketch(), flows=self.passes.flows())
-
-    def _begin_stretch(self) -> None:
-        """Check that not too many batches have been sent at nearly these weights.
+    def _look(self) -> None:
+        """Count a stretch of steps where the weights are at one of them, for trainings and runs to come, too.
 
         Raises:
-            PolicyError: there are too many.
+            PolicyError: too many have been sent at nearly these weights.
         """
-        first = self.site_run.step
-        if self._drawn(first, first + self.contributions.stretch(self.policy)):
-            self.state.places = arrived(self.state.places, self._here())
-            largest = max(map(sum, self.site_run.batches(self.index)))
-            self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
-
-    def _end_stretch(self) -> None:
-        """Note where the stretch's batches were sent, for trainings and runs to come."""
-        run, stretch = self.site_run, self.contributions.stretch(self.policy)
-        last = run.step or len(run.batches(self.index))  # 0: the epoch is over
-        first = max(0, last - 1) // stretch * stretch
-        if self.state.places and (drawn := self._drawn(first, last)):
-            self.state.places = stayed(self.state.places, self._here(), drawn)
-            self.contributions.note_place(self.state.places[-1], first=not first)
+        stretch, at = self.contributions.stretch(self.policy)
+        drawn = self._drawn(stretch.start, stretch.stop)
+        if not drawn or (self.site_run.step != at and self.state.places):  # what a site has lost, it counts anew
+            return
+        here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows())
+        self.state.places = arrived(self.state.places, here)
+        place = self.state.places[-1]
+        largest = max(map(sum, self.site_run.batches(self.index)))
+        self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
+        first = not stretch.start and not self.site_run.epoch
+        self.contributions.note_place(place, first=first or place.steps > drawn)
 
     def _ask(self) -> Steps[Message | None]:
         known = yield from self.catching_up.ask(self.site_run.round)

@@ -221,6 +221,14 @@ class SiteData:
         whole = torch.arange(len(self.samples))
         return digests(self.samples.inputs, [whole, *trained], [everything, *labels])
 
+    def looked(self, most: int) -> tuple[Tensor, Tensor] | None:
+        """Return ids and places, int64 [n], of samples that stay the same as long as they are the site's."""
+        if self.parts is None or not self.keys:
+            return None
+        ids = [self.parts.secret.number("looked", key) for key in self.keys]
+        places = sorted(range(len(ids)), key=ids.__getitem__)[:most]
+        return torch.tensor([ids[place] for place in places]), torch.tensor(places)
+
     def rows(self, fold: int) -> Rows:
         """Return a fold's training rows, for preparation."""
         return self._rows(self.splits[fold].train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +13,9 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import Samples, SiteData
+
+MOST_SAMPLES, MOST_NUMBERS = 64, 1024  # by which it is looked how far a model has moved, and of each
+FEW_SAMPLES = 16  # where they have more numbers: a pass takes as long as a step's
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,8 @@ class Prepared:
         test_groups: which group each sample of the test is of; None where the run knows of none.
         tested: whose each sample of the test is; None where each is of another person.
         smooth: whether scores of the test leave as curves: nobody's own may.
+        looked: samples by which it is looked how far the model has moved, and their ids, int64 [n], in every fold the
+            same; None where there is no secret to choose them by.
     """
 
     train: Samples
@@ -45,6 +51,7 @@ class Prepared:
     test_groups: Tensor | None
     tested: Tensor | None
     smooth: bool
+    looked: tuple[Tensor, Samples] | None = None
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
@@ -76,4 +83,19 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
     people, tested = (None if data.groups is None else data.groups[rows] for rows in (split.validation, split.test))
     groups, smooth = tested if spec.grouped else None, data.parts is not None
-    return Prepared(train, validation, test, fit, own, first, numbers, people, order_key, groups, tested, smooth)
+    looked = data.looked(MOST_SAMPLES if math.prod(spec.data.shape) <= MOST_NUMBERS else FEW_SAMPLES)
+    return Prepared(
+        train,
+        validation,
+        test,
+        fit,
+        own,
+        first,
+        numbers,
+        people,
+        order_key,
+        groups,
+        tested,
+        smooth,
+        None if looked is None else (looked[0], whole.take(looked[1])),
+    )

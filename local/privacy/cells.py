@@ -19,12 +19,15 @@ from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.images import ImagesData
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.data import SiteData
 
 MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
 MOST_ROWS, MOST_PAIRED = 2000, 256  # rows by which, and columns of which two, it is looked whether one follows
+MOST_FILES = 8  # samples of a file each by which it is looked of how many numbers they are made
+ROUNDED = 1 / 255 / math.sqrt(12)  # the deviation of what 8 bits leave of a number from 0 to 1
 FOLLOWS = 5e-2  # of a column's size: less is left of one that follows from others, rounded or in other units
 LARGEST = 1024  # batch size that a sentence names
 WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
@@ -42,11 +45,17 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
 
     A column counts by the share of samples that have another value than most: what most have needs no solving for. Its
     levels are one column, whatever levels a run lists: an owner may invent some. One that follows from others, such as
-    the same in another unit, does not count. Of samples of a file each, all may differ.
+    the same in another unit, does not count. Of samples of a file each, it is what some files hold.
+
+    Raises:
+        DataError: a file cannot be read.
     """
     inputs = data.samples.inputs
     if not isinstance(inputs, Tensor):
-        return float(math.prod(spec.data.shape) + 1)
+        noise = ROUNDED if isinstance(spec.data, ImagesData) else 0.0
+        some = torch.linspace(0, len(data.samples) - 1, min(len(data.samples), MOST_FILES)).long()
+        held = [_held(one, noise) for batch in data.samples.batches([some]) for one in batch.inputs]
+        return sum(held) / max(1, len(held)) + 1
     some = torch.linspace(0, max(0, len(inputs) - 1), min(len(inputs), MOST_ROWS)).long()
     flat = inputs[some].flatten(1).double()
     rows = flat.nan_to_num(math.inf)
@@ -58,6 +67,26 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
     return float((weights * _independent(flat, weights)).sum()) + 1
+
+
+def _held(sample: Tensor, noise: float) -> float:
+    """Return of how many numbers a sample can be made, axis by axis: of pictures that were scaled up, those before.
+
+    Source: Tucker 1966, "Some mathematical notes on three-mode factor analysis" (the ranks of a tensor's unfoldings).
+
+    Args:
+        sample: [channels, height, width], or a volume.
+        noise: standard deviation of what is rounding in each of its numbers, at least.
+    """
+    numbers = sample.double().cpu()
+    noise = max(noise, 1e-6 * float(numbers.abs().max()))
+    cells = 1.0
+    for axis in range(numbers.ndim):
+        rows = numbers.movedim(axis, 0).flatten(1)
+        sizes = torch.linalg.eigvalsh(rows @ rows.T).clamp_min(0).sqrt()
+        rounding = 1.5 * noise * (math.sqrt(rows.shape[0]) + math.sqrt(rows.shape[1]))
+        cells *= max(1, int((sizes > rounding).sum()))
+    return min(cells, float(numbers.numel()))
 
 
 def _changed(data: SiteData) -> float:

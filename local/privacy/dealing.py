@@ -16,7 +16,7 @@ from rankdad.common.errors import DataError, UserError, counted, visible
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret, most_rows, refine
-from rankdad.common.privacy.standing import Place, Places
+from rankdad.common.privacy.standing import Flows, Place, Places
 from rankdad.common.run.weight_sketch import unpack_sketch
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -182,11 +182,14 @@ class Dealing:
             return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told, most, anew=anew)
 
         def places(anew: bool) -> Places:
-            known = log.places(None if anew else run)
-            return tuple(Place(unpack_sketch(sketch), steps) for sketch, steps in known)
+            known, outputs = log.places(None if anew else run), self.spec.task.outputs
+            return tuple(
+                Place(unpack_sketch(sketch), steps, Flows.unpack(flows, outputs)) for sketch, steps, flows in known
+            )
 
         def place(here: Place) -> None:
-            log.note_place(run, here.sketch.numpy().tobytes(), here.steps)
+            flows = b"" if here.flows is None else here.flows.pack()
+            log.note_place(run, here.sketch.numpy().tobytes(), here.steps, flows)
 
         def beginning() -> str:
             number = log.beginning(run, dealt.run)

@@ -30,7 +30,7 @@ from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 6
+VERSION = 7
 SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
@@ -69,6 +69,7 @@ CREATE TABLE places (
     run INTEGER NOT NULL REFERENCES runs (number),
     sketch BLOB NOT NULL,
     steps INTEGER NOT NULL,
+    flows BLOB NOT NULL,
     PRIMARY KEY (run, sketch)
 ) WITHOUT ROWID;
 CREATE TABLE begun (
@@ -436,8 +437,10 @@ class DisclosureLog:
             ((number,),) = log.execute(known, [run, spec]).fetchall()
             return int(number)
 
-    def places(self, but: str | None = None) -> list[tuple[bytes, int]]:
-        """Return sketches of the weights at which runs have sent batches, and how many; see `common.privacy.standing`.
+    def places(self, but: str | None = None) -> list[tuple[bytes, int, bytes]]:
+        """Return sketches of the weights at which runs have sent batches, how many, and what flowed back there.
+
+        See `common.privacy.standing`.
 
         Args:
             but: identity of a run that is left out.
@@ -446,10 +449,10 @@ class DisclosureLog:
             UserError: the log cannot be read, or is another site's.
         """
         with self._connected() as (log, _):
-            known = "SELECT sketch, steps FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
+            known = "SELECT sketch, steps, flows FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
             return log.execute(known, [but]).fetchall()
 
-    def note_place(self, run: str, sketch: bytes, steps: int) -> None:
+    def note_place(self, run: str, sketch: bytes, steps: int, flows: bytes) -> None:
         """Note how many batches a run has sent near some weights.
 
         Raises:
@@ -457,9 +460,9 @@ class DisclosureLog:
         """
         with self._connected() as (log, _):
             log.execute(
-                "INSERT INTO places SELECT number, ?, ? FROM runs WHERE run = ? "
+                "INSERT INTO places SELECT number, ?, ?, ? FROM runs WHERE run = ? "
                 "ON CONFLICT DO UPDATE SET steps = max(steps, excluded.steps)",
-                [sketch, steps, run],
+                [sketch, steps, flows, run],
             )
 
     def exists(self) -> bool:

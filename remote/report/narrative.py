@@ -370,8 +370,10 @@ def notes(run: RunResults) -> Iterator[str]:
         yield (
             f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
             f"the exact {kind}."
-            + f" There is no calibration error, nor of fewer than {THRESHOLDS:,} samples are there figures at thresholds."
-            * (kind == "scores")
+            + (
+                f" There is no calibration error, and of fewer than {THRESHOLDS:,} samples nothing at a threshold."
+                * (kind == "scores")
+            )
         )
 
 

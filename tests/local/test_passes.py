@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from rankdad.common.policy import Policy
+from rankdad.common.privacy.parts import Secret
 from rankdad.common.privacy.standing import NEAR
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.rounds.hello import Roster
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
+from rankdad.local.contributions import Contributions
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 from rankdad.local.passes import Passes
+from rankdad.local.privacy.dealing import Dealt
 from tests.conftest import run_spec
 
 
@@ -42,19 +48,8 @@ def turned(layers: list[nn.Linear]) -> None:
     ("change", "stays"), [(shifted, True), (shifted_for_all_inputs, True), (scaled, True), (turned, False)]
 )
 def test_a_model_that_stays_has_not_moved(change: Callable[[list[nn.Linear]], None], stays: bool) -> None:
-    spec = run_spec(
-        task={"name": "classification", "classes": 3},
-        model={"name": "mlp", "hidden": [5, 4], "activation": "relu"},
-        data={"shape": [6]},
-        training={"dtype": "float64"},
-    )
-    replica = Replica(spec)
-    plan = make_plan(spec, replica.model)
-    run = RunState(spec, plan, replica)
-    nothing, inputs = torch.arange(0), torch.randn(90, 6, generator=torch.Generator().manual_seed(1)).double()
-    data = SiteData(Samples(inputs, torch.arange(90) % 3), (Split(torch.arange(90), nothing, nothing),))
-    run.follow(Message(Kind.HELLO, 0, Roster(train=((90,) * len(plan.sites),))))
-    passes = Passes(spec, plan, data, run, 0)
+    passes, _ = opened()
+    replica = passes._run.replica
     before, sketched = passes.flows(), replica.sketch()
     layers = [module for module in replica.model.modules() if isinstance(module, nn.Linear)]
     with torch.no_grad():
@@ -63,4 +58,45 @@ def test_a_model_that_stays_has_not_moved(change: Callable[[list[nn.Linear]], No
     assert before is not None
     assert after is not None
     assert float((replica.sketch() - sketched).norm() / sketched.norm()) > NEAR
-    assert (float((after - before).norm()) < 1e-9) == stays
+    assert before.near(after) == stays
+
+
+def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None:
+    """While it was the first of each stretch, the weights were elsewhere just then."""
+    found = []
+    for secret in (b"0", b"1"):
+        passes, contributions = opened(Secret(secret * 32))
+        run = passes._run
+        looks = []
+        for epoch, step in itertools.product(range(40), range(5)):
+            run.epoch, run.step = epoch, step
+            stretch, at = contributions.stretch(Policy(rows_per_rank=1))
+            assert step in stretch
+            assert at in stretch
+            looks.append(at - stretch.start)
+        assert {0, 1, 2, 3, 4} == set(looks)
+        found.append(looks)
+    assert found[0] != found[1]
+
+
+def opened(secret: Secret = Secret(b"0" * 32)) -> tuple[Passes, Contributions]:  # noqa: B008
+    """A site of 90 patients, which trains on them in five steps."""
+    spec = run_spec(
+        task={"name": "classification", "classes": 3},
+        model={"name": "mlp", "hidden": [5, 4], "activation": "relu"},
+        data={"shape": [6]},
+        training={"dtype": "float64", "batch_size": 18},
+    )
+    replica = Replica(spec)
+    plan = make_plan(spec, replica.model)
+    run = RunState(spec, plan, replica)
+    nothing, inputs = torch.arange(0), torch.randn(90, 6, generator=torch.Generator().manual_seed(1)).double()
+    data = SiteData(
+        Samples(inputs, torch.arange(90) % 3),
+        (Split(torch.arange(90), nothing, nothing),),
+        keys=tuple(map(str, range(90))),
+        parts=Dealt(np.zeros(90, np.int64), {0: 90}, secret),
+    )
+    run.follow(Message(Kind.HELLO, 0, Roster(train=((90,) * len(plan.sites),))))
+    passes = Passes(spec, plan, data, run, 0)
+    return passes, Contributions(spec, plan, data, run, 0, passes.prepared, lambda fold, outputs: None)

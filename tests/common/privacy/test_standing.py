@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.privacy.standing import MOST, NEAR, Place, Places, arrived, most_known, stayed, stretch
+from rankdad.common.privacy.standing import MOST, NEAR, NUMBER, Flows, Place, Places, arrived, most_known, stretch
 from rankdad.common.run.weight_sketch import sketch
 
 WEIGHTS = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -20,53 +20,83 @@ def at(moved: float) -> Tensor:
     return sketch({"weights": WEIGHTS + moved * AWAY * WEIGHTS.norm() / AWAY.norm()})
 
 
-def trained(course: list[tuple[float, float]], steps: int = 5) -> Places:
-    """Return the places after epochs that begin and end so far away."""
+def looked(course: list[float], steps: int = 5) -> Places:
+    """Return the places after stretches in each of which the weights were looked at so far away."""
     places: Places = ()
-    for begins, ends in course:
-        places = stayed(arrived(places, Place(at(begins))), Place(at(ends)), steps)
+    for moved in course:
+        places = arrived(places, Place(at(moved), steps))
     return places
 
 
 @pytest.mark.parametrize(
     ("course", "known"),
     [
-        ([(0, 0)] * 4, 20),  # nothing moves
-        ([(0, NEAR / 9), (NEAR / 9, NEAR / 5), (NEAR / 5, NEAR / 3)], 15),  # little by little, to near the first
-        ([(0, 1.0)] * 4, 4),  # every training begins with the same weights, and leaves them
-        ([(0, 1.0), (1.0, 0), (0, 1.0), (1.0, 0), (0, 0)], 7),  # an aggregator that goes back and forth
-        ([(n * 2 * NEAR, (n + 1) * 2 * NEAR) for n in range(9)], 1),
+        ([0] * 4, 20),  # nothing moves
+        ([0, NEAR / 5, NEAR / 3], 15),  # little by little, to near the first
+        ([0, 1.0, 0, 1.0, 0], 15),  # an aggregator that goes back and forth
+        ([n * 2 * NEAR for n in range(9)], 5),
     ],
 )
-def test_steps_near_the_same_weights_add_up(course: list[tuple[float, float]], known: int) -> None:
-    places = trained(course)
+def test_steps_near_the_same_weights_add_up(course: list[float], known: int) -> None:
+    places = looked(course)
     assert most_known(places, 1000) == known
-    assert most_known(places, 3) == min(known, 3), "no more dimensions than numbers"
+    assert most_known(places, 3) == 3, "no more dimensions than numbers"
     assert most_known((), 1000) == 0
 
 
 def test_what_is_remembered_is_bounded_and_the_place_of_now_never_forgotten() -> None:
-    places: Places = ()
-    for epoch in range(MOST + 10):
-        places = stayed(arrived(places, Place(at(epoch))), Place(at(epoch)), 2)
+    places = looked([float(epoch) for epoch in range(MOST + 10)], 2)
     assert len(places) == MOST
     assert torch.equal(places[-1].sketch, at(MOST + 9))
     assert places[-1].steps == 2
 
 
-@pytest.mark.parametrize(("apart", "known"), [(0.0, 20), (2 * NEAR, 1)])
-def test_weights_that_move_while_the_model_stays_have_not_moved(apart: float, known: int) -> None:
-    """A member added a growing number to both outputs of a softmax: a program had all rows of 45 patients."""
-    places: Places = ()
-    for epoch in range(4):
-        ends = [Place(at(part), flows=torch.tensor([1.0, apart * part])) for part in (2.0 * epoch, 2.0 * epoch + 1)]
-        places = stayed(arrived(places, ends[0]), ends[1], 5)
-    assert most_known(places, 1000) == known
+LABELS = torch.arange(40) % 2
+LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def flows(kinds: Tensor, values: Tensor) -> Flows:
+    return Flows(torch.arange(40), kinds[:, None], values[:, None])
+
+
+def of_classes(chance: float, spread: float) -> Flows:
+    """What flows back to one output from samples whose chances are nearly, or not at all, the same."""
+    logit = math.log(chance / (1 - chance))
+    return flows(LABELS, torch.sigmoid(logit + spread * LOGITS) - LABELS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stays"),
+    [
+        (of_classes(0.5, 0.5), of_classes(0.5, 0.5), True),  # a number added to both outputs of a softmax
+        (of_classes(0.5, 1e-7), of_classes(0.8, 1e-7), True),  # the bias alone moves: divided out class by class
+        (of_classes(0.5, 0.5), of_classes(0.5, 0.6), False),
+        (of_classes(0.5, 0.5), of_classes(0.8, 0.5), False),
+        (flows(torch.full((40,), NUMBER), LOGITS), flows(torch.full((40,), NUMBER), 3 * LOGITS + 1), True),
+        (flows(torch.full((40,), NUMBER), LOGITS), flows(torch.full((40,), NUMBER), LOGITS.exp()), False),
+        (of_classes(0.5, 0.5), of_classes(0.5, 0.5)._replace(ids=torch.arange(40) + 33), False),  # 7 samples are left
+    ],
+)
+def test_a_model_that_stays_has_not_moved_whatever_its_weights_have(before: Flows, after: Flows, stays: bool) -> None:
+    """Programs from outside had all rows of a hospital while the weights moved, and the model did not."""
+    assert before.near(after) == stays
+    places = looked([0.0])
+    for moved, there in ((1.0, before), (2.0, after)):
+        places = arrived(places, Place(at(moved), 5, there))
+    assert most_known(places, 1000) == (10 if stays else 5)
+
+
+def test_flows_come_back_from_a_log() -> None:
+    found = Flows.unpack(of_classes(0.5, 0.5).pack(), 1)
+    assert found is not None
+    assert all(torch.equal(*pair) for pair in zip(found, of_classes(0.5, 0.5), strict=True))
+    assert Flows.unpack(b"", 1) is None
+    assert Flows.unpack(of_classes(0.5, 0.5).pack(), 3) is None
 
 
 @pytest.mark.parametrize(
     ("told", "people", "steps"),
-    [(0.5, 160, 10), (0.5, 2, 1), (0.5, 0, 1), (math.inf, 30, 1 << 30), (math.inf, 0, 1 << 30)],
+    [(0.5, 160, 5), (0.5, 2, 1), (0.5, 0, 1), (math.inf, 30, 1 << 30), (math.inf, 0, 1 << 30)],
 )
 def test_a_site_that_trains_on_nobody_is_looked_at_like_any_other(told: float, people: int, steps: int) -> None:
     assert stretch(told, people) == steps

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.privacy.one_step import attack
 from rankdad.common.documents import validate
@@ -16,9 +19,9 @@ from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import Samples, SiteData
+from rankdad.local.data import Samples, SiteData, read_site
 from rankdad.local.data.folds import Split
-from rankdad.local.privacy.cells import StepNumbers, check_numbers
+from rankdad.local.privacy.cells import StepNumbers, cells_of_row, check_numbers
 from rankdad.local.privacy.told import of_steps
 from rankdad.local.privacy.usual import usual_inputs
 from tests.conftest import run_spec
@@ -162,3 +165,18 @@ def test_columns_that_follow_from_others_do_not_count() -> None:
     wide = torch.randn(40, 4, generator=random) @ torch.randn(4, 24, generator=random)
     data = SiteData(Samples(wide, torch.arange(40) % 2), (Split(torch.arange(40), *[torch.arange(0)] * 2),))
     assert numbers(asked(8, shape=(24,)), data).most(1) == pytest.approx(5, abs=0.1)
+
+
+@pytest.mark.parametrize(("stored", "cells"), [(4, 17), (32, 1025)])
+def test_a_picture_that_was_scaled_up_has_no_more_cells_than_its_file_has_pixels(
+    tmp_path: Path, stored: int, cells: int
+) -> None:
+    """A program from outside had 4 × 4 pixels counted as 1,024, and so wide networks let in."""
+    drawn = np.random.default_rng(0)
+    for place in range(12):
+        (tmp_path / "data" / str(place % 2)).mkdir(parents=True, exist_ok=True)
+        pixels = drawn.integers(0, 256, (stored, stored), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / str(place % 2) / f"{place}.png")
+    data = {"reader": "images", "size": [32, 32], "mode": "grey", "resize": True, "values": ["0", "1"]}
+    spec = run_spec(task={"name": "classification", "classes": 2}, data=data)
+    assert cells_of_row(spec, read_site(spec, tmp_path / "data", 0)) == pytest.approx(cells, abs=1)

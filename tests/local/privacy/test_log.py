@@ -19,7 +19,7 @@ from rankdad.common.errors import DataError, PolicyError, UserError
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
-from rankdad.local.privacy.log import FILE, DisclosureLog
+from rankdad.local.privacy.log import FILE, VERSION, DisclosureLog
 from rankdad.local.privacy.patients import Patients
 
 SECRET = Secret(b"s" * 32)
@@ -138,7 +138,7 @@ def damage(log: Path, case: str) -> None:
         log.write_text("this is no log")
     elif case == "newer":
         with closing(sqlite3.connect(log)) as connection:
-            connection.execute("PRAGMA user_version = 7")
+            connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     elif case == "folder":
         log.unlink()
         log.mkdir()
