@@ -126,7 +126,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
     if type(kind) is not int or kind not in ROUNDS:  # True is no kind
         raise ProtocolError(
             422,
-            f"k: got {visible(repr(kind), 60)}, expected a kind of round: {', '.join(map(str, sorted(ROUNDS)))}",
+            f"k: got {visible(repr(kind), 60)}, expected the number of a kind of round",
             code="kind-unknown",
             field="k",
         )

@@ -68,7 +68,7 @@ def test_seeds_tell_of_single_patients_without_rules_alone(tmp_path: Path, off: 
 def test_a_short_look(policy: Policy) -> None:
     """Two minutes of it: `python -m benchmarks adversary --seconds 120`, with --strict and --off."""
     found = bench_adversary(policy, 30, 15, 0, Console(quiet=True))
-    assert found.runs > 5
+    assert found.runs > 2
     assert {"splits", "sums of rows", "sums of products"}.isdisjoint(found.below) == (policy is STRICT)
     assert sum(counts["part"] for counts in found.levels.values()) == 0 or policy is OFF
 
