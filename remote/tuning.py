@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankdad.common.run.settings import chosen
+from rankdad.common.run.study import chosen
 from rankdad.common.spec import RunSpec
 
 Samples = Sequence[Sequence[int]]  # [folds, 3]

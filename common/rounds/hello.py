@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -190,7 +191,7 @@ class HelloRound(Round):
                 code="fields-differ",
                 field="d.equal",
             )
-        run.exact, run.equal = body.exact, body.equal
+        run.exact, run.study = body.exact, replace(run.study, equal=body.equal)
         run.meet(body.train)
 
     def remember(self, checks: Checks, ready: Ready) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,13 +28,14 @@ from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, l
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
-from rankdad.common.run.settings import limited, settings_of
 from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
+from rankdad.common.run.study import Study, limited
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
 MAX_WEIGHT = 1e15  # of an exact solution: no site's lies make another's outputs infinite
-SCALARS = tuple(name for name in Snapshot.model_fields if name not in ("steps", "roster", "missing"))
+STUDY = ("fold", "began", "before", "equal", "tried")  # of a snapshot
+SCALARS = tuple(name for name in Snapshot.model_fields if name not in (*STUDY, "steps", "roster", "missing"))
 
 
 class RunState:
@@ -52,12 +54,9 @@ class RunState:
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
         exact: whether the model is solved exactly, from sums, and takes no steps.
-        equal: repeats of folds that are as one before at every site, and not run.
         held: rounds of other packages that have been held.
         totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
-        fold: that is trained now, from 0; the number of folds when all have been tested.
-        began: the fold's first round.
-        before: steps of the folds before.
+        study: which of the run's trainings is made.
         epoch: of the next step.
         step: of the next step, within its epoch.
         missing: places of the sites that the last step left out.
@@ -77,7 +76,6 @@ class RunState:
         stale: epochs since then.
         stopped: whether training has been ended before its last epoch.
         epochs: of this fold's training, at most.
-        tried: best validation metric of each candidate so far of the model that is made now, and its epoch.
         farewell: the last update.
     """
 
@@ -91,14 +89,13 @@ class RunState:
         self.buffers_pooled = False  # of this epoch
         self._first = self._schedule = Schedule((), (), (), 0)  # of the fold's first epoch, and of this one
         self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
-        self.round = self.fold = self.began = self.before = 0
+        self.study = Study(spec)
+        self.round = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = self.decides = self.pairs = False
         self.epochs = spec.training.epochs
-        self.tried: tuple[tuple[float | None, int], ...] = ()
         self.roster: tuple[tuple[int, ...], ...] = ()
         self.exact = False
-        self.equal: tuple[int, ...] = ()
         self.held: tuple[str, ...] = ()
         self.totals: dict[str, Tensor] = {}
         self.missing: frozenset[int] = frozenset()
@@ -180,17 +177,17 @@ class RunState:
     @property
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
-        return self.before + self.replica.step
+        return self.study.before + self.replica.step
 
     @property
     def steps_in_all(self) -> int:
         """Optimizer steps of the whole run, if no training stops early; 0 before all have said hello."""
-        return 0 if self.exact else steps_of_all(self.spec, self.roster, self.equal)[0]
+        return 0 if self.exact else steps_of_all(self.spec, self.roster, self.study.equal)[0]
 
     @property
     def rng_key(self) -> str:
         """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
-        within = str(self.round - self.began)
+        within = str(self.round - self.study.began)
         return f"{self.fold}/{within}" if self.fold else within
 
     @property
@@ -207,14 +204,14 @@ class RunState:
         return f"epoch {min(self.epoch + 1, self.epochs)} of {self.epochs}" if self.roster else ""
 
     @property
-    def tested(self) -> bool:
-        """Whether all folds have been trained and tested."""
-        return self.fold == self.plan.folds
+    def fold(self) -> int:
+        """Which of the run's trainings is made, from 0."""
+        return self.study.fold
 
     @property
     def trains(self) -> bool:
         """Whether there are epochs left to train in this fold."""
-        ready = bool(self.roster) and self.stage is None and not self.tested
+        ready = bool(self.roster) and self.stage is None and not self.study.over
         return ready and not self.exact and self.epoch < self.epochs and not self.stopped
 
     def totals_of(self, fold: int) -> dict[str, Tensor]:
@@ -339,7 +336,7 @@ class RunState:
 
     def _begin(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Begin a fold, or go on with it, with the settings that it trains with."""
-        settings, self.epochs = settings_of(self.spec, self.fold, self.tried)
+        settings, self.epochs = self.study.settings
         routes = limited(self.plan.routes, settings.method)
         self.method = settings.method.method(routes, self.replica.model, settings.seed)
         self.replica.restart(settings.training, weights)
@@ -355,14 +352,10 @@ class RunState:
 
     def next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""
-        is_candidate = self.spec.place(self.fold)[1] is not None
-        self.tried = (*self.tried, (self.best_value, self.best_epoch)) if is_candidate else ()
-        self.fold += 1
-        while self.spec.repeat(self.fold) in self.equal:
-            self.fold += 1
-        if self.tested:
+        best = self.best_value, self.best_epoch
+        self.study = self.study.following(best, self.round + 1, self.steps)
+        if self.study.over:
             return
-        self.began, self.before = self.round + 1, self.steps
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = False
         self.missing, self.left_out, self.late, self.bases = frozenset(), (), 0.0, {}
@@ -380,7 +373,7 @@ class RunState:
 
     def skip_to(self, fold: int) -> None:
         """Begin with a fold in place of the first, once all is prepared: folds have nothing from those before."""
-        self.fold, self.began = fold, self.round if fold else 0
+        self.study = replace(self.study, fold=fold, began=self.round if fold else 0)
         self._begin()
         self._solve()
 
@@ -422,6 +415,7 @@ class RunState:
         """Return all else. Only between steps."""
         assert self.between_steps
         scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
+        scalars |= {name: getattr(self.study, name) for name in STUDY}
         return Snapshot(**scalars, steps=self.steps, roster=self.roster, missing=tuple(sorted(self.missing)))
 
     def load(self, snapshot: Snapshot, tensors: Mapping[str, Tensor]) -> None:
@@ -434,6 +428,7 @@ class RunState:
         check_snapshot(self.spec, self.plan, self.replica.model, snapshot, tensors)
         for name in SCALARS:
             setattr(self, name, getattr(snapshot, name))
+        self.study = replace(self.study, **{name: getattr(snapshot, name) for name in STUDY})
         self.totals = under("total", tensors)
         self.meet(snapshot.roster)
         self.missing = frozenset(snapshot.missing)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankdad.common.errors import RunFailedError
 from rankdad.common.preparation import in_memory
-from rankdad.common.run.settings import chosen, settings_of
+from rankdad.common.run.study import Study, chosen
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.training import Result
@@ -71,7 +71,7 @@ def test_what_a_fold_tests_takes_no_part_in_its_choice(tmp_path: Path, site_data
 
         def note(aggregator: Aggregator, trained: dict[int, dict[str, Tensor]] = trained) -> None:
             state = aggregator.state
-            if state.roster and state.stage is None and not state.trains and not state.tested:
+            if state.roster and state.stage is None and not state.trains and not state.study.over:
                 trained[state.fold] = state.replica.weights()
 
         run(spec, samples, tmp_path / name, on_round=note)
@@ -114,7 +114,8 @@ def test_the_winner_is_trained_again_on_all_training_rows_for_its_best_epochs(tm
     assert {(row["fold"], row["candidate"], row["epoch"]) for row in tests} == {("0", "", str(best["best_epoch"]))}
     last = {row["candidate"]: int(row["epoch"]) for row in rows_of(tmp_path / "tuned" / "steps.csv")}
     assert last == {"1": 4, "2": 4, "": best["best_epoch"]}
-    settings, epochs = settings_of(spec, 2, [(one["validation"], one["best_epoch"] - 1) for one in entry["candidates"]])
+    tried = tuple((one["validation"], one["best_epoch"] - 1) for one in entry["candidates"])
+    settings, epochs = Study(spec, 2, tried=tried).settings
     assert (settings.training.epochs, epochs) == (4, best["best_epoch"]), "the schedule is that of four epochs"
     assert settings.training.optimizer.weight_decay == best["weight_decay"]
     rest = {site: replace(own, splits=(own.splits[2],)) for site, own in data.items()}
