@@ -437,6 +437,18 @@ def ts(
     print(f"{output}: {', '.join(f'{name} {list(own.shape)}' for name, own in arrays.items())}")
 
 
+@app.command()
+def house(
+    root: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkout; this one without it.")] = Path(),
+) -> None:
+    """Print how much code there is, room by room, how it reads, and whether imports go in circles."""
+    from rich.console import Console
+
+    from benchmarks.house import ROOT, bench_house
+
+    bench_house(ROOT if root == Path() else root.resolve(), Console(width=160))
+
+
 def _target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:

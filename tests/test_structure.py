@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import rankdad
+from benchmarks.house import circles, imports
 from rankdad.common.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -65,6 +66,18 @@ def test_lowrank_needs_torch_alone_and_nothing_of_ours() -> None:
         foreign = {name for name in imports_of(path) if not name.startswith("rankdad.common.lowrank")}
         tops = {name.partition(".")[0] for name in foreign}
         assert tops - sys.stdlib_module_names <= {"torch", "numpy"}, path
+
+
+def test_imports_go_in_no_circle() -> None:
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert circles(imports(ROOT)) == []
+
+
+def test_nobody_outside_of_rounds_asks_what_kind_a_round_is_to_pool_or_check_it() -> None:
+    for room in ("local", "remote", "platforms"):
+        for path in (ROOT / room).rglob("*.py"):
+            chain = re.search(r"elif (isinstance\(\w*\.?body,|\w+\.kind is Kind\.)", path.read_text(encoding="utf-8"))
+            assert chain is None, path
 
 
 def test_nobody_asks_which_method_it_is() -> None:

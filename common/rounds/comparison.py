@@ -40,7 +40,7 @@ class ComparisonRound(Round):
 
     def due(self, run: RunState) -> Due | None:
         """Return it before the step that it comes before."""
-        return run.next(self.kind) if run.has_steps and run.comparison_due else None
+        return run.next(self.kind) if run.comparison_due and run.has_steps else None
 
     def contribution(self, site: Site, due: Due, *, counts: bool) -> Sketch:
         """Return the sketch of a site's weights."""

@@ -89,7 +89,7 @@ class RunState:
         self.buffers_pooled = False  # of this epoch
         self._first = self._schedule = Schedule((), (), (), 0)  # of the fold's first epoch, and of this one
         self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
-        self.study = Study(spec)
+        self.study = Study(spec, spec.folds)
         self.round = 0
         self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
         self.stopped = self.decides = self.pairs = False

@@ -23,6 +23,7 @@ class Study:
 
     Args:
         spec: the run.
+        trainings: how many there are.
         fold: which one, from 0; how many there are when all have been made and tested.
         began: its first round.
         before: optimizer steps of those before.
@@ -31,6 +32,7 @@ class Study:
     """
 
     spec: RunSpec
+    trainings: int
     fold: int = 0
     began: int = 0
     before: int = 0
@@ -40,7 +42,7 @@ class Study:
     @property
     def over(self) -> bool:
         """Whether all trainings have been made and tested."""
-        return self.fold == self.spec.folds
+        return self.fold == self.trainings
 
     @property
     def settings(self) -> tuple[RunSpec, int]:
@@ -70,7 +72,7 @@ class Study:
         tried, fold = (*self.tried, best) if is_candidate else (), self.fold + 1
         while self.spec.repeat(fold) in self.equal:
             fold += 1
-        if fold == self.spec.folds:  # what has been trained last stays as it is
+        if fold == self.trainings:  # what has been trained last stays as it is
             return replace(self, fold=fold, tried=tried)
         return replace(self, fold=fold, began=began, before=before, tried=tried)
 
