@@ -88,10 +88,7 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
     if state.places:
-        document["places"] = [
-            (place.sketch.tolist(), place.steps, [] if place.flows is None else [one.tolist() for one in place.flows])
-            for place in state.places
-        ]
+        document["places"] = [(place.sketch.tolist(), place.steps, _listed(place.flows)) for place in state.places]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
 
@@ -111,6 +108,10 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
         for sketch, steps, flows in loaded.document.get("places", ())
     )
     return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places)
+
+
+def _listed(flows: Flows | None) -> list[list[Any]]:
+    return [] if flows is None else [one.tolist() for one in (flows.ids, flows.kinds, flows.values)]
 
 
 def _flows(ids: list[int], kinds: list[list[int]], values: list[list[float]]) -> Flows:

@@ -12,13 +12,14 @@ weights be elsewhere just then: of each stretch of steps the site looks at one t
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from rankdad.common.run.weight_sketch import distance
 
 NEAR = 3e-3  # of the size of all weights
 MOST = 50  # places that are remembered
@@ -27,7 +28,8 @@ NUMBER = -1  # the kind of what flows back from a number
 FEWEST = 8  # samples by which models are compared
 
 
-class Flows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Flows:
     """What flows back to the model from the loss of some of a site's samples.
 
     Args:
@@ -44,16 +46,31 @@ class Flows(NamedTuple):
         """Tell whether the flows of each class are nearly the same but for a factor, and those of numbers, but for one
         and what is added to all.
         """
-        _, own, its = np.intersect1d(self.ids.numpy(), other.ids.numpy(), assume_unique=True, return_indices=True)
-        if len(own) < FEWEST or self.values.shape[1] != other.values.shape[1]:
+        if self.values.shape[1] != other.values.shape[1]:
             return False
-        kinds = self.kinds[own]
-        apart, blocks = 0.0, 0
-        for kind in kinds.unique().tolist():
-            of_kind = kinds == kind
-            ours, theirs = (_directions(one, of_kind, kind) for one in (self.values[own], other.values[its]))
-            apart, blocks = apart + float((ours - theirs).square().sum()), blocks + int(of_kind.any(0).sum())
-        return math.sqrt(apart / max(1, blocks)) <= NEAR
+        if not torch.equal(self.ids, other.ids):
+            _, own, its = np.intersect1d(self.ids.numpy(), other.ids.numpy(), assume_unique=True, return_indices=True)
+            return len(own) >= FEWEST and self._of(own).near(other._of(its))
+        apart = (self._directions - other._directions).square().sum()
+        return bool(apart <= NEAR**2 * self._blocks)
+
+    def _of(self, places: Any) -> Flows:
+        return Flows(self.ids[places], self.kinds[places], self.values[places])
+
+    @cached_property
+    def _blocks(self) -> float:
+        return float(self._directions.square().sum())
+
+    @cached_property
+    def _directions(self) -> Tensor:
+        """The values of each class and output with length 1, and in the mean 0 where they are of numbers."""
+        found = torch.zeros_like(self.values)
+        for kind in self.kinds.unique().tolist():
+            chosen = self.kinds == kind
+            values = self.values - self.values.mean(0) if kind == NUMBER else self.values
+            values = torch.where(chosen, values, 0.0)
+            found += values / torch.linalg.vector_norm(values, dim=0).clamp_min(torch.finfo(values.dtype).tiny)
+        return found
 
     def pack(self) -> bytes:
         """Return them as bytes."""
@@ -70,16 +87,6 @@ class Flows(NamedTuple):
         return cls(ids[:, 0], kinds, values.contiguous().view(torch.float64))
 
 
-def _directions(values: Tensor, chosen: Tensor, kind: int) -> Tensor:
-    """Return the chosen values with each column of length 1, and in the mean 0 where they are of numbers."""
-    if kind == NUMBER:
-        values = values - values.mean(0)
-    values = torch.where(chosen, values, 0.0)
-    sizes = torch.linalg.vector_norm(values, dim=0).clamp_min(torch.finfo(values.dtype).tiny)
-    found: Tensor = values / sizes
-    return found
-
-
 class Place(NamedTuple):
     """Weights at which a site has sent gradients.
 
@@ -92,12 +99,6 @@ class Place(NamedTuple):
     sketch: Tensor
     steps: int = 0
     flows: Flows | None = None
-
-    def near(self, other: Place) -> bool:
-        """Tell whether weights, or the models that they make, are nearly the same."""
-        if distance(self.sketch, other.sketch) <= NEAR:
-            return True
-        return self.flows is not None and other.flows is not None and self.flows.near(other.flows)
 
 
 Places = tuple[Place, ...]  # the last one is where it was looked last
@@ -113,20 +114,31 @@ def stretch(told: float, people: int) -> int:
     return 1 << 30 if math.isinf(told) else max(1, int(told * people // LOOKS))
 
 
+def near(places: Sequence[Place], here: Place) -> list[bool]:
+    """Tell at which places the weights, or the models that they make, are nearly those of now."""
+    if not places:
+        return []
+    sketches = torch.stack([place.sketch for place in places])
+    apart, sizes = (torch.linalg.vector_norm(one, dim=1) for one in (sketches - here.sketch, sketches))
+    found: list[bool] = (apart <= NEAR * sizes).tolist()
+    if here.flows is None:
+        return found
+    pairs = zip(found, places, strict=True)
+    return [moved or (place.flows is not None and here.flows.near(place.flows)) for moved, place in pairs]
+
+
 def arrived(places: Places, here: Place) -> Places:
     """Return the places with that at which it is looked now, whose steps are added to what is near.
 
     Of too many that is forgotten at which fewest steps were taken, never the first, where all trainings begin.
     """
-    near = next((place for place in places if place.near(here)), None)
-    if near is None:
-        near, others = here, list(places)
-    else:
-        others = [place for place in places if place is not near]
-        near = near._replace(steps=near.steps + here.steps)
+    others, last = list(places), here
+    if any(found := near(places, here)):
+        known = others.pop(found.index(True))
+        last = known._replace(steps=known.steps + here.steps)
     if len(others) >= MOST:
         del others[min(range(1, len(others)), key=lambda at: others[at].steps)]
-    return *others, near
+    return *others, last
 
 
 def most_known(places: Places, numbers: int, earlier: Places = ()) -> int:
@@ -140,5 +152,5 @@ def most_known(places: Places, numbers: int, earlier: Places = ()) -> int:
     if not places:
         return 0
     here = places[-1]
-    before = sum(place.steps for place in earlier if place.near(here))
+    before = sum(place.steps for place, same in zip(earlier, near(earlier, here), strict=True) if same)
     return min(here.steps + before, numbers)
