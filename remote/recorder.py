@@ -432,7 +432,8 @@ class Recorder:
         if not rows:
             return
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        columns = dict.fromkeys(name for row in rows for name in row)  # some sites lack some
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_whole(self.directory / f"{name}.csv", text.getvalue())

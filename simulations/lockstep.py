@@ -224,9 +224,10 @@ def simulate(
         data = dealt_data(file, directory / "sites", allow_factories)
         for told in told_of_identifiers(spec, data):
             print(f"warning: {told}", file=sys.stderr)
-        for site, own in data.items():
-            for note in own.notes:
-                print(f"{site}: {note}", file=sys.stderr)
+        if on_round is None:  # as sites that are processes have it in their logs
+            for site, own in data.items():
+                for note in own.notes:
+                    print(f"{site}: {note}", file=sys.stderr)
         policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
         if pooled:
             together, everything = pooled_spec(spec, data), pooled_data(data)

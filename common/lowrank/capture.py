@@ -293,10 +293,6 @@ def _is_python(node: Node) -> bool:
     return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
 
 
-def _nobody(name: str) -> None:
-    """Hear nothing."""
-
-
 def _nothing() -> None:
     """Remove nothing."""
 

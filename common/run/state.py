@@ -24,7 +24,7 @@ from rankdad.common.rounds.base import Due
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.rounds.goodbye import Farewell
 from rankdad.common.rounds.registry import ROUNDS, due_of
-from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, largest_sizes, schedule, steps_of_all
+from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, largest_sizes, schedule
 from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
@@ -178,11 +178,6 @@ class RunState:
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
         return self.study.before + self.replica.step
-
-    @property
-    def steps_in_all(self) -> int:
-        """Optimizer steps of the whole run, if no training stops early; 0 before all have said hello."""
-        return 0 if self.exact else steps_of_all(self.spec, self.roster, self.study.equal)[0]
 
     @property
     def rng_key(self) -> str:

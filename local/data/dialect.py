@@ -21,7 +21,6 @@ SAMPLE = 1 << 16  # bytes in which the delimiter is looked for
 POINTED = (";", "\t", "|")  # separate columns also where a point stands between thousands
 DECIMALS = re.compile(r"^[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?$", re.MULTILINE)  # of numbers with one mark
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # what might be one with a mark between thousands
-GROUPED = re.compile(r"[+-]?\d{1,3}(?:([.,])\d{3})+(?:(?!\1)([.,])\d+)?")
 
 
 def marked(text: str) -> str | None:

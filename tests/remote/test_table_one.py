@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.data import read_site
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.recorder import Recorder
 from rankdad.remote.report.run_results import read_results
 from rankdad.remote.report.study_table import table_one as study_table
 from rankdad.remote.table_one import _odd, table_one
@@ -375,3 +377,10 @@ def test_a_level_that_a_hospital_keeps_back_is_not_taken_for_none_of_it() -> Non
     columns["north"] = {"values": 120, "levels": {"never": 20, "former": 100}}
     columns["south"] = columns["east"] = {"values": 120, "levels": {"never": 110, "former": 10}}
     assert [where for _, where, _ in _odd("smoking", columns)] == [("north",)]
+
+
+def test_a_table_has_the_columns_of_all_its_rows(tmp_path: Path) -> None:
+    """A first site without figures of a reference ended the aggregator where the second had some."""
+    rows: list[dict[str, Any]] = [{"site": "alpha"}, {"site": "beta", "local_auc": 0.7}]
+    Recorder._write_table(cast(Recorder, SimpleNamespace(directory=tmp_path)), "sites", rows)
+    assert (tmp_path / "sites.csv").read_text() == "site,local_auc\nalpha,\nbeta,0.7\n"

@@ -77,7 +77,7 @@ def test_times_with_offsets_are_in_the_order_of_what_happened(tmp_path: Path) ->
     """The night in which clocks are set back, as a hospital's export has it."""
     found = read(tmp_path, OFFSETS, ONE, frames=4)
     assert np.asarray(found.inputs)[0, :, 0].tolist() == [1, 2, 3, 4]
-    with pytest.raises(DataError, match="row 3, column minute") as error:
+    with pytest.raises(DataError, match="row 4, column minute") as error:
         read(tmp_path, OFFSETS.replace("02:05+01:00", "02:05"), ONE, frames=4)
     assert error.value.code == "offsets-mixed"
 
@@ -97,7 +97,7 @@ def test_gaps_and_lengths(tmp_path: Path, missing: str, longer: str, expected: l
     [
         ("a,10,61,99", "a,0,61,99", "time-repeated", "row 4, column minute"),
         ("a,10,61,99", "a,,61,99", "time-missing", "row 3, column minute"),
-        ("a,10,61,99", "a,soon,61,99", "not-a-number", "row 2, column minute"),
+        ("a,10,61,99", "a,soon,61,99", "not-a-number", "row 3, column minute"),
         ("a,10,61,99", ",10,61,99", "key-missing", "row 3, column stay"),
         ("a,10,61,99", "a,10,,99", "value-missing", "row 3, column pulse"),
         ("a,10,61,99", "a,10,x,99", "not-a-number", "row 3, column pulse"),
