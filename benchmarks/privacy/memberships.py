@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -24,10 +24,11 @@ from torch import Tensor
 
 from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Lie, Refused, Seen, honest, run_sites
 from rankdad.common.documents import validate
-from rankdad.common.lowrank.factors import Factor
+from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.messages import Message
 from rankdad.common.rounds.step import Step
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 
@@ -37,6 +38,7 @@ STARTS, TURNS = 500, 40
 LEFT = (0.02,) * 4 + (0.1,) * 4 + (0.2,) * 4 + (0.4,) * 4 + (0.6,) * 4  # of what is claimed, outside the space
 MODELS = {"five layers of 3": [3] * 5, "one layer of 16": [16], "two layers of 32": [32, 32]}
 RATES = (1e-40, 1e-8, 1e-3, 1e-2, 0.05, 0.2)
+Feint = Literal["shift", "bias"]
 SHIFT, GROWTH = 6.0, 1.004  # of biases that are shifted, and in each step: weights move by more than NEAR each time
 ALIKE = 0.9  # of the epochs: a claim that is right in so many is of that patient
 
@@ -76,7 +78,7 @@ def attack(
     rank: int | None = None,
     seed: int = 0,
     *,
-    feigned: bool = False,
+    feint: Feint | None = None,
 ) -> Found:
     """Run a training between two hospitals, and solve what the first has sent for who is in which batch.
 
@@ -87,7 +89,7 @@ def attack(
         policy: of both hospitals.
         rank: of rank-dad; None sends whole gradients.
         seed: of data and run.
-        feigned: whether the second adds a growing number to both outputs' biases: weights move, and the model stays.
+        feint: of the second, by whose gradients weights move, and what the first sends stays; None is honest.
     """
     drawn = np.random.default_rng(seed)
     inputs = {site: drawn.normal(size=(PATIENTS, COLUMNS)) for site in SITES}
@@ -98,7 +100,7 @@ def attack(
             np.savez(Path(folder) / site / "data" / "data.npz", x=own, y=labels)
         spec = validate(RunSpec, specification(model, rate, epochs, rank, seed))
         with _drawn() as batches:
-            seen = run_sites(spec, Path(folder), policy, seed=seed, lie=_shifted(rate) if feigned else honest)
+            seen = run_sites(spec, Path(folder), policy, seed=seed, lie=_lie(spec, rate, feint))
     if isinstance(seen, Refused):
         return Found(model, rate, policy, rank, refused=seen.code)
     sums, sizes, moved = _sums(seen, epochs)
@@ -110,6 +112,47 @@ def attack(
     right, nearly = (int((torch.cdist(rows, truth, p=torch.inf) < near).any(0).sum()) for near in (NEAR, NEARLY))
     known = int(((batches(len(sums)).T @ members).amax(1) >= ALIKE * epochs).sum()) if members.shape[1] else 0
     return Found(model, rate, policy, rank, moved, known, right, nearly)
+
+
+def _lie(spec: RunSpec, rate: float, feint: Feint | None) -> Lie:
+    if feint is None:
+        return honest
+    if feint == "shift":
+        return _shifted(rate)
+    weights = [value.double() for value in Replica(spec).weights().values()]
+    return _driven(rate, weights, _biased(weights))
+
+
+def _driven(rate: float, weights: Sequence[Tensor], targets: Iterator[Sequence[Tensor]]) -> Lie:
+    """Return what has the weights go where it wants them, step by step: both hospitals weigh the same."""
+    here, others = weights, tuple[Matrix, ...]()
+
+    def lie(site: str, message: Message) -> Message:
+        nonlocal here, others
+        body = message.body
+        if not isinstance(body, Step):
+            return message
+        if site == SITES[0]:
+            others = body.payload
+            return message
+        there, payload = next(targets), list[Matrix]()
+        for own, other, now, wanted in zip(body.payload, others, here, there, strict=True):
+            assert isinstance(own, Tensor)
+            assert isinstance(other, Tensor)
+            payload.append((len(SITES) * (now - wanted) / rate).reshape(own.shape).to(own) - other)
+        here = there
+        return replace(message, body=replace(body, payload=tuple(payload)))
+
+    return lie
+
+
+def _biased(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    """Yield weights whose last layer is nearly nothing, and whose last bias alone moves: chances are everybody's."""
+    *others, last, bias = weights
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        logit = 4 * torch.rand(1, generator=generator, dtype=bias.dtype) - 2
+        yield [*others, last * 1e-7, torch.cat([-logit, logit]) / 2]
 
 
 def _shifted(rate: float) -> Lie:
