@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from torch import nn
@@ -29,6 +29,8 @@ class MethodOptions(Part):
         tuned: whether `tuning.rank` may have lower ranks than its own.
         fixed_rows: whether its directions are always as many as its rank.
         rank_field: of the spec, that says how much is sent.
+        stands_for: presets that may be asked for in place of its name, each with the rank that goes with it; None where
+            a rank is asked for beside it.
     """
 
     sends_rows_as_they_are: ClassVar[str] = ""
@@ -40,6 +42,7 @@ class MethodOptions(Part):
     tuned: ClassVar[bool] = False
     fixed_rows: ClassVar[bool] = False
     rank_field: ClassVar[str] = "method.rank"
+    stands_for: ClassVar[Mapping[str, int | None]] = {}
 
     if TYPE_CHECKING:
         name: str

@@ -63,6 +63,7 @@ class RankDad(LocalSteps):
     updates_are_factors: ClassVar[bool] = True
     joins_later: ClassVar[bool] = True
     tuned: ClassVar[bool] = True
+    stands_for: ClassVar[Mapping[str, int | None]] = {"converged": None, "authors": 10}
 
     name: Literal["rank-dad"]
     rank: UpToMillion
@@ -100,7 +101,8 @@ class RankDad(LocalSteps):
         for field, value in PRESETS[name].items():
             if given.get(field, value) != value:
                 raise ValueError(f"the preset {name} has {field} {value}, but {field} {given[field]} is asked for")
-        return ({"rank": 10} if name == "authors" else {}) | given | PRESETS[name]
+        rank = cls.stands_for[name]
+        return ({} if rank is None else {"rank": rank}) | given | PRESETS[name]
 
     _few_bits = model_validator(mode="after")(few_bits_have_feedback)
 

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any, Union
 
 from rankdad.common.errors import SpecError
 from rankdad.common.methods import METHODS, MethodOptions
-from rankdad.common.methods.local_steps import LocalSteps
-from rankdad.common.methods.rank_dad import PRESETS
-from rankdad.common.methods.top_k import TopK
 
 if TYPE_CHECKING:
     MethodSpec = MethodOptions
@@ -21,7 +18,7 @@ def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[st
     """Return a method as a spec has it, by its name or that of a preset.
 
     Args:
-        method: its fields; or a name: fedavg and its like are dsgd's, converged and authors rank-dad's.
+        method: its fields; or a name, or that of a preset that stands for one, such as fedavg for dsgd.
         own: the method of the spec so far, whose rank is kept, and whose other fields are too if it has the same name.
 
     Raises:
@@ -30,8 +27,7 @@ def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[st
     if not isinstance(method, str):
         return dict(method)
     before = own if isinstance(own, Mapping) else {}
-    presets = dict.fromkeys(LocalSteps.presets, "dsgd") | dict.fromkeys(PRESETS, "rank-dad")
-    presets = dict.fromkeys(TopK.presets, "top-k") | presets
+    presets = {preset: name for name, options in METHODS.items() for preset in options.stands_for}
     name = presets.get(method, method)
     if name not in METHODS:
         raise SpecError(
@@ -39,5 +35,7 @@ def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[st
         )
     if name == method and before.get("name") == name:
         return dict(before)
-    rank = {"rank": before.get("rank", 2)} if "rank" in METHODS[name].model_fields and method != "authors" else {}
+    options = METHODS[name]
+    asked = "rank" in options.model_fields and options.stands_for.get(method) is None
+    rank = {"rank": before.get("rank", 2)} if asked else {}
     return {"name": name, **rank} | ({"preset": method} if method in presets else {})
