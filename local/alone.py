@@ -124,7 +124,8 @@ def _update(spec: RunSpec, plan: Plan, run: RunState, sent: Message) -> Message:
     if isinstance(sent.body, Hello):
         if not all(train for train, *_ in sent.body.samples):
             raise RankdadError("there are no samples to train on in one of the folds", code="no-samples")
-        sent = replace(sent, body=sent.body.model_copy(update={"warnings": []}))  # nobody hears of what is solved here
+        # Nobody hears of what is solved here, and what is alike here is not at the others.
+        sent = replace(sent, body=sent.body.model_copy(update={"warnings": [], "alike": ()}))
     ready = Ready(sent.kind, sent.round, sent.exchange, (0,), (sent,), (0,), frozenset(), 0.0)
     here = Collected(spec, plan, spec.federation.nodes[TOP], run, ready, MethodState())
     body, _ = ROUNDS[sent.kind].aggregate(here)

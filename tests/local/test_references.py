@@ -156,6 +156,17 @@ def test_a_site_that_comes_back_in_a_later_fold_makes_the_same_model_again(site_
         assert torch.equal(outputs, its_outputs)
 
 
+def test_repeats_that_are_alike_at_a_site_alone_have_models_of_their_own(
+    site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The federation runs them, since they are not alike elsewhere: a site left them out and had none to compare."""
+    spec = referenced("local", evaluation={"name": "k-fold", "folds": 2, "repeats": 2}, training={"epochs": 1})
+    data, own = site_data(spec)["alpha"], alone_spec(spec, "alpha")
+    monkeypatch.setattr(SiteData, "alike", lambda data, spec: (0, 1, 0, 1))
+    tested = [one[0] for one in train_alone(own, data, Replica(own).model) if one is not None]
+    assert tested == [0, 1, 2, 3]
+
+
 def test_what_does_not_count_any_more_trains_nothing_alone(tmp_path: Path, site_data: Data) -> None:
     """A site that only catches up needs its predictions, and nothing to compare them with."""
     spec, bodies = referenced("local", training={"epochs": 1}), list[Evaluation]()
