@@ -34,6 +34,7 @@ from rankdad.common.terminal import console_here
 from rankdad.local.admission import admitted
 from rankdad.local.alone import own_splits
 from rankdad.local.data import SiteData
+from rankdad.local.data.files import Fact
 from rankdad.local.prediction import write_predictions
 from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, TrainingState, train
@@ -226,7 +227,7 @@ def simulate(
             print(f"warning: {told}", file=sys.stderr)
         if on_round is None:  # as sites that are processes have it in their logs
             for site, own in data.items():
-                for note in own.notes:
+                for note in (note for note in own.notes if not isinstance(note, Fact)):
                     print(f"{site}: {note}", file=sys.stderr)
         policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
         if pooled:

@@ -20,6 +20,7 @@ from rankdad.common.privacy.standing import Flows, Place, Places
 from rankdad.common.run.weight_sketch import unpack_sketch
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.local.data.files import Fact
 from rankdad.local.data.reading import PLACE, Array, Reading
 from rankdad.local.privacy.log import DisclosureLog, Waiting
 from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
@@ -92,7 +93,7 @@ class Dealt:
         """Return what the person at the site should know."""
         several = f"{len(self.sizes)} parts of at least {min(self.sizes.values())} patients"
         told = f"folds and validation are made of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
-        notes = [told]
+        notes: list[str] = [Fact(told)]
         if self.waits:
             alone = "alone, or beside what has left, they are too few for a part"
             notes.append(f"{self.waits} samples wait: {self.why or alone}")
