@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -225,7 +226,8 @@ class SiteData:
         """Return ids and places, int64 [n], of samples that stay the same as long as they are the site's."""
         if self.parts is None or not self.keys:
             return None
-        ids = [self.parts.secret.number("looked", key) for key in self.keys]
+        named = Counter[str]()  # a key may be that of several, such as a patient's visits
+        ids = [self.parts.secret.number("looked", key, named.update([key]) or named[key]) for key in self.keys]
         places = sorted(range(len(ids)), key=ids.__getitem__)[:most]
         return torch.tensor([ids[place] for place in places]), torch.tensor(places)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
-from rankdad.common.privacy.standing import NEAR
+from rankdad.common.privacy.standing import NEAR, Flows
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.rounds.hello import Roster
@@ -61,6 +61,17 @@ def test_a_model_that_stays_has_not_moved(change: Callable[[list[nn.Linear]], No
     assert before.near(after) == stays
 
 
+def test_samples_of_one_name_have_ids_of_their_own() -> None:
+    """They had the same, and whom two runs had in common could not be told."""
+    passes, _ = opened(names=lambda place: str(place // 3))
+    found = passes.flows()
+    assert found is not None
+    assert len(found.ids.unique()) == len(found.ids) == 64
+    fewer = Flows(found.ids[10:], found.kinds[10:], found.values[10:])
+    assert found.near(fewer)
+    assert fewer.near(found)
+
+
 def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None:
     """While it was the first of each stretch, the weights were elsewhere just then."""
     found = []
@@ -79,7 +90,10 @@ def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None
     assert found[0] != found[1]
 
 
-def opened(secret: Secret = Secret(b"0" * 32)) -> tuple[Passes, Contributions]:  # noqa: B008
+def opened(
+    secret: Secret = Secret(b"0" * 32),  # noqa: B008
+    names: Callable[[int], str] = str,
+) -> tuple[Passes, Contributions]:
     """A site of 90 patients, which trains on them in five steps."""
     spec = run_spec(
         task={"name": "classification", "classes": 3},
@@ -94,7 +108,7 @@ def opened(secret: Secret = Secret(b"0" * 32)) -> tuple[Passes, Contributions]: 
     data = SiteData(
         Samples(inputs, torch.arange(90) % 3),
         (Split(torch.arange(90), nothing, nothing),),
-        keys=tuple(map(str, range(90))),
+        keys=tuple(map(names, range(90))),
         parts=Dealt(np.zeros(90, np.int64), {0: 90}, secret),
     )
     run.follow(Message(Kind.HELLO, 0, Roster(train=((90,) * len(plan.sites),))))
