@@ -6,8 +6,9 @@ Of a checkout from before the same is printed: `python -m benchmarks house FOLDE
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import mean, median
 
@@ -41,13 +42,17 @@ class Room:
 
 def files_of(root: Path, room: str) -> list[Path]:
     """Return a room's files; links to other rooms are not followed."""
-    folder = root / room
-    return sorted(file for file in folder.rglob("*.py") if not any(p.is_symlink() for p in (file, *file.parents)))
+    files = (root / room).rglob("*.py")
+    return sorted(file for file in files if not any((root / p).is_symlink() for p in file.relative_to(root).parents))
 
 
 def room_of(root: Path, room: str, without: str = "/privacy/") -> Room:
     """Return what a room comes to, without what has its own limits."""
-    texts = {file: file.read_text(encoding="utf-8") for file in files_of(root, room) if without not in str(file)}
+    texts = {
+        file: file.read_text(encoding="utf-8")
+        for file in files_of(root, room)
+        if without not in str(file.relative_to(root))
+    }
     nodes = [node for text in texts.values() for node in ast.walk(ast.parse(text))]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     public = [node for node in [*functions, *(n for n in nodes if isinstance(n, ast.ClassDef))] if node.name[0] != "_"]
@@ -67,9 +72,14 @@ def imports(root: Path) -> dict[str, set[str]]:
     found = {}
     for name, file in files.items():
         wanted = _imported(ast.parse(file.read_text(encoding="utf-8")))
-        named = (f"{module}.{each}" if f"{module}.{each}" in files else module for module, each in wanted)
-        found[name] = {own for own in named if own in files and own != name}
+        found[name] = {own for own in (_among(files, *one) for one in wanted) if own not in ("", name)}
     return found
+
+
+def _among(files: Container[str], module: str, name: str) -> str:
+    """Return the module that is meant: one of that name in a package, or the one in which the name is; "" of none."""
+    meant = (f"{module}.{name}", module, f"rankdad.{module}.{name}", f"rankdad.{module}")
+    return next((one for one in meant if one in files), "")
 
 
 def _name(root: Path, file: Path) -> str:
@@ -87,18 +97,14 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
         yield from _imported(child)
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return sets of modules that import one another in a circle.
-
-    What imports nothing that is left is taken away, and what nothing imports, until nothing changes.
-    """
-    left = {name: set(wanted) for name, wanted in graph.items()}
-    while True:
-        wanted = set().union(*left.values()) if left else set()
-        gone = {name for name, own in left.items() if not own & left.keys() or name not in wanted}
-        if not gone:
-            return [sorted(left)] if left else []
-        left = {name: own - gone for name, own in left.items() if name not in gone}
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return modules that import one another in a circle, the first one twice; none where imports go in no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
 
 
 def bench_house(root: Path, console: Console) -> None:
@@ -120,7 +126,7 @@ def bench_house(root: Path, console: Console) -> None:
         shown.add_row(room, f"{own.lines:,}", past or "none", lengths, f"{own.documented:.0%}", widths)
     console.print(shown)
     graph = imports(root)
-    arrows = sum(map(len, graph.values()))
     console.print(
-        f"without privacy rooms; {len(graph)} modules, {arrows:,} imports, circles: {circles(graph) or 'none'}"
+        f"lines are without those of privacy; {len(graph)} modules have {sum(map(len, graph.values())):,} imports"
     )
+    console.print(f"circle of imports: {' → '.join(circle(graph)) or 'none'}")

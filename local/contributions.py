@@ -133,7 +133,8 @@ class Contributions:
     def stretch(self, policy: Policy) -> tuple[range, int]:
         """Return the stretch of the epoch in which its next step is, and at which step of it the site looks.
 
-        Only the site knows which: else the weights could be elsewhere just then.
+        Only the site knows which, by its secret: else the weights could be elsewhere just then. Where folds follow from
+        keys, and who is in which batch with them, it is the first.
         """
         run, parts = self.run, self.data.parts
         size = stretch(most_told(policy.rows_per_rank), self.data.people(self.data.splits[run.fold].train))
@@ -142,9 +143,9 @@ class Contributions:
         draw = 0 if parts is None else parts.secret.number("look", parts.run, run.fold, run.epoch, first)
         return steps, steps[draw % len(steps)]
 
-    def note_place(self, place: Place, *, first: bool) -> None:
-        """Note in the site's log where batches have been sent that other runs may add to."""
-        if self.data.parts is not None and first:
+    def note_place(self, place: Place, *, shared: bool) -> None:
+        """Note in the site's log where batches have been sent, if other runs may add to them."""
+        if self.data.parts is not None and shared:
             self.data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:

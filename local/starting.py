@@ -88,7 +88,9 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
     if state.places:
-        document["places"] = [(place.sketch.tolist(), place.steps, _listed(place.flows)) for place in state.places]
+        document["places"] = [
+            (place.sketch.tolist(), place.steps, _listed(place.flows), place.first) for place in state.places
+        ]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
 
@@ -104,8 +106,8 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
     follows = loaded.document.get("follows") is True
     places = tuple(
-        Place(_numbers(sketch), steps, _flows(*flows) if flows else None)
-        for sketch, steps, flows in loaded.document.get("places", ())
+        Place(_numbers(sketch), steps, _flows(*flows) if flows else None, first)
+        for sketch, steps, flows, first in loaded.document.get("places", ())
     )
     return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places)
 

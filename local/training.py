@@ -237,7 +237,7 @@ class _Trainer:
         self.lap("begin")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         weight = run.weight(self.index) if len(batch) else 0.0
-        share = run.share(self.index, weight)
+        share, counted = run.share(self.index, weight), weight
         before = assumed(self.state.residuals, self.state.sent)
         state = MethodState(before, run.bases)
         # Steps of its own may leave but one batch that counts: limits are on each.
@@ -272,10 +272,10 @@ class _Trainer:
         self.state.residuals = residuals
         if self.plan.staleness:
             assert update is not None
-            known_now = settle(self.state.residuals, self.state.sent, update, self.index, run)
-            self.state.residuals, self.state.sent = known_now
+            settled = settle(self.state.residuals, self.state.sent, update, self.index, run)
+            self.state.residuals, self.state.sent = settled
             if share and not weight:  # it has come late, and may join
-                late = Sent(run.replica.step, float(len(batch)), share, plus(left, before, -1.0))
+                late = Sent(run.replica.step, counted, share, plus(left, before, -1.0))
                 self.state.sent = (*self.state.sent, late)
         if weight:  # left out, it begins the next step from where it began this one
             self.state.moments = moments
@@ -297,15 +297,16 @@ class _Trainer:
         """
         stretch, at = self.contributions.stretch(self.policy)
         drawn = self._drawn(stretch.start, stretch.stop)
-        if not drawn or (self.site_run.step != at and self.state.places):  # what a site has lost, it counts anew
+        step, lost = self.site_run.step, not self.state.places  # what it has lost, a site counts anew
+        if not drawn or (step != at and not (lost and step > at)):
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows())
         self.state.places = arrived(self.state.places, here)
         place = self.state.places[-1]
         largest = max(map(sum, self.site_run.batches(self.index)))
         self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
-        first = not stretch.start and not self.site_run.epoch
-        self.contributions.note_place(place, first=first or place.steps > drawn)
+        begins = not stretch.start and not self.site_run.epoch
+        self.contributions.note_place(place, shared=begins or place.steps > drawn)
 
     def _ask(self) -> Steps[Message | None]:
         known = yield from self.catching_up.ask(self.site_run.round)

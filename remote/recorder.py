@@ -95,7 +95,7 @@ class Recorder:
         state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / PLAN, {**plan.document(), "aggregator": name})
-        slots = (slot for exchange in plan.exchanges for slot in exchange.up.slots)
+        slots = (slot for exchange in plan.exchanges for slot in exchange.down.slots)
         self._factors = [slot.name for slot in slots if len(slot.widths) == 2]
         self._losses = dict.fromkeys(sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
         self._open = _Sums()  # of the exchanges of a step that is not over

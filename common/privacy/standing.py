@@ -94,11 +94,13 @@ class Place(NamedTuple):
         sketch: of the weights; see `common.run.weight_sketch`.
         steps: that were taken near them.
         flows: there; None where nobody could look.
+        first: whether the training, or one before it, began there.
     """
 
     sketch: Tensor
     steps: int = 0
     flows: Flows | None = None
+    first: bool = False
 
 
 Places = tuple[Place, ...]  # the last one is where it was looked last
@@ -124,7 +126,7 @@ def near(places: Sequence[Place], here: Place) -> list[bool]:
     if here.flows is None:
         return found
     pairs = zip(found, places, strict=True)
-    return [moved or (place.flows is not None and here.flows.near(place.flows)) for moved, place in pairs]
+    return [same or (place.flows is not None and here.flows.near(place.flows)) for same, place in pairs]
 
 
 def arrived(places: Places, here: Place) -> Places:
@@ -132,12 +134,12 @@ def arrived(places: Places, here: Place) -> Places:
 
     Of too many that is forgotten at which fewest steps were taken, never the first, where all trainings begin.
     """
-    others, last = list(places), here
+    others, last = list(places), here._replace(first=not places)
     if any(found := near(places, here)):
         known = others.pop(found.index(True))
         last = known._replace(steps=known.steps + here.steps)
     if len(others) >= MOST:
-        del others[min(range(1, len(others)), key=lambda at: others[at].steps)]
+        del others[min(range(len(others)), key=lambda at: (others[at].first, others[at].steps))]
     return *others, last
 
 

@@ -72,12 +72,12 @@ class Checks:
                 field=f"d.{field}",
             )
 
-    def count(self, field: str, got: float, expected: float) -> None:
-        """Check of how many samples something is."""
+    def count(self, named: str, got: float, expected: float, *, field: str = "") -> None:
+        """Check of how many samples something is, which has a name in words beside its field's."""
         if not math.isclose(got, expected, rel_tol=1e-12):  # the order in which a region adds up its sites is its own
             raise ProtocolError(
                 422,
-                f"{field}: is of {got:g} samples, expected the {expected:g} that the site has",
+                f"{named}: is of {got:g} samples, expected the {expected:g} that the site has",
                 code="weight-differs",
-                field=field,
+                field=field or named,
             )

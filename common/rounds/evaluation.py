@@ -119,12 +119,16 @@ class EvaluationRound(Round):
         assert isinstance(body, Evaluation)
         expected = checks.samples_of(site, body.split)
         checks.count("d.tally", body.tally.samples, expected)
+        asked = len(checks.plan.references) if body.split == "test" else 0
+        if len(body.references) != asked:
+            problem = f"d.references: got {len(body.references)} tallies, expected {asked}"
+            raise ProtocolError(422, problem, code="fields-differ", field="d.references")
         others = [("baseline", "baseline", body.baseline)] if body.baseline is not None else []
-        for name, tally in zip(checks.plan.references, body.references, strict=False):  # a validation has none
+        for name, tally in zip(checks.plan.references, body.references, strict=False):
             if tally.samples:
                 others.append(("references", f"references: {name}", tally))
         for field, named, tally in others:
-            checks.count(f"d.{named}", tally.samples, expected)
+            checks.count(f"d.{named}", tally.samples, expected, field=f"d.{field}")
             if not same_labels(checks.spec.task, tally, body.tally):
                 raise ProtocolError(
                     422,

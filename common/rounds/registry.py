@@ -7,7 +7,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from rankdad.common.errors import UserError, one_line
-from rankdad.common.rounds.base import Due, Round
+from rankdad.common.protocol.messages import Kind
+from rankdad.common.rounds.base import Due, Further, Round
 from rankdad.common.rounds.buffers import BuffersRound
 from rankdad.common.rounds.comparison import ComparisonRound
 from rankdad.common.rounds.decision import DecisionRound
@@ -44,10 +45,10 @@ def _rounds() -> Mapping[int, Round]:
         UserError: one of another package cannot be used, or has the number of another.
     """
     found: dict[int, Round] = {one.kind: one for one in PREPARED}
-    for point in entry_points(group=GROUP):
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):  # alike everywhere
         try:
-            one = point.load()()
-            kind, _ = one.kind, (one.up, one.down)
+            one: Further = point.load()()
+            kind, _ = Kind(one.kind, one.kind.name), (one.up, one.down, one.due)
         except Exception as error:
             problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
             raise UserError(problem, code="round-unusable", field=point.name) from None

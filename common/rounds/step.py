@@ -75,7 +75,7 @@ class StepRound(Round):
                 )
         else:
             expected = sum(checks.state.weight(place, ago) for place in places)
-            checks.count("m: the weight", step.weight, expected)
+            checks.count("m: the weight", step.weight, expected, field="m")
         _check_sizes(checks, message.exchange, step, whole=site in checks.node.regions)
 
     def aggregate(self, here: Collected) -> tuple[Step, MethodState]:
@@ -107,7 +107,7 @@ class StepRound(Round):
         contributions = [Contribution(step.weight, step.payload) for step in steps]
         total, parts = sum(step.weight for step in steps), shares(contributions)
         seed = derive(here.plan.seed, "region", node.name, run.rng_key)
-        share = run.share(node.sites[0], int(total))
+        share = run.share(node.sites[0], total)
         payload, state = run.method.combine(here.ready.exchange, contributions, share, here.state, seed)
         loss = sum(part * step.loss for part, step in zip(parts, steps, strict=True))
         size = math.hypot(*(math.sqrt(part) * step.norm for part, step in zip(parts, steps, strict=True)))

@@ -252,7 +252,7 @@ def check_standing(
         return
     noun = "sample" if data.groups is None else spec.group_noun
     others = ", with those of other runs" * bool(earlier)
-    asks = f"has sent {counted(known, 'step')}{others}, at weights that differ by less than {NEAR:.1%}"
+    asks = f"sends {counted(known, 'step')}{others}, at weights or of a model that hardly differ ({NEAR:.1%})"
     allows = f"{most} such of {counted(people, noun)} here (rows_per_rank {policy.rows_per_rank})"
     change: dict[str, object] = {"rows_per_rank": 2 * people // known or None}
     owner = "a larger learning rate, fewer epochs or trainings, or another seed"
