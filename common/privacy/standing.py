@@ -73,17 +73,17 @@ class Flows:
         return found
 
     def pack(self) -> bytes:
-        """Return them as bytes."""
+        """Return them as bytes, the number of outputs first."""
         numbers = torch.cat([self.ids[:, None], self.kinds, self.values.view(torch.int64)], 1)
-        return numbers.contiguous().numpy().tobytes()
+        return torch.cat([torch.tensor([self.values.shape[1]]), numbers.flatten()]).numpy().tobytes()
 
     @classmethod
     def unpack(cls, data: bytes, outputs: int) -> Flows | None:
         """Return flows from bytes; None of no flows, or of a model with other outputs."""
-        numbers = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else torch.empty(0, dtype=torch.int64)
-        if not len(numbers) or len(numbers) % (1 + 2 * outputs):
+        numbers = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else torch.zeros(1, dtype=torch.int64)
+        if numbers[0] != outputs:
             return None
-        ids, kinds, values = numbers.reshape(-1, 1 + 2 * outputs).split([1, outputs, outputs], 1)
+        ids, kinds, values = numbers[1:].reshape(-1, 1 + 2 * outputs).split([1, outputs, outputs], 1)
         return cls(ids[:, 0], kinds, values.contiguous().view(torch.float64))
 
 

@@ -93,7 +93,9 @@ def test_flows_come_back_from_a_log() -> None:
     sent = of_classes(0.5, 0.5)
     assert all(torch.equal(getattr(found, name), getattr(sent, name)) for name in ("ids", "kinds", "values"))
     assert Flows.unpack(b"", 1) is None
-    assert Flows.unpack(of_classes(0.5, 0.5).pack(), 3) is None
+    assert Flows.unpack(of_classes(0.5, 0.5).pack(), 2) is None, (
+        "its 120 numbers would be 24 of five, and names be values"
+    )
 
 
 @pytest.mark.parametrize(
