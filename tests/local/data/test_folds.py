@@ -138,7 +138,9 @@ def test_folds_and_validation_are_about_as_large_as_asked_for_and_follow_from_th
 @given(groups=st.lists(st.sampled_from("abcdefghijkl"), min_size=20, max_size=60), seed=st.integers(0, 99))
 def test_a_holdout_keeps_groups_together_too(groups: list[str], seed: int) -> None:
     spec = run_spec(seed=seed, training={"test": 0.3, "validation": 0.2})
-    if len(set(groups)) < 8:
+    if (
+        len(set(groups)) < 8 or max(Counter(groups).values()) > len(groups) / 3
+    ):  # one group may be all there is to train
         return
     reading = reading_of(list(map(str, range(len(groups)))), groups=groups)
     (found,) = parts_of(folds(spec, reading, 0), len(groups))
