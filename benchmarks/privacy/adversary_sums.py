@@ -28,6 +28,7 @@ from rankdad.common.spec.data import TableData
 MOST_SETS = 400  # that are subtracted from each other, the smallest ones first
 SAMPLED = 20_000  # combinations of four sums whose parts are no sets
 SAME = 1e-4  # of a number, by which a row is a patient's: sums of several come nearer by chance in 1,000 runs
+FILLED = 0.05  # likewise of a gap, which has the mean of all hospitals, of which this one's is not far
 RARE = 2  # patients that a level of a part has at most where it tells of them
 Array = NDArray[np.float32]
 Patients = frozenset[str]
@@ -255,6 +256,10 @@ def _cells(run: Run, tally: Tally) -> Tensor:
     return histograms(run.spec.task, tally).flatten(0, 1) if len(found.scores) else found.grid
 
 
+def _near(values: Tensor, guess: Tensor, part: float = SAME) -> Tensor:
+    return (values - guess).abs() <= part * values.abs().clamp(min=1)
+
+
 def told_by_ratios(run: Run) -> Iterator[Finding]:
     """Yield the patients whose row, unlike all others', a gradient's row is, divided by its bias's.
 
@@ -279,9 +284,12 @@ def told_by_ratios(run: Run) -> Iterator[Finding]:
             first, second = torch.triu_indices(len(matrix), len(matrix), 1)
             matrix = torch.cat([matrix, of_each[first] - of_each[second]])
         rows, bias = torch.cat(batches[: place + 1]).unique(), matrix[:, -1:]  # feedback sends of earlier ones, too
-        own = inputs[rows].double()
+        usual = inputs.double().nanmean(0).nan_to_num()
+        own, present = inputs[rows].double(), torch.where(inputs.isnan(), usual, inputs.double())[batches[place]]
+        means = (present[:, None] + present).flatten(0, 1) / 2  # of two patients: one number may be a third's by chance
+        means = means[~torch.eye(len(present), dtype=torch.bool).flatten()]
         for guess in (matrix[:, :-1] / bias)[bias.flatten().abs() > 1e-12]:
-            same = ((own - guess).abs() <= SAME * own.abs().clamp(min=1)) | own.isnan()
+            same = _near(own, guess) | (own.isnan() & _near(usual, guess, FILLED))
             hit = same.all(1).nonzero().flatten()
-            if len(hit) == 1:
+            if len(hit) == 1 and not _near(means, guess).all(1).any():
                 yield Finding("rows of gradients", run.patients(rows[hit]), where(run))
