@@ -28,6 +28,7 @@ from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.batches import schedule, steps_of_all
 from rankdad.common.run.lateness import damped
 from rankdad.common.run.repeats import equal_repeats
+from rankdad.common.run.study import Study
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import measured
 from rankdad.common.spec.tree import TOP
@@ -419,11 +420,11 @@ class Recorder:
         self.summarise()
 
     def _next_fold(self, fold: int) -> None:
-        following = fold + 1
-        while self._spec.repeat(following) in self.progress.equal:
-            following += 1
-        if following < self.progress.folds:
-            self.progress.fold, self.progress.epoch, self.progress.best_epoch = following, 0, 0
+        study = Study(self._spec, self.progress.folds, fold, equal=tuple(self.progress.equal)).following(
+            (None, 0), 0, 0
+        )
+        if not study.over:
+            self.progress.fold, self.progress.epoch, self.progress.best_epoch = study.fold, 0, 0
             self.progress.validation = None
             self.history.begin_fold()
 
