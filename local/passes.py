@@ -80,7 +80,7 @@ class Passes:
         Raises:
             RankdadError: the sites' totals lead to no finite numbers.
         """
-        if self._prepared is None or (self._fold != self._run.fold and not self._run.study.over):
+        if self._prepared is None or (self._fold != self._run.fold and not self._run.over):
             try:
                 self._prepared = prepare(self._spec, self._data, self._run, self._run.replica)
             except ValueError as error:

@@ -219,7 +219,7 @@ class _Trainer:
             )
         assert run.test is not None
         assert run.farewell is not None
-        outcome = (run.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
+        outcome = (run.progress.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
         prepared = self.passes.prepared()
         return Result(run.best_weights, run.replica.weights(), *outcome, prepared.fit, prepared.own)
 

@@ -420,10 +420,8 @@ class Recorder:
         self.summarise()
 
     def _next_fold(self, fold: int) -> None:
-        study = Study(self._spec, self.progress.folds, fold, equal=tuple(self.progress.equal)).following(
-            (None, 0), 0, 0
-        )
-        if not study.over:
+        study = Study(fold=fold, equal=tuple(self.progress.equal)).following(self._spec, (None, 0), 0, 0)
+        if study.fold < self._spec.folds:
             self.progress.fold, self.progress.epoch, self.progress.best_epoch = study.fold, 0, 0
             self.progress.validation = None
             self.history.begin_fold()

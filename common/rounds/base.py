@@ -319,12 +319,12 @@ class Further(Round):
 
     def due(self, run: RunState) -> Due | None:
         """Return it until it has been held."""
-        asked = self.name in run.spec.record.rounds and self.name not in run.held
+        asked = self.name in run.spec.record.rounds and self.name not in run.progress.held
         return run.next(self.kind) if asked else None
 
     def apply(self, run: RunState, update: Message) -> None:
         """Take note that it has been held."""
-        run.held = (*run.held, self.name)
+        run.note(held=(*run.progress.held, self.name))
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
         """Write what was found into the summary."""

@@ -99,7 +99,7 @@ class EvaluationRound(Round):
         """Return the test of the best weights, or the validation of the present ones."""
         if run.trains:
             return run.next(self.kind, split="validation")
-        return run.next(self.kind, epoch=run.best_epoch, split="test")
+        return run.next(self.kind, epoch=run.progress.best_epoch, split="test")
 
     def contribution(self, site: Site, due: Due, *, counts: bool) -> Evaluation:
         """Return what the model's outputs add up to, and at a test what those of other models do."""

@@ -206,7 +206,7 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
     assert len(attack.left) == 1
     assert recovered(attack.rows, data) == 0
     assert attack.run_state is not None
-    assert (attack.run_state.steps, attack.run_state.compared) == (1, 0), "it stands where it stood"
+    assert (attack.run_state.steps, attack.run_state.progress.compared) == (1, 0), "it stands where it stood"
     assert not torch.equal(attack.run_state.replica.model.get_parameter("1.bias"), trap["1.bias"])
     assert not attack.notices
 

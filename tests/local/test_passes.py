@@ -80,7 +80,7 @@ def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None
         run = passes._run
         looks = []
         for epoch, step in itertools.product(range(40), range(5)):
-            run.epoch, run.step = epoch, step
+            run.note(epoch=epoch, step=step)
             stretch, at = contributions.stretch(Policy(rows_per_rank=1))
             assert step in stretch
             assert at in stretch

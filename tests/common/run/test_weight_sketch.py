@@ -110,5 +110,5 @@ def test_a_comparison_follows_every_so_many_steps_and_goes_on_after_a_checkpoint
     for step in range(10):
         replica.step = step
         due.append(state.comparison_due)
-        state.compared = step
+        state.note(compared=step)
     assert due == [False, False, False, False, True, False, False, False, True, False]
