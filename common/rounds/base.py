@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from torch import Tensor
 
+from rankdad.common.errors import ProtocolError
 from rankdad.common.methods import MethodState
 from rankdad.common.metrics import Tally
 from rankdad.common.metrics.paired import Rows
@@ -48,6 +49,38 @@ class Due:
     epoch: int
     stage: str | None = None
     split: Literal["validation", "test"] | None = None
+
+    def check(self, message: Message, status: int) -> None:
+        """Refuse a message of this round that is about something else.
+
+        Args:
+            message: a contribution or an update.
+            status: of the refusal.
+
+        Raises:
+            ProtocolError: names the field, and what was expected.
+        """
+        if message.kind is not self.kind:
+            raise ProtocolError(
+                status,
+                f"k: got {message.kind.name} in round {self.round}, expected {self.kind.name}",
+                code="kind-unexpected",
+                field="k",
+            )
+        if message.exchange != self.exchange:
+            raise ProtocolError(
+                status,
+                f"p: got exchange {message.exchange}, expected {self.exchange} of the step",
+                code="exchange-unexpected",
+                field="p",
+            )
+        for field in ("stage", "split", "fold", "epoch"):
+            expected = getattr(self, field)
+            got = getattr(message.body, field, expected)
+            if got != expected:
+                raise ProtocolError(
+                    status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
+                )
 
 
 @dataclass(frozen=True)

@@ -110,33 +110,13 @@ class RunState:
         Raises:
             ProtocolError: names the field, and what was expected.
         """
-        due, body = self.due, message.body
+        due = self.due
         if due is None or message.round != due.round:
             expected = "none: the run has ended" if due is None else f"round {due.round}"
             raise ProtocolError(
                 status, f"r: got round {message.round}, expected {expected}", code="round-unexpected", field="r"
             )
-        if message.kind is not due.kind:
-            raise ProtocolError(
-                status,
-                f"k: got {message.kind.name} in round {due.round}, expected {due.kind.name}",
-                code="kind-unexpected",
-                field="k",
-            )
-        if message.exchange != due.exchange:
-            raise ProtocolError(
-                status,
-                f"p: got exchange {message.exchange}, expected {due.exchange} of the step",
-                code="exchange-unexpected",
-                field="p",
-            )
-        for field in ("stage", "split", "fold", "epoch"):
-            expected = getattr(due, field)
-            got = getattr(body, field, expected)
-            if got != expected:
-                raise ProtocolError(
-                    status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
-                )
+        due.check(message, status)
         check_late(self.progress.left_out, message.late, self.plan.sites)
         ROUNDS[due.kind].agrees(self, message, status)
 
