@@ -143,9 +143,9 @@ class Contributions:
         draw = 0 if parts is None else parts.secret.number("look", parts.run, run.fold, run.epoch, first)
         return steps, steps[draw % len(steps)]
 
-    def note_place(self, place: Place, *, shared: bool) -> None:
-        """Note in the site's log where batches have been sent, if other runs may add to them."""
-        if self.data.parts is not None and shared:
+    def note_place(self, place: Place) -> None:
+        """Note in the site's log where batches have been sent: other runs may add to them."""
+        if self.data.parts is not None:
             self.data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:

@@ -284,10 +284,10 @@ class _Trainer:
         self.lap("end")
 
     def _drawn(self, first: int, last: int) -> int:
-        """Return how many batches of some steps nobody else knows the patients of."""
+        """Return how many steps are of other patients, or of the same with other weights, each time."""
         run = self.site_run
         whole = run.samples(self.index)
-        return sum(0 < sum(step) < whole for step in run.batches(self.index)[first:last])
+        return sum(any(0 < size < whole for size in step) for step in run.batches(self.index)[first:last])
 
     def _look(self) -> None:
         """Count a stretch of steps where the weights are at one of them, for trainings and runs to come, too.
@@ -302,11 +302,9 @@ class _Trainer:
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows())
         self.state.places = arrived(self.state.places, here)
-        place = self.state.places[-1]
         largest = max(map(sum, self.site_run.batches(self.index)))
         self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
-        begins = not stretch.start and not self.site_run.epoch
-        self.contributions.note_place(place, shared=begins or place.steps > drawn)
+        self.contributions.note_place(self.state.places[-1])
 
     def _ask(self) -> Steps[Message | None]:
         known = yield from self.catching_up.ask(self.site_run.round)

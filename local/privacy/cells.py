@@ -45,7 +45,8 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
 
     A column counts by the share of samples that have another value than most: what most have needs no solving for. Its
     levels are one column, whatever levels a run lists: an owner may invent some. One that follows from others, such as
-    the same in another unit, does not count. Of samples of a file each, it is what some files hold.
+    the same in another unit, does not count. Of samples of a file each, it is what some files hold. Series and pictures
+    have no more cells than their axes have independent places: a channel that stays for a patient's life has one.
 
     Raises:
         DataError: a file cannot be read.
@@ -66,27 +67,34 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
             own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
-    return float((weights * _independent(flat, weights)).sum()) + 1
+    cells = float((weights * _independent(flat, weights)).sum())
+    if inputs.ndim > 2:
+        cells = min(cells, _held(inputs[some].double().nan_to_num(0), 0.0, first=1))
+    return cells + 1
 
 
-def _held(sample: Tensor, noise: float) -> float:
+def _held(sample: Tensor, noise: float, first: int = 0) -> float:
     """Return of how many numbers a sample can be made, axis by axis: of pictures that were scaled up, those before.
 
     Source: Tucker 1966, "Some mathematical notes on three-mode factor analysis" (the ranks of a tensor's unfoldings).
 
     Args:
-        sample: [channels, height, width], or a volume.
+        sample: [channels, height, width], or a volume; with `first` 1 several samples.
         noise: standard deviation of what is rounding in each of its numbers, at least.
+        first: axis of a sample.
     """
     numbers = sample.double().cpu()
     noise = max(noise, 1e-6 * float(numbers.abs().max()))
     cells = 1.0
-    for axis in range(numbers.ndim):
+    for axis in range(first, numbers.ndim):
         rows = numbers.movedim(axis, 0).flatten(1)
+        if first and rows.shape[1] < 2 * rows.shape[0]:  # few samples follow from few places
+            cells *= rows.shape[0]
+            continue
         sizes = torch.linalg.eigvalsh(rows @ rows.T).clamp_min(0).sqrt()
         rounding = 1.5 * noise * (math.sqrt(rows.shape[0]) + math.sqrt(rows.shape[1]))
         cells *= max(1, int((sizes > rounding).sum()))
-    return min(cells, float(numbers.numel()))
+    return min(cells, float(math.prod(numbers.shape[first:])))
 
 
 def _changed(data: SiteData) -> float:
