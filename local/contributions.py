@@ -177,7 +177,7 @@ class Contributions:
         task, prepared = self.spec.task, self._prepared()
         with self.run.replica.evaluating(self.run.best_weights) as model:
             outputs = self._outputs_of(model, prepared.test)
-        self._tested(fold, prepared.in_units(outputs))
+        self._tested(fold, prepared.transform.in_units(outputs))
         self._outputs, self._others = outputs, None
         groups, nothing = prepared.test_groups, empty(task, self.plan.grouped)
         guess, *others = self._compared(prepared) if counts else (guesses(task, prepared),)

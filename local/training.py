@@ -221,7 +221,7 @@ class _Trainer:
         assert run.farewell is not None
         outcome = (run.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
         prepared = self.passes.prepared()
-        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.fit, prepared.own)
+        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.transform.fit, prepared.transform.own)
 
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
