@@ -14,6 +14,7 @@ from rankdad.common.errors import RunFailedError, counted
 from rankdad.common.lowrank.reduction.feedback import Residuals, plus
 from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_replica
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.privacy.standing import Place, Places, arrived
 from rankdad.common.protocol.messages import Ask, Body, Failure, Kind, Message
@@ -347,7 +348,7 @@ class _Trainer:
         """
         self.site_run.replica.check_parameters(weights)
         name, apart = furthest(self.site_run.replica.parameters(), weights)
-        self.policy.check_replica(self.spec, self.state.site, name, apart)
+        check_replica(self.policy, self.spec, self.state.site, name, apart)
         self.notice(
             f"{self.state.site}: takes over the aggregator's weights after step {self.site_run.steps}: those of {name} "
             f"are {apart:.3g} of their size from its own, the others no further"

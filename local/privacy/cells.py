@@ -12,10 +12,12 @@ from torch import Tensor
 from rankdad.common.errors import FewSamplesError, counted
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_network
-from rankdad.common.policy import Policy, fewest_rows_sent, refusal
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import fewest_rows_sent
 from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.refusals import refusal
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData

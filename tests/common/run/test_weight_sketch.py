@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import policy_warnings
 from rankdad.common.protocol.arrays import pack_sums
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -85,8 +86,8 @@ def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
 
 def test_a_drift_is_made_equal_by_default_where_a_policy_still_takes_it_over() -> None:
     spec = run_spec()
-    assert not Policy().warnings(spec)
-    (said,) = Policy(accept_replica=1e-5).warnings(spec)
+    assert not policy_warnings(Policy(), spec)
+    (said,) = policy_warnings(Policy(accept_replica=1e-5), spec)
     assert said.startswith(
         "a comparison of weights may end the run: they are made equal where they are more than 0.0001"
     )
