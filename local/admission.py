@@ -15,7 +15,6 @@ from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import Told, check_products, check_step, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
-from rankdad.common.preparation.description import blocks
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
@@ -335,12 +334,7 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     columns = moved.any(0)
     names = [f"input {place}" for place in columns.nonzero().flatten().tolist()]
     if isinstance(spec.data, TableData):
-        placed = zip(spec.data.inputs, blocks(spec.data), strict=True)
-        names = [
-            name
-            for name, (first, levels) in placed
-            if columns[first : first + (levels or 1) + spec.data.is_indicated(name)].any()
-        ]
+        names = [place.column for place in spec.data.places if columns[place.whole].any()]
     more = f" and {len(names) - MAX_MOVED} more" * (len(names) > MAX_MOVED)
     note = (
         f"{counted(int(moved.any(1).sum()), 'row')}: what fewer than {least} {_noun(spec, data)}s have of a column is "

@@ -14,7 +14,6 @@ from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_network
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import fewest_rows_sent
-from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.refusals import refusal
@@ -63,9 +62,8 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
     rows = flat.nan_to_num(math.inf)
     weights = _others(rows) / max(1, len(rows) - 1)
     if isinstance(spec.data, TableData):  # of a column's levels most count
-        named = zip(spec.data.inputs, blocks(spec.data), strict=True)
-        for name, (at, levels) in named:
-            own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
+        for place in spec.data.places:
+            own = weights[place.whole]
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
     return float((weights * _independent(flat, weights)).sum()) + 1
