@@ -22,10 +22,11 @@ from rankdad.common.metrics import (
     unpack_monitoring,
     unpack_tally,
 )
+from rankdad.common.protocol.arrays import raw_bytes
 from rankdad.common.protocol.messages import Body, Control, Count, Figure, Kind, Measure, Message, Name, packed
 from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
 from rankdad.common.rounds.checks import Checks
-from rankdad.common.rounds.scores import compares, pack_scores, pooled_scores, unpack_scores
+from rankdad.common.rounds.scores import compares, pooled_scores, unpack_scores
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan
@@ -55,7 +56,10 @@ REFERENCES = packed(
     lambda tallies: b"".join(map(pack_tally, tallies)),
     lambda data, plan, known: _tallies(data, plan) if known.get("split") == "test" or data else (),
 )
-SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
+SCORES = packed(
+    lambda scores: b"" if scores is None else raw_bytes(scores.float()),
+    lambda data, plan, known: unpack_scores(plan, data) if data else None,
+)
 
 
 class Evaluation(Control):

@@ -25,7 +25,7 @@ from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
 from rankdad.common.rounds.goodbye import Goodbye
-from rankdad.common.rounds.scores import scores_bytes
+from rankdad.common.rounds.scores import scores_shape
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import PARTS
@@ -229,7 +229,7 @@ def test_nonsense_is_refused_with_a_reason(body: bytes, reason: str) -> None:
 
 
 COMPARED = plan_of(evaluation={"name": "holdout", "references": ["site"]})
-COUNTS = torch.ones(scores_bytes(COMPARED) // 4)
+COUNTS = torch.ones(scores_shape(COMPARED)).flatten()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rankdad.common.protocol.arrays import pack_sums
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
-from rankdad.common.run.weight_sketch import SKETCH_BYTES, distance, furthest, sketch, unpack_sketch
+from rankdad.common.run.weight_sketch import PARTS, distance, furthest, sketch, unpack_sketch
 from rankdad.local.data import SiteData
 from rankdad.local.training import TrainingState, train
 from rankdad.simulations import lockstep
@@ -35,7 +35,7 @@ def test_the_distance_of_sketches_is_near_that_of_the_weights(apart: float) -> N
         moved = weights | {"b": weights["b"] + change / change.norm() * size * apart}
         estimates.append(distance(sketch(weights), sketch(moved)) / apart)
     assert all(0.5 < estimate < 2 for estimate in estimates), estimates
-    assert len(pack_sums(sketch(weights))) == SKETCH_BYTES
+    assert len(pack_sums(sketch(weights))) == 8 * PARTS
     assert distance(sketch(weights), sketch(dict(reversed(weights.items())))) == 0.0
 
 
