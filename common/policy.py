@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.methods import METHODS
-from rankdad.common.spec import PositiveInt
+from rankdad.common.numbers import PositiveInt
 from rankdad.common.spec.model import Sha256
 from rankdad.common.spec.table_schema import Column
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.metrics import Tally, empty
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.smoothing import Scored
+from rankdad.common.metrics.sums import Tally, empty
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.repeated import most_told
 from rankdad.common.privacy.standing import Place, Places, stretch

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
-from rankdad.common.metrics import Tally, empty, monitored, tally
+from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
 from rankdad.common.metrics.smoothing import Scored, Smooth, smooth
+from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.baseline import guess

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
-from rankdad.common.metrics import Tally, summarise, tally
 from rankdad.common.metrics.smoothing import smooth
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
 from rankdad.common.run.saved import saved_model

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics import Tally
 from rankdad.common.metrics.paired import compared, histograms, ranked
 from rankdad.common.metrics.paired_sums import Difference, Sums, differences, sums_of, sums_within
 from rankdad.common.metrics.repeats import mean_intervals
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
 DIFFERENCE = "_difference"  # suffix of a metric's column: the model's less the other model's, on the same rows

@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.privacy.adversary_specs import VICTIM
 from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.metrics import Tally
 from rankdad.common.metrics.smoothing import Smooth
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.policy_checks import check_run
 from rankdad.common.privacy.parts import Secret

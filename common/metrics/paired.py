@@ -65,7 +65,7 @@ def ranked(task: TaskSpec) -> int:
 
 
 def rows(task: TaskSpec, outputs: Tensor, labels: Tensor, losses: Tensor, *, base: Tensor | None = None) -> Rows:
-    """Return what a model says of rows; for the arguments see `rankdad.common.metrics.tally`."""
+    """Return what a model says of rows; for the arguments see `rankdad.common.metrics.sums.tally`."""
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         error = (outputs.reshape(-1) - labels.double().reshape(-1)).abs()

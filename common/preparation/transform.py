@@ -27,10 +27,10 @@ class Transform(nn.Module):
 
     def __init__(self, spec: RunSpec, layout: Layout, fit: Fit, own: OwnFit | None) -> None:
         super().__init__()
-        self.fit, self.own = fit, own
+        self.fit, self.own = fit, own or OwnFit()
         self._layout = layout
         self._tokens, self._numbers = spec.data.tokens is not None, isinstance(spec.task, Regression)
-        known = (own or OwnFit()) if spec.preparation.standardise == "site" else fit
+        known = self.own if spec.preparation.standardise == "site" else fit
         self.fill: Tensor | None
         self.mean: Tensor | None
         self.scale: Tensor | None
@@ -66,7 +66,7 @@ class Transform(nn.Module):
             return inputs
         if not isinstance(inputs, Tensor):
             return inputs.map(partial(self._in_blocks, dtype=dtype), dtype)
-        if self.fit.pooled and self.own and self.own.effects:
+        if self.fit.pooled and self.own.effects:
             inputs = without_effects(self._layout, self.fit.pooled, self.own.effects, inputs, covariates)
         return self._in_blocks(inputs, dtype)
 

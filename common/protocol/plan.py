@@ -17,7 +17,7 @@ from torch import nn
 from rankdad.common import __version__
 from rankdad.common.lowrank.layout import Exchange, MessageLayout, with_projections
 from rankdad.common.lowrank.routes import Route
-from rankdad.common.metrics import tally_bytes
+from rankdad.common.metrics.tally_codec import tally_bytes
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.arrays import BufferSlot
 from rankdad.common.protocol.routing import choose_routes

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 from torch import Tensor
 
 from rankdad.common.methods import MethodState
-from rankdad.common.metrics import Tally
 from rankdad.common.metrics.paired import Rows
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.protocol.messages import Body, Control, Kind, Message
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node

@@ -12,16 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.metrics import (
-    Tally,
-    empty,
-    measured_on,
-    pack_tally,
-    same_labels,
-    tally_bytes,
-    unpack_monitoring,
-    unpack_tally,
-)
+from rankdad.common.metrics.monitoring import measured_on
+from rankdad.common.metrics.sums import Tally, empty, same_labels
+from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_monitoring, unpack_tally
 from rankdad.common.protocol.arrays import raw_bytes
 from rankdad.common.protocol.messages import Body, Control, Count, Figure, Kind, Measure, Message, Name, packed
 from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site

@@ -254,7 +254,7 @@ class RunSpec(Part):
     @property
     def local_steps(self) -> int | Literal["epoch"] | None:
         """How many batches a site trains on between two exchanges, at most; None where it takes no steps of its own."""
-        return self.local and self.local.local_steps
+        return None if self.local is None else self.local.local_steps
 
     @property
     def batches(self) -> Literal["full", "even"]:

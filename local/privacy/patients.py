@@ -177,12 +177,12 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
     if isinstance(inputs, FileSamples):
         found["samples"] = _cells(np.zeros(len(inputs)) if inputs.checksums is None else inputs.checksums)
     elif isinstance(data, TableData):
-        for place in data.places:
-            if place.levels:
-                listed = [*map(_value, data.categorical[place.column]), b"any other"]
-                found[place.column] = _levels(inputs[:, place.values], listed)
+        for here in data.places:
+            if here.levels:
+                listed = [*map(_value, data.categorical[here.column]), b"any other"]
+                found[here.column] = _levels(inputs[:, here.values], listed)
             else:
-                found[place.column] = _cells(inputs[:, place.first])
+                found[here.column] = _cells(inputs[:, here.first])
     elif math.prod(inputs.shape[1:]) <= MOST_COLUMNS:
         found = {str(place): _cells(column) for place, column in enumerate(inputs.reshape(len(inputs), -1).T)}
     else:

@@ -14,10 +14,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import auc, average_precision_score, roc_auc_score
 from torch import Tensor
 
-from rankdad.common.metrics import Tally, empty, paired, summarise, tally
+from rankdad.common.metrics import paired
 from rankdad.common.metrics.intervals import QUANTILE
 from rankdad.common.metrics.paired import Rows, histograms, positives, smoothed, squares
 from rankdad.common.metrics.risk import mean_curve, precision_recall, roc
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification, TaskSpec

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import PolicyError, SpecError
 from rankdad.common.lowrank.factors import Factor
+from rankdad.common.methods.top_k import TopK
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_run
@@ -22,7 +23,6 @@ from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
-from rankdad.common.spec import TopK
 from rankdad.local.batch import StepBatch
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.local_steps import differences

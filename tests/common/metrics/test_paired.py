@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.paired.bootstrap import auc, deviation, drawn, mean
-from rankdad.common.metrics import BINS, Tally, tally
+from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.paired import (
     APART,
     DIGITS,
@@ -32,6 +32,7 @@ from rankdad.common.metrics.paired import (
 )
 from rankdad.common.metrics.paired_sums import Difference, Sums, contradiction, differences, sums_of
 from rankdad.common.metrics.repeats import mean_intervals
+from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 BINARY, TERNARY = Classification(classes=2), Classification(classes=3)

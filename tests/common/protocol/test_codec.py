@@ -17,7 +17,8 @@ from rankdad.common.errors import NonFiniteError, ProtocolError, RankdadError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.lowrank.wire import as_received, decode, encode, is_lossless, wire_bytes
-from rankdad.common.metrics import monitored, pack_tally, tally_bytes
+from rankdad.common.metrics.monitoring import monitored
+from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
