@@ -333,3 +333,15 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
 def shown(value: object) -> str:
     """Return a value as JSON has it, cut short."""
     return visible(json.dumps(value), 60)
+
+
+def words(document: object, path: str = "") -> Iterator[str]:
+    """Yield all texts of a document, and the paths of its fields."""
+    if isinstance(document, Mapping):
+        for name, value in document.items():
+            yield from (name, f"{path}{name}", *words(value, f"{path}{name}."))
+    elif isinstance(document, list):
+        for value in document:
+            yield from words(value)
+    elif isinstance(document, str):
+        yield document

@@ -23,9 +23,9 @@ from rankdad.common.lowrank.reduction.block import block
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import is_lossless
 from rankdad.common.methods import MethodState
-from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS, RankDad
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import check_group, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status

@@ -19,8 +19,9 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.layers import has_hooks, linear_layers
 from rankdad.common.lowrank.routes import Route
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.routing import check_wire
-from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import agree
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.metrics import Tally, empty
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.smoothing import Scored
+from rankdad.common.metrics.sums import Tally, empty
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.repeated import most_told
 from rankdad.common.privacy.standing import Place, Places, stretch
@@ -177,7 +177,7 @@ class Contributions:
         task, prepared = self.spec.task, self._prepared()
         with self.run.replica.evaluating(self.run.best_weights) as model:
             outputs = self._outputs_of(model, prepared.test)
-        self._tested(fold, prepared.in_units(outputs))
+        self._tested(fold, prepared.transform.in_units(outputs))
         self._outputs, self._others = outputs, None
         groups, nothing = prepared.test_groups, empty(task, self.plan.grouped)
         guess, *others = self._compared(prepared) if counts else (guesses(task, prepared),)

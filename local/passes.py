@@ -325,13 +325,13 @@ class Passes:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the network's outputs for a part of a batch, and its mean loss."""
-        kind, weights = batch.labels.device.type, self.prepared().fit.class_weights
+        kind, weights = batch.labels.device.type, self.prepared().transform.fit.class_weights
         with torch.autocast(kind, torch.bfloat16, enabled=self._spec.training.autocast is not None):
             outputs: Tensor = self._run.replica.model(batch.inputs)
             return outputs, mean_loss(self._spec.task, outputs, batch.labels, weights)
 
     def _deltas(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return deltas(self._spec.task, outputs, batch.labels, self.prepared().fit.class_weights)
+        return deltas(self._spec.task, outputs, batch.labels, self.prepared().transform.fit.class_weights)
 
     def _state(self) -> Callable[[], None]:
         """Return what sets what a forward pass changes back to where it is: random numbers and buffers."""

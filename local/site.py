@@ -22,12 +22,14 @@ from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_network, load_weights
 from rankdad.common.needs import Need, needs
-from rankdad.common.policy import Policy, refuse_together
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.protocol.retention import FILE, Receipt
+from rankdad.common.refusals import refuse_together
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
@@ -124,7 +126,7 @@ def run_site(
             followed = names.enter_context(closing(Followed(checkpoints.folder)))
             state = starting_state(config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add)
             ranks.start(state.run)
-        for warning in (*plan.warnings, *policy.warnings(spec)):
+        for warning in (*plan.warnings, *policy_warnings(policy, spec)):
             _log.warning(warning)
         _log.info(_amounts(data))
         first_round, resumable = state.run.round, offered.get("resumes") is True
@@ -258,7 +260,7 @@ def permitted(
     model = build_network(spec, config.allow_factories).to(device)
     plan = make_plan(spec, model)
     planned(policy, plan)
-    refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
+    refuse_together({config.name: lambda own: check_run(own, spec.at(config.name), plan)}, {config.name: policy})
     if spec.model.pretrained is not None:
         load_weights(model, spec, None if config.weights is None else Path(config.weights))
         plan = make_plan(spec, model)  # whose digest is that of the weights
@@ -294,10 +296,10 @@ def check_site(
         own, lines = spec.at(config.name), list[Need]()
 
         def planned(policy: Policy, plan: Plan) -> None:
-            lines[:] = needs(policy, lambda one: one.check(own, plan))
+            lines[:] = needs(policy, lambda one: check_run(one, own, plan))
 
         def looked(policy: Policy, plan: Plan, read: SiteData) -> None:
-            lines[:] = needs(policy, lambda one: one.check(own, plan), *checks(own, plan, read))
+            lines[:] = needs(policy, lambda one: check_run(one, own, plan), *checks(own, plan, read))
 
         try:
             policy, _, plan = permitted(config, spec, planned=planned)
@@ -306,7 +308,7 @@ def check_site(
         finally:
             if lines:
                 told(lines)
-        for warning in policy.warnings(spec):
+        for warning in policy_warnings(policy, spec):
             _log.warning(warning)
     for line in what_is_loaded(spec):
         _print(line)

@@ -14,6 +14,7 @@ from torch import Tensor
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_snapshot
 from rankdad.common.privacy.standing import Flows, Place
 from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
 from rankdad.common.run.state import RunState
@@ -158,7 +159,7 @@ def starting_state(
     snapshot = ask_for_snapshot()
     if snapshot is None:
         return TrainingState(site, run_state)
-    policy.check_snapshot(has_checkpoint=loaded is not None)
+    check_snapshot(policy, has_checkpoint=loaded is not None)
     take_over(run_state, snapshot)
     why = "has lost its checkpoints" if loaded is None else "was away for longer than the ledger reaches back"
     notice(

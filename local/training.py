@@ -14,6 +14,7 @@ from rankdad.common.errors import RunFailedError, counted
 from rankdad.common.lowrank.reduction.feedback import Residuals, plus
 from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_replica
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.privacy.standing import Place, Places, arrived
 from rankdad.common.protocol.messages import Ask, Body, Failure, Kind, Message
@@ -221,7 +222,7 @@ class _Trainer:
         assert run.farewell is not None
         outcome = (run.progress.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
         prepared = self.passes.prepared()
-        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.fit, prepared.own)
+        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.transform.fit, prepared.transform.own)
 
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
@@ -345,7 +346,7 @@ class _Trainer:
         """
         self.site_run.replica.check_parameters(weights)
         name, apart = furthest(self.site_run.replica.parameters(), weights)
-        self.policy.check_replica(self.spec, self.state.site, name, apart)
+        check_replica(self.policy, self.spec, self.state.site, name, apart)
         self.notice(
             f"{self.state.site}: takes over the aggregator's weights after step {self.site_run.steps}: those of {name} "
             f"are {apart:.3g} of their size from its own, the others no further"

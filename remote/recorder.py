@@ -14,7 +14,9 @@ from torch import Tensor
 
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.lowrank.factors import Factor, singular_values
-from rankdad.common.metrics import Metrics, Tally, measured_on
+from rankdad.common.metrics.monitoring import measured_on
+from rankdad.common.metrics.summary import Metrics
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import Body, Kind, Message

@@ -20,7 +20,14 @@ from typing import Any
 import torch
 
 from rankdad.common.documents import validate
-from rankdad.common.spec import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, RunSpec, TopK, TopRows
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.dsgd import Dsgd
+from rankdad.common.methods.edad import Edad
+from rankdad.common.methods.powersgd import PowerSgd
+from rankdad.common.methods.rank_dad import RankDad
+from rankdad.common.methods.top_k import TopK
+from rankdad.common.methods.top_rows import TopRows
+from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 from rankdad.remote.aggregator import Aggregator

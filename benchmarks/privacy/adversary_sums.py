@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.privacy.adversary_runs import Run, gradients
-from rankdad.common.metrics import Tally, parts
 from rankdad.common.metrics.paired import histograms
+from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.rounds.step import Step

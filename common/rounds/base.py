@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.methods import MethodState
-from rankdad.common.metrics import Tally
 from rankdad.common.metrics.paired import Rows
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.protocol.messages import Body, Control, Kind, Message
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node

@@ -12,10 +12,11 @@ from torch import Tensor
 from rankdad.common.errors import FewSamplesError, counted
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_network
-from rankdad.common.policy import Policy, fewest_rows_sent, refusal
-from rankdad.common.preparation.description import blocks
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import fewest_rows_sent
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.refusals import refusal
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -62,9 +63,8 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
     rows = flat.nan_to_num(math.inf)
     weights = _others(rows) / max(1, len(rows) - 1)
     if isinstance(spec.data, TableData):  # of a column's levels most count
-        named = zip(spec.data.inputs, blocks(spec.data), strict=True)
-        for name, (at, levels) in named:
-            own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
+        for place in spec.data.places:
+            own = weights[place.whole]
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
     cells = float((weights * _independent(flat, weights)).sum())

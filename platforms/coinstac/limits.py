@@ -8,9 +8,10 @@ from itertools import islice
 from torch import nn
 
 from rankdad.common.errors import SpecError
+from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.spec import RankDad, RunSpec
+from rankdad.common.spec import RunSpec
 
 MAX_BYTES = 100 * 2**20  # of one message over the platform's WebSocket
 ENVELOPE = 2048  # bytes of JSON around a body, with the site's name and progress

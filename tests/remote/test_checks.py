@@ -13,7 +13,7 @@ import torch
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.metrics import monitored
+from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.rounds.buffers import Buffers

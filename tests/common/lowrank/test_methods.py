@@ -16,9 +16,9 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.reduction.spi import spi
 from rankdad.common.lowrank.routes import Payload, scatter
 from rankdad.common.methods import MethodState, rank_dad
+from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
-from rankdad.common.spec import RankDad
 from tests.common.lowrank.steps import (
     BATCHES,
     TOLERANCE,
