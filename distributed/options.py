@@ -158,7 +158,7 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
         route = Route(name, tuple(shape), bias, up=method.rank, down=method.rank)
         is_smaller = len(shape) > 1 and route.size(route.up, method.wire) < route.size(None, method.wire)
         routes.append(route if is_smaller else dense)
-    folded = {route.folded for route in routes}
+    folded = {route.bias for route in routes}
     return tuple(route for route in routes if route.name not in folded)
 
 

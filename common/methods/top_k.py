@@ -40,7 +40,7 @@ class TopK(LocalSteps):
 
     lets_out: ClassVar[str] = LARGEST
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**LocalSteps.presets, "sparseloco": SPARSELOCO}
-    stands_for: ClassVar[Mapping[str, int | None]] = {"sparseloco": None}
+    stands_for: ClassVar[tuple[str, ...]] = ("sparseloco",)
 
     name: Literal["top-k"]
     density: Annotated[float, Field(gt=0, le=1)] = 0.01

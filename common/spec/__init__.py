@@ -13,7 +13,6 @@ from rankdad.common.methods.local_steps import Average, LocalSteps, Nesterov, Ou
 from rankdad.common.methods.powersgd import PowerSgd
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.methods.top_k import TopK
-from rankdad.common.methods.top_rows import TopRows
 from rankdad.common.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName, site_name
@@ -48,7 +47,6 @@ __all__ = [
     "RunSpec",
     "SiteName",
     "TopK",
-    "TopRows",
     "Training",
     "site_name",
 ]
