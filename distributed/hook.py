@@ -20,6 +20,7 @@ from rankdad.common.collectives import device_of
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.reduction.block import block
+from rankdad.common.lowrank.reduction.feedback import minus_matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import is_lossless
 from rankdad.common.methods import MethodState
@@ -267,13 +268,7 @@ class LowRankState:
                 self._bases[route.name] = value.activation
             if self._method.feedback == "none" or (route.up is None and self._lossless):
                 continue
-            if route.name not in self._residuals:
-                self._residuals[route.name] = torch.empty_like(whole)
-            residual = self._residuals[route.name]
-            if isinstance(part, Factor):
-                torch.addmm(whole, part.delta.T, part.activation, beta=share, alpha=-share, out=residual)
-            else:
-                torch.sub(whole, part, out=residual).mul_(share)
+            self._residuals[route.name] = minus_matrix(whole, part, share, out=self._residuals.get(route.name))
 
     @property
     def _lossless(self) -> bool:

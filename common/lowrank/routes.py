@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -131,6 +131,13 @@ def scatter(
             matrix = matrix[:, :-1]
         gradients[route.name] = matrix.reshape(len(range(shape[0])[kept]), *shape[1:]) if shape else matrix.reshape(())
     return gradients
+
+
+def routed(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """Return a model's routes in its order, without those of biases that travel with a weight."""
+    found = list(routes)
+    with_weights = {route.bias for route in found}
+    return tuple(route for route in found if route.name not in with_weights)
 
 
 def smaller(route: Route, dense: Route, wire: str) -> Route:

@@ -93,7 +93,7 @@ class RankDad(LocalSteps):
         for field, value in CONVERGED.items():
             if given.get(field, value) != value:
                 raise ValueError(f"the preset converged has {field} {value}, but {field} {given[field]} is asked for")
-        return given | CONVERGED
+        return {**given, **CONVERGED}
 
     _few_bits = model_validator(mode="after")(few_bits_have_feedback)
 
@@ -186,9 +186,8 @@ class RankDadMethod(Method):
 
         Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part); the feedback is ours.
         """
-        feedback = self._spec.feedback in ("aggregator", "both")
-        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
-        return update, MethodState(residuals, self.bases([update]))
+        update, kept = self.combine(exchange, contributions, 1.0, state, seed)
+        return update, MethodState(kept.residuals, self.bases([update]))
 
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int

@@ -100,9 +100,7 @@ class TopKMethod(Method):
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
         """Average, and choose again."""
-        feedback = self._spec.feedback in ("aggregator", "both")
-        update, residuals = self._choose(pooled(contributions), 1.0, state, feedback=feedback)
-        return update, MethodState(residuals)
+        return self.combine(exchange, contributions, 1.0, state, seed)
 
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
