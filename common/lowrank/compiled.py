@@ -42,7 +42,7 @@ def linear(source: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: b
         bias: [out], if the layer has one.
         transposed: see above.
     """
-    output: Tensor = _Linear.apply(source, weight, bias, transposed)
+    output: Tensor = _Linear.apply(source, weight, bias, transposed)  # type: ignore[no-untyped-call]
     return output
 
 
