@@ -31,11 +31,14 @@ from rankdad.distributed.agreement import check_group, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
+    Travels,
     agreed_method,
     choose_routes,
     feedback_of,
     method_of,
     precision_of,
+    sparse_parameters,
+    travels,
     warn_if_dense,
 )
 from rankdad.distributed.watching import Watch
@@ -273,6 +276,17 @@ class LowRankState:
     @property
     def _lossless(self) -> bool:
         return is_lossless(self._method.wire, self._like.dtype)
+
+    def describe(self) -> list[Travels]:
+        """Return how each parameter's gradient travels: reduced from the dense one or dense, and its bytes.
+
+        Raises:
+            UserError: there is no process group yet.
+        """
+        self._begin()
+        sparse = sparse_parameters(self._model)
+        routes = tuple(route for name, route in self._routes.items() if name not in sparse)
+        return travels(self._model, routes, self._method.wire, sparse, captured=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.

@@ -176,9 +176,11 @@ class Travels(NamedTuple):
     bytes: int | None
 
 
-def travels(model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str]) -> list[Travels]:
-    """Return how each of a model's trained parameters travels."""
-    layers = linear_layers(model, transposed=True)
+def travels(
+    model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str], *, captured: bool
+) -> list[Travels]:
+    """Return how each of a model's trained parameters travels, layers by their own rows if they are captured."""
+    layers = linear_layers(model, transposed=True) if captured else {}
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found = list[Travels]()
     for route in routes:
