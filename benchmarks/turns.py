@@ -41,7 +41,8 @@ class Block(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.projected(attended.transpose(1, 2).flatten(-2))
-        return x + self.narrow(F.gelu(self.wide(self.norms[1](x))))
+        output: Tensor = x + self.narrow(F.gelu(self.wide(self.norms[1](x))))
+        return output
 
 
 class Gpt2(nn.Module):
