@@ -305,7 +305,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
 
 def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) -> str:
     kind, context = error["type"], error.get("ctx", {})
-    if earlier := gone(path, error["input"] if kind != "union_tag_invalid" else context["tag"]):
+    if earlier := gone(*(path, error["input"]) if kind != "union_tag_invalid" else _tag(error, path)):
         return earlier
     if kind == "missing":
         return "is missing"
@@ -328,6 +328,13 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
         return visible(str(context["error"]))
     said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
     return f"got {shown(error['input'])}, expected: {said}".replace("expected: input should be", "expected")
+
+
+def _tag(error: dict[str, Any], path: str) -> tuple[str, str]:
+    """Return the field that tells an object's kind, and what it says."""
+    tag: str = error["ctx"]["tag"]
+    names = [name for name, value in error["input"].items() if value == tag]
+    return ".".join([path, *names[:1]]), tag
 
 
 def shown(value: object) -> str:

@@ -64,7 +64,7 @@ class Policy(Part):
     """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured; top-k
     sends the largest entries of a gradient of any rank."""
     unreduced_factors: bool = False
-    """Whether dad, edad and top-rows, if `methods` has them, may send factors as they are: what each single sample puts
+    """Whether dad and edad, if `methods` has them, may send factors as they are: what each single sample puts
     into a layer, which for the first layer is the raw data."""
     keyed_folds: bool = False
     """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in

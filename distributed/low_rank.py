@@ -179,7 +179,7 @@ class LowRank:
 
     def describe(self) -> list[Travels]:
         """Return how each parameter's gradient travels, as things stand: as a factor or dense, and its bytes."""
-        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse)
+        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse, captured=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.

@@ -189,8 +189,6 @@ class RunSpec(Part):
         own = getattr(method, "rank", 0)
         if tuning.rank and max(tuning.rank) > own:
             raise ValueError(f"rank: got {max(tuning.rank)}, expected at most method.rank {own}")
-        for rank in tuning.rank:
-            method.check_rank(rank)
         return tuning
 
     @field_validator("record")
@@ -200,7 +198,7 @@ class RunSpec(Part):
         if record.spectra and method is not None and not method.updates_are_factors:
             raise ValueError(
                 f"spectra: got {record.spectra}, but updates of {method.name} are no factors: expected 0, or one of "
-                "rank-dad, dad and top-rows"
+                "rank-dad and dad"
             )
         return record
 

@@ -88,10 +88,6 @@ def _lower_ranks(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     method = spec.method
     base = method if method.tuned else RankDad(name="rank-dad", rank=RANKS[0] + 1)
     for rank in (rank for rank in RANKS if rank < (base.most_rows or 0)):
-        try:
-            base.check_rank(rank)
-        except ValueError:
-            continue
         lower = {"method": base.model_copy(update={"rank": rank})}
         yield f"{base.name} with rank {rank}", spec.model_copy(update=lower)
 

@@ -21,7 +21,8 @@ from rankdad.local.data import read_site
 from rankdad.local.privacy.dealing import Dealing
 from tests.conftest import run_spec
 
-TOP_ROWS: dict[str, Any] = {"name": "top-rows", "rows": 3}
+EDAD: dict[str, Any] = {"name": "edad"}
+RANK_DAD: dict[str, Any] = {"name": "rank-dad", "rank": 3}
 
 
 def found(policy: Policy, **changes: Any) -> dict[str, Need]:
@@ -30,15 +31,18 @@ def found(policy: Policy, **changes: Any) -> dict[str, Need]:
     return {one.line: one for one in needs(policy, lambda one: check_run(one, spec.at("alpha"), plan))}
 
 
-def test_each_line_has_the_strictest_value_that_lets_the_run_in() -> None:
-    spec = run_spec(method=TOP_ROWS)
+@pytest.mark.parametrize("method", [EDAD, RANK_DAD], ids=lambda method: method["name"])
+def test_each_line_has_the_strictest_value_that_lets_the_run_in(method: dict[str, Any]) -> None:
+    spec = run_spec(method=method)
     plan = make_plan(spec, build_model(spec))
-    asked = found(Policy(), method=TOP_ROWS)
+    asked = found(Policy(), method=method)
     least = Policy().model_copy(update={line: one.needed for line, one in asked.items()})
     check_run(least, spec.at("alpha"), plan)
-    assert {"min_rows", "methods", "unreduced_factors", "max_rank", "min_sites"} <= asked.keys()
+    assert {"min_rows", "methods", "max_rank", "min_sites"} <= asked.keys()
+    assert ("unreduced_factors" in asked) == (method is EDAD)
     assert all(one.lets_out for one in asked.values())
-    for line, stricter in (("min_rows", 1), ("min_sites", 1), ("max_rank", -1)):
+    ranked = [("max_rank", -1)] if method is RANK_DAD else []
+    for line, stricter in (("min_rows", 1), ("min_sites", 1), *ranked):
         needed = asked[line].needed
         assert isinstance(needed, int)
         with pytest.raises(Exception, match=line):
@@ -46,7 +50,7 @@ def test_each_line_has_the_strictest_value_that_lets_the_run_in() -> None:
 
 
 def test_what_a_site_refuses_is_told_beside_what_it_allows() -> None:
-    asked = found(Policy(min_rows=500, min_sites=2), method=TOP_ROWS)
+    asked = found(Policy(min_rows=500, min_sites=2), method=EDAD)
     assert {line: one.code for line, one in asked.items() if one.refused} == {
         "min_rows": "policy-refuses",
         "methods": "policy-refuses",

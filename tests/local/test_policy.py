@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "policy let out what each sample .* raw data, to the aggregator and,",
     ),
     ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
-    (OPEN | {"unreduced_factors": False}, {"name": "top-rows"}, r'method.name: .*; "unreduced_factors": true in its'),
+    (OPEN | {"unreduced_factors": False}, {"name": "dad"}, r'method.name: .*; "unreduced_factors": true in its'),
     (
         OPEN | {"methods": ["rank-dad"]},
         {"name": "dsgd"},
@@ -79,7 +79,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({}, {"name": "powersgd", "rank": 2}, r'method.name: .* "methods": \[.*"powersgd"\] .* directions that the aggr'),
     (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
-    (OPEN | {"max_rank": 2}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
     ({"max_rank": 2}, {"name": "dsgd"}, 'method.name: .* whole, of rank 16, .* at most 4 .*; "max_rank": 8 in its'),
     (
         {"rows_per_rank": 9},

@@ -212,7 +212,6 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
     [
         ({"name": "dsgd", "local_steps": 0}, "method.local_steps: got 0"),
         ({"name": "edad", "local_steps": 2}, "local_steps: edad sends rows of single batches"),
-        ({"name": "top-rows", "local_steps": 2}, "local_steps: top-rows sends rows of single batches"),
         ({"name": "top-k", "decay": 0.9, "feedback": "none"}, "decay: got 0.9, but with feedback none"),
         ({"name": "top-k", "density": 0}, "method.density: got 0"),
         ({"name": "dsgd", "preset": "sparseloco"}, '^method.preset: got "sparseloco", expected'),

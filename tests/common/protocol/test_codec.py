@@ -82,7 +82,6 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dsgd"},
     {"name": "dad"},
     {"name": "edad"},
-    {"name": "top-rows"},
     {"name": "rank-dad", "rank": 3},
     {"name": "powersgd", "rank": 3},
     {"name": "top-k", "density": 0.1},
