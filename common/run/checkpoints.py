@@ -156,6 +156,22 @@ class Checkpoints:
             return Loaded(document, _residuals(tensors), under("moment", tensors), changes)
         return None
 
+    def newest(self) -> bytes | None:
+        """Return the last that was read or written, for `receive`; None if none was.
+
+        Raises:
+            UserError: the disk is broken.
+        """
+        try:
+            return self._whole[-1].name.encode() + b"\n" + self._whole[-1].read_bytes() if self._whole else None
+        except OSError as error:
+            raise DataError(self._whole[-1], f"the checkpoint cannot be read: {error}", code="cannot-read") from None
+
+    def receive(self, newest: bytes) -> None:
+        """Write the checkpoint that another process of the same owner has as its `newest`."""
+        name, _, content = newest.partition(b"\n")
+        (self.folder / name.decode()).write_bytes(content)
+
     def oldest(self) -> int | None:
         """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
         return _round(self._whole[0]) if len(self._whole) == KEPT else None

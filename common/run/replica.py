@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -116,11 +116,12 @@ class Replica:
         """Return what captures the gradients of the model's passes; see `FactorCapture`."""
         return FactorCapture(self.model, only)
 
-    def passes(self, *, alike: bool = True) -> AbstractContextManager[None]:
+    def passes(self, samples: Sequence[int] = (), largest: int = 1) -> AbstractContextManager[None]:
         """Return a context for a step's passes.
 
         Args:
-            alike: whether all ranks that share the site's batches go through the model as many times.
+            samples: of each of the step's batches.
+            largest: samples that go through the model at once.
         """
         return nullcontext()
 

@@ -166,13 +166,19 @@ class Ranks:
         if self.has_own_gpu:
             self.group = dist.new_group(backend="nccl")
 
+    def meet(self) -> None:
+        """Wait until all ranks are here, which may take minutes: they have read or computed for themselves."""
+        self._wait_for_others(PATIENCE)
+        dist.barrier()
+        self._wait_for_others(self._in_step)
+
     def _wait_for_others(self, most: timedelta) -> None:
         """Have rank 0 wait so long for the others, which wait for it without end: it waits for other sites."""
         _set_pg_timeout(most if not self.rank else ENDLESS, dist.group.WORLD)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Say which rank it was, if what all do together fails.
+        """Say at rank 0 which rank it was, if what all do together fails.
 
         Raises:
             RankError: another rank could not go on.
@@ -181,7 +187,7 @@ class Ranks:
         try:
             yield
         except Exception as error:
-            explained = self.explain(error)
+            explained = error if self.rank else self.explain(error)
             if explained is error:
                 raise
             raise explained from None
