@@ -160,11 +160,11 @@ def starting_state(
         return TrainingState(site, run_state)
     if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
         _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
-        ranks.share(checkpoints.newest())
+        ranks.share(checkpoints.packed())
         return loaded_state(site, run_state, loaded)
     snapshot = ask_for_snapshot()
     if snapshot is None:
-        ranks.share(checkpoints.newest())
+        ranks.share(checkpoints.packed())
         return TrainingState(site, run_state)
     policy.check_snapshot(has_checkpoint=loaded is not None)
     take_over(run_state, snapshot)

@@ -156,7 +156,7 @@ class Checkpoints:
             return Loaded(document, _residuals(tensors), under("moment", tensors), changes)
         return None
 
-    def newest(self) -> bytes | None:
+    def packed(self) -> bytes | None:
         """Return the last that was read or written, for `receive`; None if none was.
 
         Raises:
@@ -168,7 +168,7 @@ class Checkpoints:
             raise DataError(self._whole[-1], f"the checkpoint cannot be read: {error}", code="cannot-read") from None
 
     def receive(self, newest: bytes) -> None:
-        """Write the checkpoint that another process of the same owner has as its `newest`."""
+        """Write the checkpoint that another process of the same owner has `packed`."""
         name, _, content = newest.partition(b"\n")
         (self.folder / name.decode()).write_bytes(content)
 
@@ -241,11 +241,6 @@ def newest(folder: Path) -> Path | None:
 def is_checkpoint(path: Path) -> bool:
     """Tell a checkpoint from other files, by its name."""
     return _NAME.fullmatch(path.name) is not None
-
-
-def pack_state(state: RunState) -> bytes:
-    """Return where a run stands, for `take_over` in another process. Only between steps."""
-    return _packed(state.snapshot().model_dump(), state.tensors())
 
 
 def _packed(course: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:

@@ -178,7 +178,7 @@ class Replica:
 
     def sketch(self) -> Tensor:
         """Return the sketch of the parameters; see `common.run.weight_sketch`."""
-        return sketch(dict(self.model.named_parameters()))
+        return sketch(self.parameters())
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
@@ -199,7 +199,7 @@ class Replica:
 
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
-        return weights_sha256(self.model.state_dict())
+        return weights_sha256(self.weights())
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -104,7 +105,7 @@ class Ranks:
             gloo.wait([f"joined/{rank}" for rank in range(self.size)], joining)
         except (RuntimeError, ValueError, OSError) as error:
             raise not_joined(error) from None
-        self._connections = {each: it for each, it in _sockets().items() if before.get(each) != it}
+        self._connections = _sockets() - before
         self._store = PrefixStore("rankdad", store)
         self._wait_for_others(PATIENCE)
         self.group: dist.ProcessGroup | None = None
@@ -223,8 +224,7 @@ class Ranks:
                 said |= {"sentence": sentence, "public": sentence, "code": "unexpected-error", "field": ""}
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
-        now = _sockets()
-        for number in [each for each, it in self._connections.items() if now.get(each) == it]:
+        for number, _ in self._connections & _sockets():
             # What is sharded holds the group, and with it its connections: nothing else closes them.
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
                 connection.getpeername()  # which what listens has not: gloo ends the process with its listener
@@ -242,15 +242,14 @@ class Ranks:
             self._store.set(key, "1")
 
 
-def _sockets() -> dict[int, str]:
-    """Return which sockets this process has open, by their numbers; none where the system does not list them."""
-    found = dict[int, str]()
+def _sockets() -> set[tuple[int, int]]:
+    """Return the numbers of this process's open sockets, each with what it is; none where the system lists none."""
+    found = set[tuple[int, int]]()
     with suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
             with suppress(OSError):
-                link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-                if link.startswith("socket:"):
-                    found[int(name)] = link
+                if stat.S_ISSOCK((file := os.fstat(number)).st_mode):
+                    found.add((number, file.st_ino))
     return found
 
 

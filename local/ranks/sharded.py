@@ -26,8 +26,8 @@ from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.layers import has_hooks, linear_layers
 from rankdad.common.run.batches import batch_sizes, parts
 from rankdad.common.run.optimizer import load_moments, moments_of
-from rankdad.common.run.replica import Replica, copies, weights_sha256
-from rankdad.common.run.weight_sketch import sketch
+from rankdad.common.run.replica import Replica, copies
+from rankdad.common.run.snapshot import under
 from rankdad.common.spec import Adam, RunSpec
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose members are blocks
@@ -120,14 +120,6 @@ class ShardedReplica(Replica):
         """Return copies of the parameters, whole at all ranks."""
         return self._gathered(dict(self.model.named_parameters()), at_all=True)
 
-    def sketch(self) -> Tensor:
-        """Return the sketch of the parameters; see `common.run.weight_sketch`."""
-        return sketch(self.parameters())
-
-    def digest(self) -> str:
-        """Return the sha256 of all weights and buffers."""
-        return weights_sha256(self.weights())
-
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and moments by name: of one process's replica, or of this rank's rows."""
         weights = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
@@ -141,7 +133,7 @@ class ShardedReplica(Replica):
         """
         self.step = step
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        weights = {n.removeprefix("weights/"): value for n, value in tensors.items() if n.startswith("weights/")}
+        weights = under("weights", tensors)
         moments = {name: value for name, value in tensors.items() if not name.startswith("weights/")}
         if {name: value.shape for name, value in self.model.state_dict().items()} != {
             name: value.shape for name, value in weights.items()
