@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.collectives import all_gather_bytes, all_gather_equal, all_gather_rows, broadcast_bytes, device_of
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import Replica
@@ -109,52 +110,52 @@ def pooled(payload: Payload, loss: float, group: dist.ProcessGroup | None = None
     """
     rows = [value.rows if isinstance(value, Factor) else -1 for value in payload]
     table = all_gather_equal(torch.tensor([loss, *rows], dtype=torch.float64), group)
-    whole, counts = list[Matrix](payload), table[:, 1:].long()
-    factors, dense = list[int](), list[int]()
-    for place, fewest in enumerate(counts.amin(dim=0).tolist()):
-        (dense if fewest < 0 else factors).append(place)
-    _gather(whole, factors, counts[:, factors].tolist(), group)
-    _add_up(whole, dense, group)
+    is_dense = (table[:, 1:].amin(dim=0) < 0).tolist()
+    factors, matrices = list[Factor](), list[Tensor]()
+    for value, dense in zip(payload, is_dense, strict=True):
+        if dense:
+            matrices.append(value.gradient() if isinstance(value, Factor) else value)
+        else:
+            assert isinstance(value, Factor)
+            factors.append(value)
+    counts = [[int(row) for row, dense in zip(each, is_dense, strict=True) if not dense] for each in table[:, 1:]]
+    found = [iter(_stacked(factors, counts, group)), iter(_sums(matrices, group))]
+    whole: list[Matrix] = [next(found[dense]) for dense in is_dense]
     return tuple(whole), sum(table[:, 0].tolist())
 
 
-def _gather(
-    whole: list[Matrix], places: Sequence[int], counts: Sequence[Sequence[int]], group: dist.ProcessGroup | None
-) -> None:
-    """Replace factors by those with the rows of all ranks, in the order of ranks.
+def _stacked(factors: list[Factor], counts: list[list[int]], group: dist.ProcessGroup | None) -> list[Factor]:
+    """Return factors with the rows of all ranks, in the order of ranks.
 
     Args:
-        whole: of this rank.
-        places: of the factors.
-        counts: of every rank, rows of each of these.
+        factors: of this rank.
+        counts: of every rank, rows of every factor.
         group: the process group.
     """
-    own = [value for value in (whole[place] for place in places) if isinstance(value, Factor)]
-    arrays = [array for factor in own for array in (factor.delta, factor.activation)]
-    if not arrays or not any(map(sum, counts)):
-        return
-    widths, parts = [array.shape[1] for array in arrays], list[list[Tensor]]()
-    for flat, rows in zip(all_gather_rows(torch.cat([a.reshape(-1) for a in arrays]), group), counts, strict=True):
-        shapes = [(rows[number // 2], width) for number, width in enumerate(widths)]
-        pieces = flat.split([count * width for count, width in shapes])
-        parts.append([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
-    stacked = [torch.cat(of_ranks) for of_ranks in zip(*parts, strict=True)]
-    for place, *pair in zip(places, stacked[::2], stacked[1::2], strict=True):
-        whole[place] = Factor(*pair)
+    if not any(map(sum, counts)):
+        return factors
+    own = torch.cat([array.reshape(-1) for factor in factors for array in (factor.delta, factor.activation)])
+    parts = list[list[Factor]]()
+    for flat, rows in zip(all_gather_rows(own, group), counts, strict=True):
+        shapes = [(n, width) for n, factor in zip(rows, factors, strict=True) for width in factor.shape]
+        arrays = _pieces(flat, shapes)
+        parts.append([Factor(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)])
+    return [concatenate(of_ranks) for of_ranks in zip(*parts, strict=True)]
 
 
-def _add_up(whole: list[Matrix], places: Sequence[int], group: dist.ProcessGroup | None) -> None:
-    """Replace what are no factors at all ranks by the sums over ranks."""
-    values = [whole[place] for place in places]
-    matrices = [value.gradient() if isinstance(value, Factor) else value for value in values]
+def _sums(matrices: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Return the sums of all ranks' matrices."""
     if not matrices:
-        return
+        return []
     flat = torch.cat([matrix.reshape(-1) for matrix in matrices])
     total = flat.to(device_of(group))
     dist.all_reduce(total, group=group)
-    pieces = total.to(flat.device).split([matrix.numel() for matrix in matrices])
-    for place, piece, matrix in zip(places, pieces, matrices, strict=True):
-        whole[place] = piece.view(matrix.shape)
+    return _pieces(total.to(flat.device), [matrix.shape for matrix in matrices])
+
+
+def _pieces(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    pieces = flat.split([math.prod(shape) for shape in shapes])
+    return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def check_model(model: nn.Module) -> None:
