@@ -125,8 +125,9 @@ def run_site(
             results = results_folder(output, spec.name, run)
             notices = Notices(results, _log.warning)
             followed = names.enter_context(closing(Followed(checkpoints.folder)))
-            given = run_state, checkpoints, policy, notices.add, ranks
-            state = starting_state(config.name, offered, client.snapshot, *given)
+            state = starting_state(
+                config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add, ranks
+            )
         for warning in (*plan.warnings, *policy.warnings(spec)):
             _log.warning(warning)
         _log.info(_amounts(data))

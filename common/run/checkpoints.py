@@ -157,15 +157,18 @@ class Checkpoints:
         return None
 
     def packed(self) -> bytes | None:
-        """Return the last that was read or written, for `receive`; None if none was.
+        """Return the checkpoint that was read or written last, for `receive`; None if none was.
 
         Raises:
             UserError: the disk is broken.
         """
+        if not self._whole:
+            return None
+        path = self._whole[-1]
         try:
-            return self._whole[-1].name.encode() + b"\n" + self._whole[-1].read_bytes() if self._whole else None
+            return path.name.encode() + b"\n" + path.read_bytes()
         except OSError as error:
-            raise DataError(self._whole[-1], f"the checkpoint cannot be read: {error}", code="cannot-read") from None
+            raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
 
     def receive(self, newest: bytes) -> None:
         """Write the checkpoint that another process of the same owner has `packed`."""

@@ -29,10 +29,10 @@ from rankdad.common.devices import device_here
 from rankdad.common.errors import RankdadError
 from rankdad.local.shutdown_signals import ShutdownError
 
-PATIENCE = timedelta(minutes=10)  # for which rank 0 waits for the others to read their data, as it does itself
+PATIENCE = timedelta(minutes=10)  # for which ranks wait for each other to read their data, or to evaluate
 IN_STEP = timedelta(minutes=1)  # for which it waits for their part of a step, once it has computed its own
 ENDLESS = timedelta(days=365)  # for which the others wait for rank 0, and it for other sites
-FAREWELL = 10.0  # seconds for which a rank that has to end waits until rank 0 has said why
+FAREWELL = 10.0  # seconds for which a rank that is cut off waits until rank 0 has said why
 SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off say that they live
 REASON, HEARD, LIVES = "reason", "heard", "lives"  # keys of the store
 
@@ -132,11 +132,12 @@ class Ranks:
 
     def _end(self, error: BaseException) -> None:
         """End a rank that is not rank 0, which says why."""
-        if not isinstance(error, RankdadError) and not _is_cut_off(error):
+        cut_off = _is_cut_off(error)
+        if not isinstance(error, RankdadError) and not cut_off:
             _log.error("rank %d: an unexpected error", self.rank, exc_info=error)
-        self._break(None if _is_cut_off(error) else error)
+        self._break(None if cut_off else error)
         code = getattr(error, "exit_code", 1)
-        until = time.monotonic() + FAREWELL
+        until = time.monotonic() + (FAREWELL if cut_off else PATIENCE.total_seconds())
         while not self._store.check([HEARD]) and time.monotonic() < until:
             time.sleep(0.05)
         missing = self._missing()
@@ -203,14 +204,30 @@ class Ranks:
             return error
         until = time.monotonic() + SIGN_OF_LIFE
         while time.monotonic() < until:
-            said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
-            if said["rank"] != self.rank:
-                return RankError(**said)
+            if (said := self._said()) is not None:
+                return said
             if not cut_off and not self._missing():  # told to stop, and nobody is to blame
                 return error
             time.sleep(0.02)
         missing = self._missing()
         return LostRankError(missing, self.size) if missing else error
+
+    def look(self) -> None:
+        """Look whether another rank has said why it cannot go on, where this one waits for something else.
+
+        Raises:
+            RankError: one has.
+        """
+        said = None
+        with suppress(dist.DistError):  # torchrun is gone, and with it the store
+            said = self._said()
+        if said is not None:
+            raise said
+
+    def _said(self) -> RankError | None:
+        """Return what another rank has said; None where none has."""
+        said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
+        return None if said["rank"] == self.rank else RankError(**said)
 
     def _break(self, reason: BaseException | None) -> None:
         """Close this rank's connections, and say why: the first reason counts, the others follow from it."""
@@ -225,7 +242,7 @@ class Ranks:
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
         for number, _ in self._connections & _sockets():
-            # What is sharded holds the group, and with it its connections: nothing else closes them.
+            # What is sharded holds the group, and with it its connections: torch's own abort leaves gloo's open.
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
                 connection.getpeername()  # which what listens has not: gloo ends the process with its listener
                 if connection.getsockname()[1] != int(os.environ["MASTER_PORT"]):  # where rank 0 keeps the store

@@ -39,7 +39,7 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
         if ranks.rank:
             follow(config, Sharing(ranks, config))
         else:
-            with ShutdownSignals() as signals:
+            with ShutdownSignals(ranks.look) as signals:
                 run_site(config, signals, ranks=Sharing(ranks, config))
 
 

@@ -210,6 +210,26 @@ def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group(
     assert seconds < 8, "not only when its process has ended"
 
 
+def waits_elsewhere(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+    ranks = Ranks()
+    if rank:
+        with suppress(SystemExit), ranks:
+            raise UserError("has no data", code="no-data", field="data")
+        return
+    with suppress(RankError), ranks:
+        while True:
+            try:
+                ranks.look()
+            except RankError as error:
+                answers.put((str(error), error.code))
+                raise
+
+
+def test_a_rank_that_cannot_go_on_is_heard_by_rank_0_while_that_waits_for_other_sites() -> None:
+    assert answer_of(waits_elsewhere) == ("rank 1: has no data", "no-data")
+
+
 ENDS = """
 import os
 import torch
