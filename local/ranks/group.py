@@ -197,7 +197,7 @@ class Ranks:
     def explain(self, error: BaseException) -> BaseException:
         """Cut this rank off, so that all others end, and return why it ends: its own error or that of another rank."""
         cut_off = _is_cut_off(error)
-        if not dist.is_initialized() or isinstance(error, RankError | LostRankError):
+        if not dist.is_initialized():  # it is cut off
             return error
         self._break(None if cut_off else error)
         if not cut_off and not isinstance(error, ShutdownError):
