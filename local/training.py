@@ -151,7 +151,8 @@ def train(
     )
     numbers = StepNumbers.of(policy, spec, plan, data)
     trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed)
-    return (yield from trainer.run(between_steps, references.advance))
+    with (ranks or Alone()).together():
+        return (yield from trainer.run(between_steps, references.advance))
 
 
 class _Trainer:
@@ -246,7 +247,6 @@ class _Trainer:
         most = most if most is None else most - self.projects
         own, moments = self.passes.step(batch, self.state.moments)
         self.lap("compute")
-        assert own is not None
         exchange = run.method.step(own.gradients, share, state, seed, most)
         body = Step(weight, own.loss, own.norm, next(exchange), own.projections)
         missing = set[int]()

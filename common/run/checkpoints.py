@@ -156,6 +156,25 @@ class Checkpoints:
             return Loaded(document, _residuals(tensors), under("moment", tensors), changes)
         return None
 
+    def packed(self) -> bytes | None:
+        """Return the checkpoint that was read or written last, for `receive`; None if none was.
+
+        Raises:
+            UserError: the disk is broken.
+        """
+        if not self._whole:
+            return None
+        path = self._whole[-1]
+        try:
+            return path.name.encode() + b"\n" + path.read_bytes()
+        except OSError as error:
+            raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
+
+    def receive(self, newest: bytes) -> None:
+        """Write the checkpoint that another process of the same owner has `packed`."""
+        name, _, content = newest.partition(b"\n")
+        (self.folder / name.decode()).write_bytes(content)
+
     def oldest(self) -> int | None:
         """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
         return _round(self._whole[0]) if len(self._whole) == KEPT else None
@@ -225,11 +244,6 @@ def newest(folder: Path) -> Path | None:
 def is_checkpoint(path: Path) -> bool:
     """Tell a checkpoint from other files, by its name."""
     return _NAME.fullmatch(path.name) is not None
-
-
-def pack_state(state: RunState) -> bytes:
-    """Return where a run stands, for `take_over` in another process. Only between steps."""
-    return _packed(state.progress.model_dump(), state.tensors())
 
 
 def _packed(progress: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:

@@ -89,6 +89,12 @@ class Dealt:
         """Return how far the site's log has come by now; None without one."""
         return None if self.log is None else self.log.heads()
 
+    def unnoted(self) -> Dealt:
+        """Return the same, of which nothing more is noted in the site's log nor asked of it: another process does."""
+        plain = Dealt(self.parts, self.sizes, self.secret)
+        own = {name: getattr(plain, name) for name in ("keep", "tell", "places", "place", "begun", "beginning")}
+        return replace(self, **own)
+
     def notes(self) -> tuple[str, ...]:
         """Return what the person at the site should know."""
         several = f"{len(self.sizes)} parts of at least {min(self.sizes.values())} patients"
