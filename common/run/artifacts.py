@@ -206,7 +206,7 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
             path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
         ) from None
     own = {f"fit/{name}": value for name, value in fit.tensors().items()}
-    which = f", in training {fold + 1} of {spec.folds}" if spec.candidates else ""
-    which = which or (f", in fold {fold + 1} of {spec.folds}" if spec.folds > 1 else "")
-    words = f", {whose} after step {progress.steps}{which}"
+    training = f", in training {fold + 1} of {spec.folds}" if spec.candidates else ""
+    training = training or (f", in fold {fold + 1} of {spec.folds}" if spec.folds > 1 else "")
+    words = f", {whose} after step {progress.steps}{training}"
     return assemble(spec, weights, own, allowed_factories, path, words)

@@ -91,7 +91,7 @@ due contribution pooled combined aggregate combine apply remember record introdu
 compares rivals within_site least pooled_scores scores_shape raw_bytes unpack_scores joined __new__ __repr__
 check_weight next_batch batches_per_step samples _begin_epoch entries_of _solve where
 payload_bytes largest sparse encode_places _cut _missing _late _places late_weight
-count shapes with_projections one_exchange both_ways dense_slot _slot"""
+count shapes with_projections one_exchange both_ways dense_slot _slot largest_batches note"""
 
 
 class Recording(Aggregator):

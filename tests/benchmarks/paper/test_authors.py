@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,9 +18,9 @@ from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.reduction.spi import spi
 from rankdad.common.lowrank.routes import Payload, Route, gather, scatter
 from rankdad.common.methods import Contribution, MethodOptions, MethodState
+from tests.benchmarks.paper.plugged import ROOT, with_plugins
 from tests.common.lowrank.test_reduction import error, factor_of, optimal_error
 
-ROOT = Path(__file__).parents[3]
 Batch = tuple[Tensor, Tensor]
 
 
@@ -105,13 +102,6 @@ TOP_ROWS_FIT = """
 from benchmarks.paper.sizes import sizes_of
 assert all(row.fits for size in (16, 64) for row in sizes_of("top-rows", {"name": "top-rows", "rows": 3}, size))
 """
-
-
-def with_plugins(*words: str) -> None:
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks" / "plugins")))
-    environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
