@@ -385,11 +385,13 @@ def memberships(
     """Solve batches at weights that move slowly for who is in which: a quarter of an hour."""
     from rich.console import Console
 
+    from benchmarks.privacy.differences import bench_differences
     from benchmarks.privacy.memberships import MODELS, RATES, bench_memberships
 
     names = list(MODELS)
     chosen = [names[number - 1] for number in _whole_numbers("--models", models) if number <= len(names)]
     bench_memberships(chosen, RATES, epochs, Console(width=120))
+    bench_differences(Console(width=120))
 
 
 @app.command()
