@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 NEAR = 3e-3  # of the size of all weights
-MOST = 200  # places that are remembered: whoever has one forgotten takes as many steps elsewhere
+MOST = 50  # places that are remembered: each is some kilobytes, and whoever goes round 51 in turn is not seen
 LOOKS = 16  # before as many steps are taken as may be
 NUMBER = -1  # the kind of what flows back from a number
 FEWEST = 8  # samples by which models are compared
