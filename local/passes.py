@@ -191,7 +191,7 @@ class Passes:
                 outputs = outputs_of(model, batch.inputs, self._spec.task.outputs, MOST_SAMPLES)
         except (ModelError, NonFiniteError):  # which the step itself says
             return None
-        values = self._deltas(outputs, batch).double().cpu()
+        values = self._deltas(outputs, batch).float().cpu()
         return Flows(ids, kinds_of(self._spec.task, batch.labels, values.shape[1]), values)
 
     def _made(self, gradients: Payload, loss: float) -> OwnGradients:

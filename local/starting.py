@@ -120,7 +120,7 @@ def _listed(flows: Flows | None) -> list[list[Any]]:
 
 
 def _flows(ids: list[int], kinds: list[list[int]], values: list[list[float]]) -> Flows:
-    return Flows(torch.tensor(ids), torch.tensor(kinds), torch.tensor(values, dtype=torch.float64))
+    return Flows(torch.tensor(ids), torch.tensor(kinds), torch.tensor(values))
 
 
 def _numbers(values: list[float]) -> Tensor:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 NEAR = 3e-3  # of the size of all weights
-MOST = 50  # places that are remembered: each is some kilobytes, and whoever goes round 51 in turn is not seen
+MOST = 50  # places that are remembered: each is some kilobytes; whoever goes round more of them is not seen
+MOST_OUTPUTS = 16  # of what flows back, in a log
 LOOKS = 16  # before as many steps are taken as may be
 NUMBER = -1  # the kind of what flows back from a number
 FEWEST = 8  # samples by which models are compared
@@ -38,7 +40,7 @@ class Flows:
     Args:
         ids: int64 [n], which samples.
         kinds: int64 [n, outputs], each sample's class, or whether it has the label; -1 of a number.
-        values: float64 [n, outputs].
+        values: [n, outputs]; float32 is enough.
     """
 
     ids: Tensor
@@ -48,7 +50,7 @@ class Flows:
     @cached_property
     def key(self) -> bytes:
         """What those have in common that are compared value by value: their samples, and the kinds of these."""
-        return torch.cat([self.ids, self.kinds.flatten()]).numpy().tobytes()
+        return blake2b(torch.cat([self.ids, self.kinds.flatten()]).numpy().tobytes(), digest_size=16).digest()
 
     @cached_property
     def directions(self) -> Tensor:
@@ -60,14 +62,6 @@ class Flows:
             values = torch.where(chosen, values, 0.0)
             found += values / torch.linalg.vector_norm(values, dim=0).clamp_min(torch.finfo(values.dtype).tiny)
         return found
-
-    @cached_property
-    def _parts(self) -> Tensor:
-        """Which values are of one output, and which of one class with enough samples, float64 [parts, n * outputs]."""
-        outputs = torch.eye(self.values.shape[1], dtype=torch.bool)[:, None].expand(-1, *self.values.shape)
-        classes = [self.kinds == kind for kind in self.kinds.unique()]
-        large = [chosen for chosen in classes if int(chosen.sum(0).max()) >= FEWEST]
-        return torch.stack([*outputs, *large]).flatten(1).double()
 
     def near(self, others: Sequence[Flows]) -> list[bool]:
         """Tell which models are nearly the same for one of their outputs, or for the samples of one class.
@@ -82,11 +76,14 @@ class Flows:
     def _near(self, others: Sequence[Flows]) -> list[bool]:
         if not others:
             return []
-        theirs = torch.stack([other.directions for other in others])
-        apart, sizes = (
-            one.square().flatten(1) @ self._parts.T for one in (theirs - self.directions, self.directions[None])
-        )
-        found: list[bool] = ((apart <= NEAR**2 * sizes) & (sizes > 0)).any(1).tolist()
+        theirs, own = torch.stack([other.directions for other in others]), self.directions.square()
+        apart = (theirs - self.directions).square()
+        stay = _stays(apart.sum(1), own.sum(0)).any(1)
+        for kind in self.kinds.unique():
+            chosen = self.kinds == kind
+            if chosen.sum(0).max() >= FEWEST:
+                stay |= _stays((apart * chosen).sum((1, 2)), (own * chosen).sum())
+        found: list[bool] = stay.tolist()
         return found
 
     def _nearly(self, other: Flows) -> bool:
@@ -97,12 +94,21 @@ class Flows:
         here, there = (Flows(one.ids[at], one.kinds[at], one.values[at]) for one, at in ((self, own), (other, its)))
         if here.key != there.key:
             kinds = (there if here.kinds[0, 0] == NUMBER else here).kinds[:, :1]
-            here, there = (Flows(one.ids, kinds, one.values.norm(dim=1, keepdim=True)) for one in (here, there))
+            here, there = here._sizes(kinds, centred=True), there._sizes(kinds, centred=True)
         return here._near([there])[0]
 
+    def _sizes(self, kinds: Tensor, *, centred: bool = False) -> Flows:
+        """Return how much flows back from each sample, in the mean of a kind 0: of many outputs that hardly differs."""
+        sizes = self.values.norm(dim=1, keepdim=True)
+        for kind in kinds.unique() if centred else ():
+            sizes = torch.where(kinds == kind, sizes - sizes[kinds == kind].mean(), sizes)
+        return Flows(self.ids, kinds, sizes)
+
     def pack(self) -> bytes:
-        """Return them as bytes, the number of outputs first."""
-        numbers = torch.cat([self.ids[:, None], self.kinds, self.values.view(torch.int64)], 1)
+        """Return them as bytes, the number of outputs first; of many outputs how much flows back from each sample."""
+        if self.values.shape[1] > MOST_OUTPUTS:
+            return self._sizes(self.kinds[:, :1]).pack()
+        numbers = torch.cat([self.ids[:, None], self.kinds, self.values.double().view(torch.int64)], 1)
         return torch.cat([torch.tensor([self.values.shape[1]]), numbers.flatten()]).numpy().tobytes()
 
     @classmethod
@@ -113,7 +119,12 @@ class Flows:
         outputs = int.from_bytes(data[:8], sys.byteorder)
         numbers = torch.frombuffer(bytearray(data[8:]), dtype=torch.int64)
         ids, kinds, values = numbers.reshape(-1, 1 + 2 * outputs).split([1, outputs, outputs], 1)
-        return cls(ids[:, 0], kinds, values.contiguous().view(torch.float64))
+        return cls(ids[:, 0], kinds, values.contiguous().view(torch.float64).float())
+
+
+def _stays(apart: Tensor, sizes: Tensor) -> Tensor:
+    """Tell where squared distances are small beside squared sizes, which are more than nothing."""
+    return (apart <= NEAR**2 * sizes) & (sizes > 0)
 
 
 class Place(NamedTuple):

@@ -101,15 +101,7 @@ class RunState:
         return Due(kind, *here, self.epoch if epoch is None else epoch, stage, split)
 
     def check(self, message: Message, status: int) -> None:
-        """Refuse a message that is not of the round that is due.
-
-        Args:
-            message: a contribution or an update.
-            status: of the refusal.
-
-        Raises:
-            ProtocolError: names the field, and what was expected.
-        """
+        """Refuse a message that is not of the round that is due, with a status; see `Due.check`."""
         due = self.due
         if due is None or message.round != due.round:
             expected = "none: the run has ended" if due is None else f"round {due.round}"

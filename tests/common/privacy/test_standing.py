@@ -116,9 +116,28 @@ def test_a_model_that_stays_has_not_moved_whatever_its_weights_have(before: Flow
 def test_flows_come_back_from_a_log() -> None:
     found = Flows.unpack(of_classes(0.5, 0.5).pack())
     assert found is not None
-    sent = of_classes(0.5, 0.5)
+    sent = replace(of_classes(0.5, 0.5), values=of_classes(0.5, 0.5).values.float())
     assert all(torch.equal(getattr(found, name), getattr(sent, name)) for name in ("ids", "kinds", "values"))
     assert Flows.unpack(b"") is None
+    many, moved = (of_softmax(100, spread, spread) for spread in (0.5, 0.6))
+    assert len(many.pack()) < len(of_softmax(16, 0.5, 0.5).pack())
+    known = Flows.unpack(many.pack())
+    assert known is not None
+    assert many.near([known]) == [True]
+    assert moved.near([known]) == [False]
+
+
+def test_models_that_know_nothing_yet_are_not_the_same() -> None:
+    """Of many classes nearly all flows back to a sample's own, at whatever weights: runs with other seeds were near."""
+    random = torch.Generator().manual_seed(0)
+    first, other = (
+        torch.softmax(0.3 * torch.randn(40, classes, generator=random), 1)
+        - torch.nn.functional.one_hot(LABELS, classes)
+        for classes in (1000, 1001)
+    )
+    kinds = LABELS[:, None]
+    one, another = (Flows(SAMPLES, kinds.expand(-1, v.shape[1]), v) for v in (first, other))
+    assert one.near([another]) == [False]
 
 
 @pytest.mark.parametrize(
