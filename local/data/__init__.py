@@ -24,7 +24,6 @@ from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
 from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Tabular
-from rankdad.local.augmentation import check_augmentation_here
 from rankdad.local.data.behind import fewest_behind
 from rankdad.local.data.digests import digests
 from rankdad.local.data.file_samples import FileSamples
@@ -331,10 +330,7 @@ def read_site(
 
     Raises:
         DataError: what cannot be used, by file, row and column; or nothing is left to train on.
-        UserError: MONAI, which is to vary samples, is not installed.
-        SpecError: samples cannot be varied as the run says.
     """
-    check_augmentation_here(spec)
     with naming(spec.says, alike=dealing is not None):
         reading = read_samples(spec, folder, allowed=allowed, loading=loading)
         return split_samples(spec, reading, site_index, loading, dealing)
