@@ -30,8 +30,14 @@ def read_csv(
         DataError: naming file, row and column of what cannot be used.
     """
     folder = path if is_folder(path) else path.parent
-    table, told = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
-    others, told_too = read_each(folder, data.covariates, data)
+    numbers = {column for column in (*data.inputs, *keep) if column not in {*data.categorical, *data.dates}}
+    numbers |= {data.label} if isinstance(data.label, str) and not data.values else set()
+    numbers -= {data.key, data.group, *(date.since for date in data.dates.values()), *(beside or ())}
+    if path is folder:
+        table, told = read_one(folder, data.file, data, numbers)
+    else:
+        table, told = read_table(path, data, numbers=numbers), ()
+    others, told_too = read_each(folder, data.covariates, data, numbers)
     return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, beside=beside)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -81,7 +82,8 @@ def encode(
         kept, left_out = np.array([row for row in range(rows) if row not in refused], np.int64), ()
         if refused and not len(kept):
             raise UserError(f"no row can be predicted: {refused[min(refused)]}", code="nothing-to-predict")
-    encoded = np.column_stack(inputs)[kept].astype(dtype)
+    blocks = [own if own.ndim > 1 else own[:, None] for own in inputs]
+    encoded = np.concatenate(blocks, axis=1, dtype=dtype, casting="same_kind")[kept]
     if not len(encoded):
         raise DataError(source, "has no rows", code="no-rows")
     constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # of what is not to be imputed
@@ -105,7 +107,7 @@ def encode(
         notes=notes + left_out,
         rows=None if refused is None else all_rows(tables, (data.key, data.group), beside or (), refused, unlabelled),
         named_by=by_column(None if groups is None else data.group, key),
-        stands=_stands(data, tables, keep, kept) if training else {},
+        stands=partial(_stands, data, tables, keep, kept) if training else dict,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -133,7 +133,9 @@ def _files(folder: Path, chosen: Callable[[str], bool]) -> list[Path]:
     return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
 
 
-def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tuple[Table, tuple[str, ...]]:
+def read_one(
+    folder: Path, names: str | tuple[str, ...], written: Written, numbers: Collection[str] = ()
+) -> tuple[Table, tuple[str, ...]]:
     """Read a table, of all the rows if names stand for several files, and return what is to be told of these.
 
     Raises:
@@ -141,8 +143,8 @@ def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tu
     """
     files = matching_files(folder, names)
     if isinstance(names, str) and not is_pattern(names):
-        return read_table(files[0], written), ()
-    table = append([read_table(file, written) for file in files])
+        return read_table(files[0], written, numbers=numbers), ()
+    table = append([read_table(file, written, numbers=numbers) for file in files])
     if len(files) == 1:
         return table, ()
     some = ", ".join(file.name for file in files[:10]) + ", …" * (len(files) > 10)
@@ -155,8 +157,8 @@ def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def read_each(
-    folder: Path, names: str | tuple[str, ...] | None, written: Written
+    folder: Path, names: str | tuple[str, ...] | None, written: Written, numbers: Collection[str] = ()
 ) -> tuple[list[Table], tuple[str, ...]]:
     """Read tables of the same subjects, and return what is to be told of them."""
-    read = [read_one(folder, name, written) for name in each(names)]
+    read = [read_one(folder, name, written, numbers) for name in each(names)]
     return [table for table, _ in read], tuple(note for _, notes in read for note in notes)

@@ -74,7 +74,7 @@ def read_listed(
         dropped=whole - len(table),
         notes=notes if group is None else notes + told_apart(table, group, table.ids(group)),
         named_by=by_column(group, data.key, data.image),
-        stands={column: table.stands(column) for column in data.targets},
+        stands=lambda: {column: table.stands(column) for column in data.targets},
     )
 
 
@@ -121,11 +121,11 @@ def complete(
     Raises:
         DataError: a row lacks one, and the schema leaves none out; or all do.
     """
-    lacking = {column: _empty(table, column) for column in needed}
+    lacking = {column: table.missing(column) for column in needed}
     for place, column in enumerate(data.targets):
         lacking[column] = np.isnan(labels.reshape(len(labels), -1)[:, place])
     if data.group is not None:
-        lacking[data.group] = _empty(table, data.group)
+        lacking[data.group] = table.missing(data.group)
     left_out = np.logical_or.reduce(list(lacking.values()))
     if not left_out.any():
         return table, labels, ()
@@ -138,10 +138,6 @@ def complete(
     kept = np.flatnonzero(~left_out)
     note = str(table.error(row, column, f"is missing; {count} and are left out"))
     return table.take(kept.tolist()), labels[kept], (note,)
-
-
-def _empty(table: Table, column: str) -> Array:
-    return np.array([text.lower() in MISSING for text in table.texts(column)], bool)
 
 
 def file_within(folder: Path, name: str) -> Path:

@@ -86,7 +86,7 @@ def samples_of(
         groups,
         notes=notes,
         named_by=next((f"the array {name}" for name in ("group", "key") if name in arrays), PLACE),
-        stands={"samples": fingerprints(arrays["x"])} if training and data.tokens is None else {},
+        stands=lambda: {"samples": fingerprints(arrays["x"])} if training and data.tokens is None else {},
     )
 
 

@@ -116,8 +116,10 @@ def _trained(
         dropped=whole - len(keys),
         notes=(*notes, *told),
         named_by=by_column(data.group, data.key),
-        stands={column: samples.stands(column) for column in data.targets}
-        | {"samples": np.concatenate([fingerprints(values[taken[name]][None]) for name in keys])},
+        stands=lambda: (
+            {column: samples.stands(column) for column in data.targets}
+            | {"samples": np.concatenate([fingerprints(values[taken[name]][None]) for name in keys])}
+        ),
     )
 
 

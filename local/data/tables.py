@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 import unicodedata
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rankdad.common.errors import DataError
@@ -44,6 +46,7 @@ class Table:
         decimals: where its numbers have a comma before decimals.
         refused: why single rows cannot be used, by position, where the others are taken; None where one such row
             refuses the table.
+        cells: returns the frame with the texts that its columns of float64 were read from; None where it holds them.
 
     Raises:
         DataError: two columns have one name.
@@ -54,6 +57,7 @@ class Table:
     written: Written = field(default=Written())
     decimals: Decimals = field(default=Decimals())
     refused: dict[int, DataError] | None = None
+    cells: Callable[[], pd.DataFrame] | None = None
 
     def __post_init__(self) -> None:
         names = self.frame.columns
@@ -66,24 +70,54 @@ class Table:
     def __len__(self) -> int:
         return len(self.frame)
 
+    def is_parsed(self, column: str) -> bool:
+        """Tell whether a column holds float64 that were read from texts, NaN where one is missing."""
+        return self.cells is not None and self.frame[column].dtype == float
+
+    def _cells(self, column: str) -> pd.Series[Any]:
+        """Return a column's cells as they stand in the file."""
+        if self.cells is None or not self.is_parsed(column):
+            return self.frame[column]
+        return self.cells()[column].reindex(self.frame.index)
+
+    def levels(self, column: str) -> tuple[Array, list[str]]:
+        """Return a column's different texts, and the place of each cell's among them, int64 [rows]."""
+        return self._levels(column, canonical)
+
+    def _levels(self, column: str, form: Callable[[str], str]) -> tuple[Array, list[str]]:
+        cells: Any = self._cells(column)
+        if isinstance(cells.dtype, pd.CategoricalDtype):
+            places, found = cells.cat.codes.to_numpy(), cells.cat.categories
+        else:
+            places, found = _distinct(cells.to_numpy(object))
+        texts, lacking = [text.strip() for text in found.tolist()], self.written.tokens_of(column)
+        forms = [form]
+        if form is canonical and column in self.decimals.comma:  # -9,0 is the -9 of a column of decimal commas
+            forms.append(lambda text: canonical(text.replace(",", ".")))
+        if lacking:
+            texts = ["" if any(one(text) in lacking for one in forms) else text for text in texts]
+        return places, texts
+
     def texts(self, column: str) -> list[str]:
         """Return a column's cells as text without spaces around it; "" where there is nothing."""
         return self._texts(column, canonical)
 
     def _texts(self, column: str, form: Callable[[str], str]) -> list[str]:
-        cells: list[Any] = self.frame[column].tolist()
-        texts = ["" if cell is None or cell is pd.NA or cell != cell else str(cell).strip() for cell in cells]
-        lacking = self.written.tokens_of(column)
-        if not lacking:
-            return texts
-        forms = [form]
-        if form is canonical and column in self.decimals.comma:  # -9,0 is the -9 of a column of decimal commas
-            forms.append(lambda text: canonical(text.replace(",", ".")))
-        return ["" if any(one(text) in lacking for one in forms) else text for text in texts]
+        places, texts = self._levels(column, form)
+        return [texts[place] for place in places.tolist()]
+
+    def missing(self, column: str) -> Array:
+        """Return which of a column's cells are missing, bool [rows]."""
+        if self.is_parsed(column):
+            return self.frame[column].isna().to_numpy()
+        places, texts = self.levels(column)
+        return np.array([text.lower() in MISSING for text in texts], bool)[places]
 
     def stands(self, column: str) -> Array:
         """Return what a column's cells hold as they are written, object [rows]."""
-        return self.frame[column].astype(str).to_numpy(object)
+        cells = self._cells(column)
+        are_texts = pd.api.types.infer_dtype(cells, skipna=False) == "string"
+        return (cells if are_texts else cells.astype(str)).to_numpy(object)
 
     def ids(self, column: str) -> list[str]:
         """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.
@@ -105,16 +139,19 @@ class Table:
                 self.refuse(row, column, problem, code="identifier-twice-written")
         return found
 
-    def numbers(self, column: str) -> list[float]:
-        """Return a column's cells as numbers; NaN where there is none, or one that might be another."""
-        cells: list[Any] = self.frame[column].tolist()
+    def numbers(self, column: str) -> Array:
+        """Return a column's cells as numbers, float64 [rows]; NaN where there is none, or one that might be another."""
+        if self.is_parsed(column):
+            return self.frame[column].to_numpy()
         read = comma_number if column in self.decimals.comma else number
         if column in (self.decimals.doubtful or ()):
             read = whole_number
-        return [
+        cells: list[Any] = self.frame[column].tolist()
+        found = [
             math.nan if not text else float(cell) if isinstance(cell, (int, float)) else read(text)
             for cell, text in zip(cells, self.texts(column), strict=True)
         ]
+        return np.array(found, np.float64)
 
     def names(self) -> tuple[str, ...]:
         """Return what tells the rows apart where they have no key."""
@@ -151,6 +188,17 @@ class Table:
         return replace(self, frame=self.frame.iloc[rows])
 
 
+def _distinct(cells: Array) -> tuple[Array, Array]:
+    """Return the place of each cell among the different texts, int64 [n], and these."""
+    if pd.api.types.infer_dtype(cells, skipna=False) != "string":  # 1, 1.0 and True are one where they are no texts
+        cells = np.array([None, *map(_as_text, cells.tolist())], object)[1:]
+    return pd.factorize(cells, use_na_sentinel=False)
+
+
+def _as_text(cell: Any) -> str:
+    return "" if cell is None or cell is pd.NA or cell != cell else str(cell)
+
+
 def append(tables: Sequence[Table]) -> Table:
     """Return the rows of tables from files that lie beside each other as one table.
 
@@ -166,11 +214,18 @@ def append(tables: Sequence[Table]) -> Table:
                     raise DataError(
                         other.source, f"{problem}: files of one table have the same columns", code="columns-differ"
                     )
-    frames = {Path(table.source).name: table.frame[columns] for table in tables}
     decimals = first.decimals
     for table in tables[1:]:
         decimals = decimals.union(table.decimals)
-    return Table(first.source, pd.concat(frames), first.written, decimals)
+
+    def cells() -> pd.DataFrame:
+        frames = {Path(table.source).name: table.cells() if table.cells else table.frame for table in tables}
+        return pd.concat({name: frame[columns] for name, frame in frames.items()})
+
+    if not all(table.cells for table in tables):
+        return Table(first.source, cells(), first.written, decimals)
+    frames = {Path(table.source).name: table.frame[columns] for table in tables}
+    return Table(first.source, pd.concat(frames), first.written, decimals, cells=functools.cache(cells))
 
 
 def join(

@@ -197,7 +197,7 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
         found = _kept(data, spec.preparation.keep, reading.covariates) | found
     found |= {
         f"{name} as it stands": [one if isinstance(one, bytes) else one.encode() for one in own.tolist()]
-        for name, own in reading.stands.items()
+        for name, own in reading.stands().items()
     }
     if len(found) <= 2 * MOST_COLUMNS:
         return found
