@@ -9,9 +9,10 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData
 from rankdad.local.data.encoding import encode
 from rankdad.local.data.files import each, matching_files, read_each, read_one
+from rankdad.local.data.joining import aligned, join, keys_of
 from rankdad.local.data.reading import Reading, is_folder
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, aligned, join, keys_of
+from rankdad.local.data.tables import Table
 
 
 def read_csv(

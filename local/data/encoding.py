@@ -13,8 +13,9 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
 from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
+from rankdad.local.data.joining import told_apart
 from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, by_column, shown
-from rankdad.local.data.tables import Table, holder, told_apart
+from rankdad.local.data.tables import Table, holder
 
 
 def encode(

@@ -11,8 +11,9 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec import site_name
 from rankdad.common.spec.patterns import fits, is_pattern
 from rankdad.common.spec.written import Written
+from rankdad.local.data.joining import append
 from rankdad.local.data.table_files import TABLES, read_table
-from rankdad.local.data.tables import Table, append
+from rankdad.local.data.tables import Table
 
 OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".por", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata",
                 ".mdb", ".accdb", ".feather", ".csv.zip", ".csv.bz2", ".csv.xz")  # fmt: skip

@@ -16,9 +16,10 @@ from rankdad.common.spec.data import FreesurferData
 from rankdad.local.data.encoding import encode
 from rankdad.local.data.files import each, read_each, read_one
 from rankdad.local.data.formats import check_text
+from rankdad.local.data.joining import aligned, join
 from rankdad.local.data.reading import MISSING, Reading, is_folder, number, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, aligned, holder, join, nearest
+from rankdad.local.data.tables import Table, holder, nearest
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 VOLUME = "Volume_mm3"

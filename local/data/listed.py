@@ -16,9 +16,10 @@ from rankdad.local.data.cells import as_labels, known_labels, labels_of
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
+from rankdad.local.data.joining import keys_of, told_apart
 from rankdad.local.data.reading import MISSING, Array, Reading, by_column, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, keys_of, told_apart
+from rankdad.local.data.tables import Table, holder
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]

@@ -17,10 +17,11 @@ from rankdad.local.data.cells import as_labels, column_numbers, known_labels, la
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.files import read_one
 from rankdad.local.data.formats import check_fits
+from rankdad.local.data.joining import keys_of, told_apart
 from rankdad.local.data.listed import complete
 from rankdad.local.data.reading import MISSING, Array, Reading, by_column, fingerprints, is_folder, number, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, keys_of, told_apart
+from rankdad.local.data.tables import Table, holder
 
 
 def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[str] | None = None) -> Reading:
