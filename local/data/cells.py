@@ -198,8 +198,18 @@ def labels_of(data: Tabular, tables: Sequence[Table]) -> Array:
     return np.column_stack(columns) if several else columns[0]
 
 
-def known_labels(data: Tabular, tables: Sequence[Table]) -> tuple[Array | None, Array, tuple[str, ...]]:
-    """Return labels of rows that are predicted, which of them are missing or none of the run's, and a word on these."""
+def labels_for(
+    data: Tabular, tables: Sequence[Table], *, training: bool
+) -> tuple[Array | None, Array, tuple[str, ...]]:
+    """Return labels as `labels_of` does, which rows have none that is the run's, bool [rows], and a word on these.
+
+    To train on, a cell has to be a label or missing. Predictions need none: labels may be None.
+    """
+    nothing = np.zeros(len(tables[0]), bool)
+    if training:
+        return labels_of(data, tables), nothing, ()
+    if not all(any(target in table.frame for table in tables) for target in data.targets):
+        return None, nothing, ()
     wrong: dict[int, DataError] = {}
     labels = labels_of(data, [replace(table, refused=wrong) for table in tables])
     unknown: Array = np.asarray(np.isnan(labels.reshape(len(labels), len(data.targets))).any(axis=1))

@@ -12,7 +12,7 @@ import numpy as np
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
-from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
+from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, labels_for
 from rankdad.local.data.joining import told_apart
 from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, by_column, shown
 from rankdad.local.data.tables import Table, holder
@@ -60,14 +60,11 @@ def encode(
         if data.is_indicated(column):
             inputs.append(np.isnan(own.reshape(rows, -1)[:, 0]).astype(np.float64))
     kept_columns = [_column(data, tables, column, "float64", gaps, full_rank=True) for column in keep]
-    labels, unlabelled = None, np.zeros(rows, bool)
+    labels, unlabelled, told = labels_for(data, tables, training=training)
+    notes += told
     if training:
-        labels = labels_of(data, tables)
-        for target, column in zip(data.targets, np.atleast_2d(labels.T), strict=True):
+        for target, column in zip(data.targets, np.atleast_2d(np.asarray(labels).T), strict=True):
             gaps.note(holder(tables, target), target, np.isnan(column))
-    elif all(any(target in table.frame for table in tables) for target in data.targets):
-        labels, unlabelled, told = known_labels(data, tables)
-        notes += told
     groups: list[str] | None = None
     if training and key is not None:
         notes += told_apart(tables[0], key, tables[0].ids(key))
