@@ -12,6 +12,7 @@ from rankdad.common.spec import site_name
 from rankdad.common.spec.patterns import fits, is_pattern
 from rankdad.common.spec.written import Written
 from rankdad.local.data.joining import append
+from rankdad.local.data.reading import is_folder
 from rankdad.local.data.table_files import TABLES, read_table
 from rankdad.local.data.tables import Table
 
@@ -150,6 +151,25 @@ def read_one(
         return table, ()
     some = ", ".join(file.name for file in files[:10]) + ", …" * (len(files) > 10)
     return table, (Fact(f"{folder}: {len(table)} rows of {some} are read as one table"),)
+
+
+def read_first(
+    path: Path, names: str | tuple[str, ...], written: Written, numbers: Collection[str] = ()
+) -> tuple[Path, Table, tuple[str, ...]]:
+    """Read the table with which a schema begins, and return its folder and what is to be told of it, too.
+
+    Args:
+        path: the folder, or a file in it that takes the place of what `names` stands for.
+        names: of the table in the schema.
+        written: what the schema says of tables.
+        numbers: see `read_table`.
+
+    Raises:
+        DataError: a file is missing or no table, or several have different columns.
+    """
+    if is_folder(path):
+        return path, *read_one(path, names, written, numbers)
+    return path.parent, read_table(path, written, numbers=numbers), ()
 
 
 def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -58,7 +58,6 @@ def join(
         key: the column.
         missing: "refuse" raises an error where a key is not in all tables; else it is left out.
         form: returns the text by which keys are compared, where several mean the same.
-        several: what to do where a key stands there twice, if that is not what rows of a table do.
 
     Returns:
         The tables, the key left in the first alone; what is to be told of keys that were left out; how many these are.
@@ -103,7 +102,6 @@ def aligned(
         key: the column.
         refused: by position, why.
         form: returns the text by which keys are compared, where several mean the same.
-        several: what to do where a key stands there twice, if that is not what rows of a table do.
 
     Raises:
         DataError: a table has no such column, or no rows.

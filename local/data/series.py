@@ -15,11 +15,11 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.series import SeriesData
 from rankdad.local.data.cells import as_labels, column_numbers, labels_for
 from rankdad.local.data.encoding import all_rows
-from rankdad.local.data.files import read_one
+from rankdad.local.data.files import read_first
 from rankdad.local.data.formats import check_fits
 from rankdad.local.data.joining import keys_of, told_apart
 from rankdad.local.data.listed import complete
-from rankdad.local.data.reading import MISSING, Array, Reading, by_column, fingerprints, is_folder, number, shown
+from rankdad.local.data.reading import MISSING, Array, Reading, by_column, fingerprints, number, shown
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, holder
 
@@ -37,8 +37,8 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    folder, refused = (path if is_folder(path) else path.parent), dict[int, DataError]()
-    rows, notes = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
+    folder, rows, notes = read_first(path, data.file, data)
+    refused = dict[int, DataError]()
     if not len(rows):
         raise DataError(rows.source, "has no rows", code="no-rows")
     if beside is not None:
