@@ -44,7 +44,7 @@ def read_plain(path: Path, written: Written, numbers: Collection[str]) -> pd.Dat
     numeric = [place for place, name in enumerate(names) if name in numbers]
     try:
         columns = _parsed(path, written, names, numeric)
-    except (ValueError, pd.errors.ParserWarning):
+    except (OSError, ValueError, pd.errors.ParserWarning):
         return None
     texts = {place: _levels(columns[place]) for place in columns if place not in set(numeric)}
     if _is_odd(names, columns, texts, written):
@@ -53,17 +53,37 @@ def read_plain(path: Path, written: Written, numbers: Collection[str]) -> pd.Dat
     return pd.DataFrame(columns | texts, index).set_axis(names, axis=1)
 
 
+def read_cells(path: Path, plain: pd.DataFrame) -> pd.DataFrame:
+    """Read again what `read_plain` has read: the texts of all cells.
+
+    Args:
+        path: of the file.
+        plain: what was read of it.
+
+    Raises:
+        DataError: it has other rows by now, or cannot be read any more.
+    """
+    try:
+        columns = _parsed(path, Written(), list(plain.columns), ())
+    except (OSError, ValueError, pd.errors.ParserWarning):
+        columns = {}
+    if len(columns.get(0, ())) != len(plain):
+        raise DataError(path, "has changed while it was read: begin anew", code="file-changed")
+    cells = {place: np.array([*map(str.strip, own.tolist())], object) for place, own in columns.items()}
+    return pd.DataFrame(cells, plain.index, dtype=object).set_axis(plain.columns, axis=1)
+
+
 def _names(path: Path, written: Written) -> list[str] | None:
     """Return the names of the columns; None unless the first row is plain, and has commas between several names."""
     if written.columns or written.decimal == "," or written.delimiter not in (None, ","):
         return None
-    rows = first_rows(path)
-    first = rows.partition("\n")[0]
     try:
+        rows = first_rows(path)
+        first = rows.partition("\n")[0]
         if first == rows or marked(first) or (written.delimiter or delimiter_of(path, rows)) != ",":
             return None
         (cells,) = csv.reader([first], skipinitialspace=True, strict=True)
-    except (DataError, ValueError, csv.Error):
+    except (DataError, OSError, ValueError, csv.Error):
         return None
     names = [composed(cell.strip()) for cell in cells]
     given = [name for name in names if name]

@@ -18,7 +18,7 @@ from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
 from rankdad.local.data.dialect import BLANK, DELIMITERS, decimals_of, delimiter_of, first_rows, marked
 from rankdad.local.data.formats import check_text
-from rankdad.local.data.plain import read_plain
+from rankdad.local.data.plain import read_cells, read_plain
 from rankdad.local.data.reading import Array, number, shown
 from rankdad.local.data.sheets import READERS, read_parquet
 from rankdad.local.data.tables import Table
@@ -55,7 +55,7 @@ def read_table(
     if read is None:
         check_text(path, "a table as text: save it as CSV in UTF-8", MEMORY_FACTOR)
         if numbers and (plain := read_plain(path, written, numbers)) is not None:
-            return Table(path, plain, written, cells=functools.cache(lambda: read_table(path, written).frame))
+            return Table(path, plain, written, cells=functools.cache(functools.partial(read_cells, path, plain)))
     if read is read_parquet:
         frame = read(path, None)
     else:

@@ -75,3 +75,12 @@ def test_plain_numbers_are_read_to_their_last_digit(tmp_path: Path) -> None:
     found = read_plain(tmp_path / "t.csv", CsvData.model_validate(SCHEMA), {"age"})
     assert found is not None
     assert found["age"].tolist() == list(map(float, texts))
+
+
+def test_a_table_that_changes_while_it_is_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,sex,y\n1,a,0\n2,b,1\n")
+    found = read_csv(tmp_path, CsvData.model_validate(SCHEMA), "float32")
+    (tmp_path / "t.csv").write_text("age,sex,y\n1,a,0\n")
+    with pytest.raises(DataError) as caught:
+        found.stands()
+    assert caught.value.code == "file-changed"
