@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.cli import app
-from rankdad.command import run
+from benchmarks.plugins import put_on_path
+
+put_on_path()
+
+from benchmarks.cli import app  # noqa: E402
+from rankdad.command import run  # noqa: E402
 
 run(app)

@@ -20,6 +20,10 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run a
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
 SeedsOption = Annotated[str, typer.Option(help="Seeds of the runs.")]
+AgainstOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Instead: steps over those of another tree, in turns.")
+]
+TurnsOption = Annotated[int, typer.Option(help="Of each tree, with --against.", min=3)]
 SPECS = Path(__file__).parent.parent / "simulations" / "specs"
 
 
@@ -41,13 +45,19 @@ def step(
     steps: Annotated[int, typer.Option(help="Steps of each bare barrier and repetition.", min=10)] = 300,
     set_: SetOption = None,
     data: DataOption = None,
+    against: AgainstOption = None,
+    turns: TurnsOption = 5,
 ) -> None:
     """Take a step's time apart, beside the floor of the same bytes through the barest barriers."""
     from rich.console import Console
 
+    from benchmarks.against import against_step
     from benchmarks.step import bench_step
     from rankdad.simulations.spec import read_simulation
 
+    if against is not None:
+        against_step(against, file, set_ or [], turns, Console(width=140))
+        return
     counts = _whole_numbers("--sites", sites)
     bench_step(read_simulation(file, set_ or [], data=data), counts, size, steps, Console(width=140))
 
@@ -220,13 +230,19 @@ def low_rank(
     ranks: Annotated[int, typer.Option(help="Of the process group.", min=2)] = 2,
     rank: Annotated[int, typer.Option(help="Of the methods.", min=1)] = 4,
     batch: Annotated[int, typer.Option(help="Samples of a rank's step.", min=1)] = 64,
-    steps: Annotated[int, typer.Option(help="Measured of each method.", min=5)] = 60,
+    steps: Annotated[int, typer.Option(help="Measured of each method; of a turn, with --against.", min=5)] = 60,
+    against: AgainstOption = None,
+    turns: TurnsOption = 20,
 ) -> None:
     """Time a step of LowRank and of the hook for DistributedDataParallel beside PyTorch's powerSGD_hook."""
     from rich.console import Console
 
+    from benchmarks.against import against_low_rank
     from benchmarks.low_rank import bench_low_rank
 
+    if against is not None:
+        against_low_rank(against, turns, steps, Console(width=140))
+        return
     bench_low_rank(ranks, rank, batch, steps, Console(width=120))
 
 
@@ -369,11 +385,13 @@ def memberships(
     """Solve batches at weights that move slowly for who is in which: a quarter of an hour."""
     from rich.console import Console
 
+    from benchmarks.privacy.differences import bench_differences
     from benchmarks.privacy.memberships import MODELS, RATES, bench_memberships
 
     names = list(MODELS)
     chosen = [names[number - 1] for number in _whole_numbers("--models", models) if number <= len(names)]
     bench_memberships(chosen, RATES, epochs, Console(width=120))
+    bench_differences(Console(width=120))
 
 
 @app.command()

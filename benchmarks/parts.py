@@ -18,7 +18,6 @@ from benchmarks.paired.data import HEART
 from rankdad.common.errors import DataError
 from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.preparation import in_memory
-from rankdad.common.preparation.description import blocks
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.admission import usual
@@ -165,9 +164,8 @@ def _merged_at(site: str, policy: str, spec: RunSpec, data: SiteData) -> Merged:
     before = in_memory(data.samples.inputs)
     after = in_memory(usual(POLICIES[policy], spec, data).samples.inputs)
     levels, gaps, touched = [0, 0], [0, 0], ((before != after) & ~(before.isnan() & after.isnan())).any(1)
-    for first, width in blocks(spec.data):
-        columns = slice(first, first + max(width, 1))
-        old, new = before[:, columns], after[:, columns]
+    for place in spec.data.places:
+        old, new, width = before[:, place.values], after[:, place.values], place.levels
         missing = old.isnan().any(1)
         gaps[0] += bool((missing & ~new.isnan().any(1)).any())
         gaps[1] += bool(missing.any())

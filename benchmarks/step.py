@@ -31,6 +31,7 @@ from rankdad.simulations.simulator import import_before_forking, simulate
 from rankdad.simulations.spec import SimulationFile
 
 WARM_UP = 20  # steps left out of every figure
+STRETCHES = ("compute", "reduce", "pack", "wait")  # of a site's step
 REPETITIONS = 5  # of each kind of barrier, in turn, so that a slow spell of the machine meets all of them
 
 
@@ -99,14 +100,18 @@ def measure_step(file: SimulationFile, sites: int) -> list[str]:
         finally:
             os.dup2(out, 1)
             os.close(out)
-        rows = _rows(directory / "sites" / "site-1" / "timings.csv")[1:]
+        rows, total = _rows(directory / "sites" / "site-1" / "timings.csv")[1:], step_seconds(directory)
         steps = _rows(directory / "steps.csv")[1:]
-    stretches = ("compute", "reduce", "pack", "wait")
-    total = median(sum(float(row[name]) for name in stretches) for row in rows)
-    times = [median(float(row[name]) for row in rows) for name in stretches]
+    times = [median(float(row[name]) for row in rows) for name in STRETCHES]
     times.append(median(float(row["aggregation_seconds"]) for row in steps))
     sizes = [f"{summary[f'bytes_{way}_per_site_step']:.0f}" for way in ("up", "down")]
     return [f"{seconds * 1e3:.2f}" for seconds in (total, *times)] + sizes
+
+
+def step_seconds(directory: Path) -> float:
+    """Return the median seconds of a step of the first site of a run."""
+    timings = min(directory.glob("sites/*/timings.csv"))
+    return median(sum(float(row[name]) for name in STRETCHES) for row in _rows(timings)[1:])
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

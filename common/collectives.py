@@ -58,16 +58,6 @@ def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> 
     return [as_bytes(part) for part in all_gather_rows(as_tensor(message), group)]
 
 
-def gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Return each rank's message at rank 0 of the group, in the order of ranks, and nothing at the others."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    lengths: list[int] = all_gather_equal(torch.tensor([len(message)]), group).flatten().tolist()
-    if rank:
-        send(as_tensor(message), 0, group)
-        return []
-    return [message, *(as_bytes(receive(lengths[source], source, group)) for source in range(1, size))]
-
-
 def broadcast_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> bytes:
     """Return the message of rank 0 of the group at all of its ranks; what the others hand in is ignored."""
     device = device_of(group)

@@ -305,7 +305,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
 
 def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) -> str:
     kind, context = error["type"], error.get("ctx", {})
-    if earlier := gone(path, error["input"] if kind != "union_tag_invalid" else context["tag"]):
+    if earlier := gone(*(path, error["input"]) if kind != "union_tag_invalid" else _tag(error, path)):
         return earlier
     if kind == "missing":
         return "is missing"
@@ -330,6 +330,25 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
     return f"got {shown(error['input'])}, expected: {said}".replace("expected: input should be", "expected")
 
 
+def _tag(error: dict[str, Any], path: str) -> tuple[str, str]:
+    """Return the field that tells an object's kind, and what it says."""
+    tag: str = error["ctx"]["tag"]
+    names = [name for name, value in error["input"].items() if value == tag]
+    return ".".join([path, *names[:1]]), tag
+
+
 def shown(value: object) -> str:
     """Return a value as JSON has it, cut short."""
     return visible(json.dumps(value), 60)
+
+
+def words(document: object, path: str = "") -> Iterator[str]:
+    """Yield all texts of a document, and the paths of its fields."""
+    if isinstance(document, Mapping):
+        for name, value in document.items():
+            yield from (name, f"{path}{name}", *words(value, f"{path}{name}."))
+    elif isinstance(document, list):
+        for value in document:
+            yield from words(value)
+    elif isinstance(document, str):
+        yield document

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 
+PAPERS = "was there to be compared with, and went to the benchmarks (benchmarks/plugins of a checkout)"
 TRANSFORMS = (  # of MONAI
     *("RandAffine", "Rand3DElastic", "RandZoom", "RandGaussianSmooth", "RandGaussianSharpen", "RandAdjustContrast"),
     *("RandBiasField", "RandRicianNoise", "RandGibbsNoise", "RandHistogramShift", "RandCoarseDropout"),
     *("RandGridDistortion", "RandSimulateLowResolution"),
 )
-GONE: dict[
-    tuple[str, str | None], str
-] = {  # by the last two names of a field, and by its value where other values stay
+# By the last two names of a field, and by its value where other values stay.
+GONE: dict[tuple[str, str | None], str] = {
     ("data.reader", "ts"): "convert it by python -m benchmarks ts, and read it as npz; of tables series is the reader",
     ("simulation.source", "uea"): "convert it by python -m benchmarks ts, and take the source npz",
     ("loading.disk_mib", None): "there is no cache on disk any more: leave it out, and read ahead (loading.workers)",
+    ("method.name", "top-rows"): f"{PAPERS}; expected dsgd, dad, edad, rank-dad, powersgd or top-k",
+    ("method.preset", "authors"): f'{PAPERS}, {{"name": "authors"}}; expected converged, or no preset',
+    ("method.reducer", "published"): f'{PAPERS}, {{"name": "authors"}}; expected spi, block, exact or auto',
     ("method.buckets", None): "a step is one message again: leave it out",
     ("method.exchanges", None): "all gradients travel in one message: leave it out",
     ("training.autocast", "float16"): "float16 and its loss scale are gone: take bfloat16",
     ("training.loss_scale", None): "it went with autocast float16: leave it out",
     **{
-        ("training.augmentation", name): "MONAI's are gone: flip, crop, noise and intensity vary volumes, too"
+        ("augmentation.name", name): "MONAI's are gone: flip, crop, noise and intensity vary volumes, too"
         for name in TRANSFORMS
     },
 }

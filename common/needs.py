@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdad.common.errors import PolicyError
-from rankdad.common.policy import Policy, refusals
+from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.privacy.parts import MOST
 from rankdad.common.protocol.messages import DataWarning
+from rankdad.common.refusals import refusals
 from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
 
 HIGH = 10**9  # more samples, or sites, than there are

@@ -165,13 +165,13 @@ def add_gradients(
     for route, value in zip(routes, update, strict=True):
         matrix = _scaled(value, scale)
         gradients: dict[str, Tensor] = {}
-        if route.folded is None:
+        if route.bias is None:
             gradients[route.name] = matrix.gradient() if isinstance(matrix, Factor) else matrix
         elif isinstance(matrix, Factor):  # without a copy to cut off the bias's column
             gradients[route.name] = matrix.delta.T @ matrix.activation[:, :-1]
-            gradients[route.folded] = matrix.activation[:, -1] @ matrix.delta
+            gradients[route.bias] = matrix.activation[:, -1] @ matrix.delta
         else:
-            gradients[route.name], gradients[route.folded] = matrix[:, :-1], matrix[:, -1]
+            gradients[route.name], gradients[route.bias] = matrix[:, :-1], matrix[:, -1]
         for name, gradient in gradients.items():
             if name in used:
                 _add(parameters[name], gradient)

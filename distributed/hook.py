@@ -20,21 +20,25 @@ from rankdad.common.collectives import device_of
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.reduction.block import block
+from rankdad.common.lowrank.reduction.feedback import minus_matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import is_lossless
 from rankdad.common.methods import MethodState
-from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS, RankDad
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import check_group, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
+    Travels,
     agreed_method,
     choose_routes,
     feedback_of,
     method_of,
     precision_of,
+    sparse_parameters,
+    travels,
     warn_if_dense,
 )
 from rankdad.distributed.watching import Watch
@@ -267,17 +271,22 @@ class LowRankState:
                 self._bases[route.name] = value.activation
             if self._method.feedback == "none" or (route.up is None and self._lossless):
                 continue
-            if route.name not in self._residuals:
-                self._residuals[route.name] = torch.empty_like(whole)
-            residual = self._residuals[route.name]
-            if isinstance(part, Factor):
-                torch.addmm(whole, part.delta.T, part.activation, beta=share, alpha=-share, out=residual)
-            else:
-                torch.sub(whole, part, out=residual).mul_(share)
+            self._residuals[route.name] = minus_matrix(whole, part, share, out=self._residuals.get(route.name))
 
     @property
     def _lossless(self) -> bool:
         return is_lossless(self._method.wire, self._like.dtype)
+
+    def describe(self) -> list[Travels]:
+        """Return how each parameter's gradient travels: reduced from the dense one or dense, and its bytes.
+
+        Raises:
+            UserError: there is no process group yet.
+        """
+        self._begin()
+        sparse = sparse_parameters(self._model)
+        routes = tuple(route for name, route in self._routes.items() if name not in sparse)
+        return travels(self._model, routes, self._method.wire, sparse, captured=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.

@@ -17,9 +17,9 @@ from rankdad.common.collectives import device_of
 from rankdad.common.errors import NonFiniteError, RankdadError, UserError
 from rankdad.common.lowrank.wire import finite
 from rankdad.common.methods import Method, MethodState
-from rankdad.common.methods.rank_dad import RankDadMethod
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching, share_weights
 from rankdad.distributed.batches import Batches, add_gradients
 from rankdad.distributed.checkpoint import check_identity, fitted, identity, loaded, saved
@@ -179,7 +179,7 @@ class LowRank:
 
     def describe(self) -> list[Travels]:
         """Return how each parameter's gradient travels, as things stand: as a factor or dense, and its bytes."""
-        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse)
+        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse, captured=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.

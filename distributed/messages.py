@@ -1,16 +1,16 @@
 """What travels between ranks in a step: one block of bytes. Pure functions of shapes and numbers.
 
 Two float64 come first, a status and a weight; then an int32 for every parameter that may travel as a factor, its rows,
-or -1 for a matrix; then a byte for every parameter, whether anybody has used it; then all numbers in the wire's format,
-as `common.lowrank.wire` has it.
+or -1 for a matrix; then a byte for every parameter, whether anybody has used it; then the payload, as
+`common.lowrank.layout` has it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,10 +19,9 @@ from torch._C import _LinAlgError as LinAlgError  # type: ignore[attr-defined]  
 from rankdad.common.collectives import as_bytes
 from rankdad.common.errors import NonFiniteError, RankdadError
 from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.layout import MessageLayout, NotEncodedError, one_exchange
 from rankdad.common.lowrank.routes import Payload, Route
-from rankdad.common.lowrank.wire import decode, encode, finite, wire_bytes
 
-MATRIX = -1
 OVERFLOWS = (NonFiniteError, ValueError, LinAlgError)  # what reducers raise for NaN and infinity
 HEAD = 2 * torch.float64.itemsize
 
@@ -54,13 +53,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Layout:
-    """How payloads become bytes.
+    """How messages become bytes.
 
     Args:
         routes: of every trained parameter.
         wire: how numbers travel.
         like: a tensor of the dtype and device in which gradients are reduced.
-        bounded: whether no factor has more rows than its route says.
+        bounded: whether all messages are as long as the largest: shorter ones are filled up.
     """
 
     routes: tuple[Route, ...]
@@ -68,23 +67,29 @@ class Layout:
     like: Tensor
     bounded: bool
 
-    @property
-    def size(self) -> int | None:
-        """Bytes of every message, where they are bounded: shorter ones are filled up."""
-        return self._start + sum(route.size(route.up, self.wire) for route in self.routes) if self.bounded else None
+    @cached_property
+    def payload(self) -> MessageLayout:
+        """What travels of a gradient."""
+        layout = one_exchange(self.routes)[0].up
+        return replace(layout, slots=tuple(replace(slot, either=not slot.fixed) for slot in layout.slots))
 
-    @property
+    @cached_property
+    def size(self) -> int | None:
+        """Bytes of every message, where they are bounded."""
+        return self._start + self.payload.payload_bytes(self.wire) if self.bounded else None
+
+    @cached_property
     def names(self) -> list[str]:
         """The parameters in the order of their routes."""
         return [name for route in self.routes for name in route.names]
 
     @property
-    def _factors(self) -> list[int]:
-        return [place for place, route in enumerate(self.routes) if route.up is not None]
+    def _flags(self) -> int:
+        return HEAD + torch.int32.itemsize * self.payload.variable
 
     @property
     def _start(self) -> int:
-        return HEAD + torch.int32.itemsize * len(self._factors) + len(self.names)
+        return self._flags + len(self.names)
 
     def pack(self, message: Message) -> Tensor:
         """Return a message's bytes, a uint8 tensor on the CPU.
@@ -92,15 +97,12 @@ class Layout:
         Raises:
             RankdadError: a number is NaN, infinite, or too large for the wire; names the parameter.
         """
-        counts = [MATRIX] * len(self._factors)
-        numbers = torch.empty(0, dtype=torch.uint8)
+        counts, numbers = [0] * self.payload.variable, torch.empty(0, dtype=torch.uint8)
         if message.payload:
-            factors = (message.payload[place] for place in self._factors)
-            counts = [value.rows if isinstance(value, Factor) else MATRIX for value in factors]
             try:
-                numbers = encode([array for value in message.payload for array in _arrays(value)], self.wire)
-            except OverflowError:
-                raise self._overflow(message.payload) from None
+                counts, numbers = self.payload.pack(message.payload, self.wire)
+            except NotEncodedError as error:
+                raise _not_encoded(error, self.wire) from None
         head = torch.tensor([message.status, message.weight], dtype=torch.float64).view(torch.uint8)
         used = torch.tensor([name in message.used for name in self.names], dtype=torch.uint8)
         data = torch.cat([head, torch.tensor(counts, dtype=torch.int32).view(torch.uint8), used, numbers])
@@ -111,32 +113,23 @@ class Layout:
         status, weight = data[:HEAD].clone().view(torch.float64).tolist()
         if status != Status.FINE:
             return Message(Status(int(status)), weight)
-        flags = HEAD + torch.int32.itemsize * len(self._factors)
-        counts = dict(zip(self._factors, data[HEAD:flags].clone().view(torch.int32).tolist(), strict=True))
-        names = frozenset(itertools.compress(self.names, data[flags : self._start].tolist()))
-        rows = [counts.get(place, MATRIX) for place in range(len(self.routes))]
-        shapes = [
-            shape
-            for count, (out, columns) in zip(rows, (route.matrix for route in self.routes), strict=True)
-            for shape in ([(out, columns)] if count == MATRIX else [(count, out), (count, columns)])
-        ]
-        used = sum(wire_bytes(self.wire, *shape) for shape in shapes)
-        numbers = as_bytes(data[self._start : self._start + used])
-        arrays = iter(decode(numbers, shapes, self.wire, str(self.like.device)))
-        return Message(Status.FINE, weight, tuple(_value(count, arrays, self.like) for count in rows), names)
-
-    def _overflow(self, payload: Payload) -> RankdadError:
-        """Name the first parameter whose numbers do not travel."""
-        for route, value in zip(self.routes, payload, strict=True):
-            if not all(finite(array) for array in _arrays(value)):
-                return NonFiniteError(f"the gradient of {route.name}")
-        problem = f"a gradient is too large for {self.wire}: choose a wider wire"
-        return RankdadError(problem, code="too-large-for-wire", field="wire")
+        counts = data[HEAD : self._flags].clone().view(torch.int32).tolist()
+        names = frozenset(itertools.compress(self.names, data[self._flags : self._start].tolist()))
+        rows = self.payload.checked(counts)
+        end = self._start + self.payload.payload_bytes(self.wire, rows)
+        numbers = as_bytes(data[self._start : end])
+        payload, _ = self.payload.unpack(rows, numbers, self.wire, str(self.like.device))
+        return Message(Status.FINE, weight, tuple(_like(value, self.like) for value in payload), names)
 
 
-def _arrays(value: Matrix) -> tuple[Tensor, ...]:
-    return (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+def _not_encoded(error: NotEncodedError, wire: str) -> RankdadError:
+    gradient = f"the gradient of {error.name}"
+    if not error.finite:
+        return NonFiniteError(gradient)
+    return RankdadError(
+        f"{gradient} is too large for {wire}: choose a wider wire", code="too-large-for-wire", field="wire"
+    )
 
 
-def _value(rows: int, arrays: Iterator[Tensor], like: Tensor) -> Matrix:
-    return next(arrays).to(like) if rows == MATRIX else Factor(next(arrays).to(like), next(arrays).to(like))
+def _like(value: Matrix, like: Tensor) -> Matrix:
+    return Factor(value.delta.to(like), value.activation.to(like)) if isinstance(value, Factor) else value.to(like)

@@ -18,9 +18,10 @@ from torch.nn.parameter import is_lazy
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.layers import has_hooks, linear_layers
-from rankdad.common.lowrank.routes import Route
+from rankdad.common.lowrank.routes import Route, routed
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.routing import check_wire
-from rankdad.common.spec import Dad, RankDad
 from rankdad.distributed.agreement import agree
 
 
@@ -141,25 +142,21 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
         without: names of parameters that have no route.
     """
     layers = linear_layers(model, transposed=True)
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and n not in without}
-    routes: list[Route] = []
-    for name, parameter in trained.items():
-        shape = parameter.shape
-        dense = Route(name, tuple(shape))
-        if has_hooks(parameter):  # what a hook has made, such as zeros of a mask, no reduction keeps
-            routes.append(dense)
-            continue
-        if isinstance(method, Dad):
-            out, columns = dense.matrix
-            rows = out * columns // (out + columns)  # with more of them the matrix is smaller
-            routes.append(replace(dense, up=rows, down=rows) if name in layers and rows else dense)
-            continue
-        bias = layers[name][1] if name in layers and method.feedback == "both" else None
-        route = Route(name, tuple(shape), bias, up=method.rank, down=method.rank)
-        is_smaller = len(shape) > 1 and route.size(route.up, method.wire) < route.size(None, method.wire)
-        routes.append(route if is_smaller else dense)
-    folded = {route.folded for route in routes}
-    return tuple(route for route in routes if route.name not in folded)
+
+    def route(name: str, parameter: nn.Parameter) -> Route:
+        dense = Route(name, tuple(parameter.shape))
+        if (
+            has_hooks(parameter) or parameter.dim() < 2
+        ):  # what a hook has made, such as a mask's zeros, no reduction keeps
+            return dense
+        if isinstance(method, RankDad):
+            return method.route(dense, layers[name][1] if name in layers else None, None, 1)
+        out, columns = dense.matrix
+        rows = out * columns // (out + columns)  # with more of them the matrix is smaller
+        return replace(dense, up=rows, down=rows) if name in layers and rows else dense
+
+    trained = model.named_parameters()
+    return routed(route(name, p) for name, p in trained if p.requires_grad and name not in without)
 
 
 class Travels(NamedTuple):
@@ -180,9 +177,11 @@ class Travels(NamedTuple):
     bytes: int | None
 
 
-def travels(model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str]) -> list[Travels]:
-    """Return how each of a model's trained parameters travels."""
-    layers = linear_layers(model, transposed=True)
+def travels(
+    model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str], *, captured: bool
+) -> list[Travels]:
+    """Return how each of a model's trained parameters travels, layers by their own rows if they are captured."""
+    layers = linear_layers(model, transposed=True) if captured else {}
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found = list[Travels]()
     for route in routes:

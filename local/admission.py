@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
-from rankdad.common.policy import FEWER_SAMPLES, Policy, Told, refusal, rows_sent
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import Told, check_products, check_step, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
-from rankdad.common.preparation.description import blocks
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.refusals import FEWER_SAMPLES, refusal
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
@@ -173,7 +174,7 @@ def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int
         told[where] = Told(int(fewest), numbers, kept)
     if told:
         field, owner = "preparation.harmonise.keep", "a run that keeps fewer columns"
-        policy.check_products(features + kept, told, _noun(spec, data), field=field, owner=owner, kept=kept)
+        check_products(policy, features + kept, told, _noun(spec, data), field=field, owner=owner, kept=kept)
 
 
 def _fewest(data: SiteData, tested: int) -> Tensor:
@@ -221,7 +222,7 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     larger = _larger_sets(spec, data)
     _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested), f"{larger}, or {owner},")
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
-    policy.check_products(columns, known.told, noun, field=field, owner=owner)
+    check_products(policy, columns, known.told, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
     asks = (
         f"adds up products of columns for a linear model, where {_quoted(known.by)} sets {{}} {units} apart here, or "
@@ -332,12 +333,7 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
     columns = moved.any(0)
     names = [f"input {place}" for place in columns.nonzero().flatten().tolist()]
     if isinstance(spec.data, TableData):
-        placed = zip(spec.data.inputs, blocks(spec.data), strict=True)
-        names = [
-            name
-            for name, (first, levels) in placed
-            if columns[first : first + (levels or 1) + spec.data.is_indicated(name)].any()
-        ]
+        names = [place.column for place in spec.data.places if columns[place.whole].any()]
     more = f" and {len(names) - MAX_MOVED} more" * (len(names) > MAX_MOVED)
     note = (
         f"{counted(int(moved.any(1).sum()), 'row')}: what fewer than {least} {_noun(spec, data)}s have of a column is "
@@ -436,7 +432,7 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     smallest = min(size for size in least if size)
     left_out = smallest not in sizes[least.index(smallest)]
     try:
-        policy.check_step(spec, plan, smallest, people, left_out=left_out)
+        check_step(policy, spec, plan, smallest, people, left_out=left_out)
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None

@@ -99,7 +99,7 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
     passes = Passes(spec, plan, data, run, 0)
     contributions = Contributions(spec, plan, data, run, 0, passes.prepared, test)
     begun = False
-    while (due := run.due) is not None and not run.study.over:
+    while (due := run.due) is not None and not run.over:
         if due.kind not in (Kind.HELLO, Kind.SUMS) and not begun:
             run.skip_to(fold * (1 + len(spec.candidates)))
             begun = True

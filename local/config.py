@@ -14,7 +14,8 @@ from pydantic import field_validator, model_validator
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.spec import PositiveFloat, PositiveInt, SiteName
+from rankdad.common.numbers import PositiveFloat, PositiveInt
+from rankdad.common.spec import SiteName
 from rankdad.common.user_code import Permitted
 from rankdad.local.data.loading import Loading
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.metrics import Tally, empty
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.smoothing import Scored
+from rankdad.common.metrics.sums import Tally, empty
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.repeated import most_told
 from rankdad.common.privacy.standing import Place, Places, stretch
@@ -143,9 +143,9 @@ class Contributions:
         draw = 0 if parts is None else parts.secret.number("look", parts.run, run.fold, run.epoch, first)
         return steps, steps[draw % len(steps)]
 
-    def note_place(self, place: Place, *, shared: bool) -> None:
-        """Note in the site's log where batches have been sent, if other runs may add to them."""
-        if self.data.parts is not None and shared:
+    def note_place(self, place: Place) -> None:
+        """Note in the site's log where batches have been sent: other runs may add to them."""
+        if self.data.parts is not None:
             self.data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:
@@ -177,7 +177,7 @@ class Contributions:
         task, prepared = self.spec.task, self._prepared()
         with self.run.replica.evaluating(self.run.best_weights) as model:
             outputs = self._outputs_of(model, prepared.test)
-        self._tested(fold, prepared.in_units(outputs))
+        self._tested(fold, prepared.transform.in_units(outputs))
         self._outputs, self._others = outputs, None
         groups, nothing = prepared.test_groups, empty(task, self.plan.grouped)
         guess, *others = self._compared(prepared) if counts else (guesses(task, prepared),)

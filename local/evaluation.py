@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.errors import ModelError, NonFiniteError
-from rankdad.common.metrics import Tally, empty, monitored, tally
+from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
 from rankdad.common.metrics.smoothing import Scored, Smooth, smooth
+from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.baseline import guess
@@ -65,8 +66,12 @@ def monitored_of(task: TaskSpec, monitor: Metric, prepared: Prepared, outputs: T
         outputs: for those of validation.
         fewest: people with an outcome, and without it, that pairs are of.
     """
-    true, centre = prepared.validation.labels, prepared.fit.target_mean
-    numbers, known, loss = prepared.in_units(outputs), prepared.in_units(true), losses(task, outputs.double(), true)
+    true, centre = prepared.validation.labels, prepared.transform.fit.target_mean
+    numbers, known, loss = (
+        prepared.transform.in_units(outputs),
+        prepared.transform.in_units(true),
+        losses(task, outputs.double(), true),
+    )
     return monitored(task, monitor, numbers, known, loss, centre=centre, people=prepared.people, fewest=fewest)
 
 
@@ -84,7 +89,7 @@ def curves_of(
     """
     if not prepared.smooth or not len(prepared.test.labels):
         return None
-    numbers, known = prepared.in_units(outputs), prepared.in_units(prepared.test.labels)
+    numbers, known = prepared.transform.in_units(outputs), prepared.transform.in_units(prepared.test.labels)
     scale, base = prepared.first.target_scale, prepared.first.log_odds
     return smooth(
         task, numbers, known, scale=scale, base=base, people=prepared.tested, clustered=clustered, earlier=earlier
@@ -106,7 +111,7 @@ def tally_of(
     labels, total = prepared.test.labels, empty(task, groups is not None)
     fit = prepared.first
     centre, scale, base = fit.target_mean, fit.target_scale, fit.log_odds
-    all_numbers, all_known = prepared.in_units(outputs), prepared.in_units(labels)
+    all_numbers, all_known = prepared.transform.in_units(outputs), prepared.transform.in_units(labels)
     if curves is not None:
         total += curves.order
     for rows in batches(len(labels), groups):
@@ -129,11 +134,11 @@ def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
 
 def guesses(task: TaskSpec, prepared: Prepared) -> Tensor:
     """Return what a guess from the site's training labels alone says of the test samples, as `outputs_of` does."""
-    return guess(task, prepared.train.labels, prepared.fit).expand(len(prepared.test), -1)
+    return guess(task, prepared.train.labels, prepared.transform.fit).expand(len(prepared.test), -1)
 
 
 def tested_rows(task: TaskSpec, prepared: Prepared, outputs: Tensor) -> Rows:
     """Return what a model's outputs say of the test samples, for a comparison with another model's."""
-    true, given = prepared.test.labels, prepared.in_units(outputs)
-    loss, known = losses(task, outputs.double(), true), prepared.in_units(true)
+    true, given = prepared.test.labels, prepared.transform.in_units(outputs)
+    loss, known = losses(task, outputs.double(), true), prepared.transform.in_units(true)
     return rows_of(task, given, known, loss, base=prepared.first.log_odds)

@@ -43,22 +43,20 @@ def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
         return []
     if not isinstance(data, TableData) or isinstance(inputs, FileSamples):
         return []
-    found, place = list[Far](), 0
-    for column in data.inputs:
-        levels = data.levels(column) or 1
-        mean, scale = known.mean[place : place + levels].numpy(), known.scale[place : place + levels].numpy()
-        apart, alike = np.abs(inputs[:, place : place + levels] - mean), np.isinf(scale)
+    found = list[Far]()
+    for place in data.places:
+        column, mean, scale = place.column, known.mean[place.values].numpy(), known.scale[place.values].numpy()
+        apart, alike = np.abs(inputs[:, place.values] - mean), np.isinf(scale)
         rows = (apart[:, alike] > ALIKE * np.maximum(1, np.abs(mean[alike]))).any(1)
         if rows.any():
-            only = "" if data.levels(column) else f", which was {mean[0]:.4g}"
+            only = "" if place.levels else f", which was {mean[0]:.4g}"
             found.append(Far(column, rows, f"are none of training's{only}: the model has learned nothing of them"))
-        elif not data.levels(column) and not alike[0]:
+        elif not place.levels and not alike[0]:
             rows = apart[:, 0] > FAR * scale[0]
             of_log = " of its logarithm" if data.is_logarithm(column) else ""
             said = f"lie more than {FAR:g} standard deviations from training's mean{of_log}"
             said += f" ({mean[0]:.4g} ± {scale[0]:.2g}): is the unit the same?"
             found += [Far(column, rows, said)] if rows.any() else []
-        place += levels + data.is_indicated(column)
     return found
 
 

@@ -20,6 +20,7 @@ from rankdad.common.privacy.shares import shared_units
 from rankdad.common.privacy.standing import Flows
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
+from rankdad.common.run.batches import parts as parts_of
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -80,7 +81,7 @@ class Passes:
         Raises:
             RankdadError: the sites' totals lead to no finite numbers.
         """
-        if self._prepared is None or (self._fold != self._run.fold and not self._run.study.over):
+        if self._prepared is None or (self._fold != self._run.fold and not self._run.over):
             try:
                 self._prepared = prepare(self._spec, self._data, self._run, self._run.replica)
             except ValueError as error:
@@ -100,11 +101,12 @@ class Passes:
         epoch = run.fold * self._spec.training.epochs + run.epoch
         if self._epoch != epoch:
             generator = torch.Generator()
-            generator.manual_seed(derive(self._plan.seed, "order", self.prepared().order_key, epoch))
+            key = self._ranks.share(self.prepared().order_key.encode()) or b""  # by the log that rank 0 writes
+            generator.manual_seed(derive(self._plan.seed, "order", key.decode(), epoch))
             steps = run.batches(self._index)
             sizes = [size for step in steps for size in step]
             batches = self._data.drawn(self._fold, sizes, generator)
-            mine = [[self._ranks.part(next(batches)) for _ in step] for step in steps]
+            mine = [[self._part(next(batches)) for _ in step] for step in steps]
             self._rows = [[rows.split(batch_sizes(len(rows), self._largest)) for rows in step] for step in mine]
             self._epoch, self._parts = epoch, (-1, iter(()))
         reads = reads and run.step < len(self._rows)
@@ -121,12 +123,17 @@ class Passes:
             self._parts[1],
         )
 
+    def _part(self, rows: Tensor) -> Tensor:
+        """Return which of a batch's samples are this rank's part: none if there are more ranks than samples."""
+        mine: Tensor = rows.split(parts_of(len(rows), self._ranks.size))[self._ranks.rank]
+        return mine
+
     def _people(self, rows: Tensor) -> Tensor:
         """Return which patient each of some places among the fold's training samples is of, by a number."""
         groups = self._data.groups
         return rows if groups is None else groups[self._data.splits[self._fold].train][rows]
 
-    def step(self, batch: StepBatch, moments: Moments) -> tuple[OwnGradients | None, Moments]:
+    def step(self, batch: StepBatch, moments: Moments) -> tuple[OwnGradients, Moments]:
         """Make what a step sends: gradients, or the difference that local steps make.
 
         Args:
@@ -134,7 +141,7 @@ class Passes:
             moments: of the site's own optimizer; none where it takes no steps of its own.
 
         Returns:
-            The gradients, which of several ranks the first has, and the moments after the step.
+            The gradients, and the moments after the step.
 
         Raises:
             ModelError: the network raised.
@@ -147,21 +154,23 @@ class Passes:
         like = torch.empty(0, dtype=first.dtype, device=first.device)
         if not len(batch):
             return self._made(gather(plan.routes, {}, {}, like), 0.0), moments
-        self._ranks.begin(moments)
         # torch.manual_seed takes a stack trace for each kind of device that is not there
         seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
-        seeded(derive(plan.seed, "forward", self._index, run.rng_key, *self._ranks.key))
+        own = (self._ranks.rank,) if self._ranks.rank else ()  # no two parts of a batch have the same dropout masks
+        seeded(derive(plan.seed, "forward", self._index, run.rng_key, *own))
         if self._spec.local is not None:
             dense, loss, moments = differences(self._spec, run, self._index, batch.batches(), moments, self._gradients)
             return self._made(gather(plan.routes, {}, dense, like), loss), moments
-        alike = self._ranks.alike(batch.samples, self._largest)
-        with run.replica.passes(alike=alike), run.replica.capture(self._captured(plan.factor_names)) as capture:
+        with (
+            run.replica.passes(batch.samples, self._largest),
+            run.replica.capture(self._captured(plan.factor_names)) as capture,
+        ):
             losses = list[Tensor]()
             self._backward(batch, capture, losses)
-            own = self._finite_loss(losses)
+            loss = self._finite_loss(losses)
             names = {name for route in plan.routes for name in (route.name, route.bias) if name}
-            found = self._ranks.pooled(gather(plan.routes, *self._shared(capture, names), like), own)
-        return None if found is None else self._made(*found), moments
+            found = self._ranks.pooled(gather(plan.routes, *self._shared(capture, names), like), loss)
+        return self._made(*found), moments
 
     def flows(self) -> Flows | None:
         """Return what flows back to the model from the loss of some of the site's samples; None where there are none.
@@ -197,8 +206,12 @@ class Passes:
         with self._run.replica.capture(self._captured(())) as capture:
             losses = list[Tensor]()
             self._backward(batch, capture, losses)
-            _, dense = self._shared(capture, self._run.replica.trained, ())
-            return self._ranks.summed(dense, self._finite_loss(losses))
+            trained = self._run.replica.trained
+            _, dense = self._shared(capture, trained, ())
+            own = tuple(dense.get(name, torch.zeros_like(value)) for name, value in trained.items())
+            whole, loss = self._ranks.pooled(own, self._finite_loss(losses))
+            matrices = {name: value for name, value in zip(trained, whole, strict=True) if isinstance(value, Tensor)}
+            return matrices, loss
 
     def _captured(self, names: Container[str]) -> Container[str] | None:
         """Return which weights are captured, of which these travel as factors: all where patients share units."""
@@ -325,13 +338,13 @@ class Passes:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the network's outputs for a part of a batch, and its mean loss."""
-        kind, weights = batch.labels.device.type, self.prepared().fit.class_weights
+        kind, weights = batch.labels.device.type, self.prepared().transform.fit.class_weights
         with torch.autocast(kind, torch.bfloat16, enabled=self._spec.training.autocast is not None):
             outputs: Tensor = self._run.replica.model(batch.inputs)
             return outputs, mean_loss(self._spec.task, outputs, batch.labels, weights)
 
     def _deltas(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return deltas(self._spec.task, outputs, batch.labels, self.prepared().fit.class_weights)
+        return deltas(self._spec.task, outputs, batch.labels, self.prepared().transform.fit.class_weights)
 
     def _state(self) -> Callable[[], None]:
         """Return what sets what a forward pass changes back to where it is: random numbers and buffers."""

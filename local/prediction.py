@@ -15,8 +15,9 @@ from torch import Tensor
 
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
-from rankdad.common.metrics import Tally, summarise, tally
 from rankdad.common.metrics.smoothing import smooth
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
 from rankdad.common.run.saved import saved_model
@@ -233,11 +234,11 @@ def predict_samples(
         notes.append(f"{some} trained on: their predictions do not say how well the model predicts others")
     far = far_values(saved, reading.inputs)
     notes += far_sentences(far)
-    preparing, dtype = Preparing(spec), next(saved.network.parameters()).dtype
+    transform = Preparing(spec).transform(saved.fit, saved.site_fit)
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
-    inputs = preparing.apply(saved.fit, saved.site_fit, given, covariates, dtype)
+    inputs = transform.prepared(given, covariates, next(saved.network.parameters()).dtype)
     outputs = outputs_of(saved.network, inputs, task.outputs, spec.training.batch_size)
-    numbers = preparing.invert_labels(saved.fit, outputs.double()) if isinstance(task, Regression) else outputs
+    numbers = transform.in_units(outputs)
     rows = reading.rows
     names = reading.keys or tuple(map(str, range(len(outputs))))
     used = [row for row in range(len(rows.names)) if row not in rows.refused] if rows else list(range(len(outputs)))
@@ -246,8 +247,7 @@ def predict_samples(
         known = np.array([rows is None or row not in rows.unlabelled for row in used])
         label_columns(spec, table, reading.labels, known)
         labels = torch.from_numpy(reading.labels[known])
-        learned = preparing.apply_labels(saved.fit, labels) if isinstance(task, Regression) else labels
-        lost = losses(task, outputs.double()[known], learned)
+        lost = losses(task, outputs.double()[known], transform.as_learned(labels))
         fit = saved.fit
         given, scale, base = numbers[known], fit.target_scale, fit.log_odds
         total = tally(task, given, labels, lost, centre=fit.target_mean, scale=scale, base=base)

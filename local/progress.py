@@ -40,7 +40,7 @@ def following(
             validation = run.validation
             measured = validation is not None and validation.samples > 0
             figures = _figures(validation.values) if validation and measured else f"training loss {loss:.4f}"
-            best = " (best so far)" if measured and run.best_epoch == run.epoch - 1 else ""
+            best = " (best so far)" if measured and run.progress.best_epoch == run.epoch - 1 else ""
             where = f"epoch {run.epoch} of {run.epochs} · {clock() - began:.0f} s · step {run.steps}"
             say(f"{where} · {figures}{best}")
         if run.trains and run.fold > said:

@@ -78,7 +78,7 @@ class References:
     def _local_outputs(self, prepared: Prepared) -> Tensor | None:
         while not self._failed and (self._tested is None or self._tested[0] != self._fold):
             self._advance()
-        return None if self._failed or self._tested is None else prepared.as_learned(self._tested[1])
+        return None if self._failed or self._tested is None else prepared.transform.as_learned(self._tested[1])
 
     def _linear_outputs(self, prepared: Prepared) -> Tensor | None:
         solving, totals = Preparing(self._spec).solving, self._run.totals_of(self._run.fold)
@@ -94,19 +94,17 @@ class References:
 
     def _site_outputs(self, prepared: Prepared) -> Tensor | None:
         """Return what a linear model says that is fitted, with its preparation, on this site's samples alone."""
-        preparing, totals, fold = Preparing(self._alone), dict[str, Tensor](), self._run.fold
+        preparing, fold = Preparing(self._alone), self._run.fold
         rows, data = self._data.rows(fold), self._data
         if not len(rows.inputs):
             return None
         try:
-            for stage in preparing.stages:
-                totals[stage] = preparing.contribution(stage, totals, rows)
-            fit = preparing.fit(totals)
+            fit = preparing.fitted([rows])
         except ValueError:  # numbers too large
             return None
-        own = preparing.own(fit, rows)
-        inputs = preparing.apply(fit, own, in_memory(data.samples.inputs), data.covariates, torch.float64)
-        split, labels = data.splits[fold], preparing.apply_labels(fit, rows.labels)
+        transform = preparing.transform(fit, preparing.own(fit, rows))
+        inputs = in_memory(transform.prepared(in_memory(data.samples.inputs), data.covariates, torch.float64))
+        split, labels = data.splits[fold], transform.as_learned(rows.labels)
         weights = linear.fitted(self._spec.task, inputs[split.train], labels)
         if weights is None:
             most, name = f"{linear.MOST_ROUNDS} rounds of Newton's method", self._spec.training_name(fold)
@@ -115,4 +113,4 @@ class References:
             )
             return None
         outputs = linear.outputs(self._spec.task, inputs[split.test], weights)
-        return prepared.as_learned(preparing.invert_labels(fit, outputs))
+        return prepared.transform.as_learned(transform.in_units(outputs))

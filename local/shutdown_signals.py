@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from rankdad.common.errors import RankdadError
@@ -36,9 +37,13 @@ class ShutdownSignals:
     The first signal sets a flag, and raises nothing: whatever runs at that moment would take an error for its own. The
     site looks at the flag between steps, and while it waits. If it does not look in time, the process ends as if it
     were killed, which loses nothing that its last checkpoint holds. A second signal ends it at once.
+
+    Args:
+        look: called as often as the site looks while it waits: what it raises ends the waiting, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
         self._number = 0
         self._came = 0.0  # in seconds of `time.monotonic`
         self._training = False
@@ -77,6 +82,7 @@ class ShutdownSignals:
         Raises:
             ShutdownError: so it is.
         """
+        self._look()
         if self._number and (not self._training or time.monotonic() - self._came >= MAX_STEP_SECONDS):
             raise ShutdownError(self._number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +23,18 @@ from rankdad.common.logs import MAX_LINE, log_names, progress
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_network, load_weights
 from rankdad.common.needs import Need, needs
-from rankdad.common.policy import Policy, refuse_together
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.protocol.retention import FILE, Receipt
+from rankdad.common.refusals import refuse_together
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.replica import Replica
+from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.user_code import permit
 from rankdad.local.admission import admitted, checks
@@ -111,20 +115,22 @@ def run_site(
                 raise SpecError(
                     "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
                 )
-            ranks.introduce(offered)
+            ranks.share(json.dumps(offered).encode())
             own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)), home)
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
-            ranks.compare(spec, plan, data, own.replica.model)
+            replica = ranks.replica(spec, plan, data, own.replica)
             client.expect(plan)
             run = run_id(offered)
             checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
-            run_state = ranks.state(spec, plan, own.replica)
+            with ranks.together():
+                run_state = RunState(spec, plan, replica)
             results = results_folder(output, spec.name, run)
             notices = Notices(results, _log.warning)
             followed = names.enter_context(closing(Followed(checkpoints.folder)))
-            state = starting_state(config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add)
-            ranks.start(state.run)
-        for warning in (*plan.warnings, *policy.warnings(spec)):
+            state = starting_state(
+                config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add, ranks
+            )
+        for warning in (*plan.warnings, *policy_warnings(policy, spec)):
             _log.warning(warning)
         _log.info(_amounts(data))
         first_round, resumable = state.run.round, offered.get("resumes") is True
@@ -132,16 +138,13 @@ def run_site(
         def between_steps() -> None:
             stopping = signals is not None and signals.received
             due = stopping or state.run.steps % between(state.run, every) == 0
-            if resumable and due and state.run.round > first_round:
+            saves = resumable and due and state.run.round > first_round
+            if ranks.share(b"saves" if saves else None):
                 save_state(checkpoints, state)
                 if stopping:
                     _print(f"{config.name}: stops after step {state.run.steps}; start it again to go on from there")
             if signals is not None:
                 signals.between_steps()
-
-        def hear(round_: int, answer: bytes) -> None:
-            followed.note(round_, answer)
-            ranks.hear(round_, answer)
 
         def tested(fold: int, outputs: Tensor) -> None:
             from rankdad.local.prediction import write_predictions
@@ -173,15 +176,16 @@ def run_site(
                 config.name,
                 device=device,
                 lap=lap,
+                ranks=ranks,
                 quietly=quietly,
-                hear=hear,
+                hear=followed.note,
             )
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         saved()
         keep_receipt(client.done(), policy, results)
-        ranks.end()
+        ranks.share()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
     _print(f"{config.name}: done {trained}; the model is in {model}")
@@ -258,7 +262,7 @@ def permitted(
     model = build_network(spec, config.allow_factories).to(device)
     plan = make_plan(spec, model)
     planned(policy, plan)
-    refuse_together({config.name: lambda own: own.check(spec.at(config.name), plan)}, {config.name: policy})
+    refuse_together({config.name: lambda own: check_run(own, spec.at(config.name), plan)}, {config.name: policy})
     if spec.model.pretrained is not None:
         load_weights(model, spec, None if config.weights is None else Path(config.weights))
         plan = make_plan(spec, model)  # whose digest is that of the weights
@@ -294,10 +298,10 @@ def check_site(
         own, lines = spec.at(config.name), list[Need]()
 
         def planned(policy: Policy, plan: Plan) -> None:
-            lines[:] = needs(policy, lambda one: one.check(own, plan))
+            lines[:] = needs(policy, lambda one: check_run(one, own, plan))
 
         def looked(policy: Policy, plan: Plan, read: SiteData) -> None:
-            lines[:] = needs(policy, lambda one: one.check(own, plan), *checks(own, plan, read))
+            lines[:] = needs(policy, lambda one: check_run(one, own, plan), *checks(own, plan, read))
 
         try:
             policy, _, plan = permitted(config, spec, planned=planned)
@@ -306,7 +310,7 @@ def check_site(
         finally:
             if lines:
                 told(lines)
-        for warning in policy.warnings(spec):
+        for warning in policy_warnings(policy, spec):
             _log.warning(warning)
     for line in what_is_loaded(spec):
         _print(line)

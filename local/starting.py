@@ -14,12 +14,15 @@ from torch import Tensor
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_snapshot
 from rankdad.common.privacy.standing import Flows, Place
 from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
 from rankdad.common.run.state import RunState
 from rankdad.local.late_steps import Sent
+from rankdad.local.ranks.alone import Alone
 from rankdad.local.training import TrainingState
 
+SNAPSHOT = b"snapshot\n"  # before that of the aggregator; before a checkpoint's bytes stands its file's name
 RUN_ID_FILE = "run-id"  # in an output folder: the run whose results lie there
 _log = logging.getLogger(__name__)
 
@@ -132,6 +135,7 @@ def starting_state(
     checkpoints: Checkpoints,
     policy: Policy,
     notice: Callable[[str], None],
+    ranks: Alone | None = None,
 ) -> TrainingState:
     """Return the state that a site starts from: its last checkpoint, else the aggregator's, else the initial one.
 
@@ -143,27 +147,55 @@ def starting_state(
         checkpoints: of the site.
         policy: of the site.
         notice: told that the site takes over the aggregator's weights.
+        ranks: of the site, which start from the same by `shared_state`; without any it is alone.
 
     Raises:
         PolicyError: the site could go on from the aggregator's checkpoint alone, and takes over no weights.
         UserError: the checkpoint is not this site's, or was made with other data.
     """
+    ranks = ranks or Alone()
     loaded, oldest = checkpoints.load(run_state), offered.get("oldest", 0)
     if loaded is None and checkpoints.damaged and oldest == 0:
         _log.warning("has no whole checkpoint; begins anew, and computes again what it has sent")
+        ranks.share()
         return TrainingState(site, run_state)
     if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
         _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
+        ranks.share(checkpoints.packed())
         return loaded_state(site, run_state, loaded)
     snapshot = ask_for_snapshot()
     if snapshot is None:
+        ranks.share(checkpoints.packed())
         return TrainingState(site, run_state)
-    policy.check_snapshot(has_checkpoint=loaded is not None)
+    check_snapshot(policy, has_checkpoint=loaded is not None)
     take_over(run_state, snapshot)
     why = "has lost its checkpoints" if loaded is None else "was away for longer than the ledger reaches back"
     notice(
         f"{site}: {why}; goes on from the aggregator's of step {run_state.steps}, without residuals: takes over its "
         "weights, which it cannot compare with its own"
     )
-    checkpoints.save(run_state, {}, {"follows": True})
+    ranks.share(SNAPSHOT + snapshot)
+    with ranks.together():
+        checkpoints.save(run_state, {}, {"follows": True})
     return TrainingState(site, run_state, follows=True)
+
+
+def shared_state(site: str, run_state: RunState, checkpoints: Checkpoints, shared: bytes | None) -> TrainingState:
+    """Return the state that rank 0 of a site starts from, at another of its ranks.
+
+    Args:
+        site: its name.
+        run_state: of the run, at its beginning; changed in place.
+        checkpoints: in an empty folder of this rank.
+        shared: what rank 0 starts from: None is the beginning.
+    """
+    if shared is None:
+        return TrainingState(site, run_state)
+    if shared.startswith(SNAPSHOT):
+        take_over(run_state, shared.removeprefix(SNAPSHOT))
+        run_state.tensors()  # rank 0 writes a checkpoint, of which this rank may have rows
+        return TrainingState(site, run_state, follows=True)
+    checkpoints.receive(shared)
+    loaded = checkpoints.load(run_state)
+    assert loaded is not None
+    return loaded_state(site, run_state, loaded)

@@ -14,6 +14,7 @@ from rankdad.common.errors import RunFailedError, counted
 from rankdad.common.lowrank.reduction.feedback import Residuals, plus
 from rankdad.common.methods import MethodState
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_replica
 from rankdad.common.preparation import Fit, OwnFit
 from rankdad.common.privacy.standing import Place, Places, arrived
 from rankdad.common.protocol.messages import Ask, Body, Failure, Kind, Message
@@ -150,7 +151,8 @@ def train(
     )
     numbers = StepNumbers.of(policy, spec, plan, data)
     trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed)
-    return (yield from trainer.run(between_steps, references.advance))
+    with (ranks or Alone()).together():
+        return (yield from trainer.run(between_steps, references.advance))
 
 
 class _Trainer:
@@ -219,9 +221,9 @@ class _Trainer:
             )
         assert run.test is not None
         assert run.farewell is not None
-        outcome = (run.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
+        outcome = (run.progress.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
         prepared = self.passes.prepared()
-        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.fit, prepared.own)
+        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.transform.fit, prepared.transform.own)
 
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
@@ -245,7 +247,6 @@ class _Trainer:
         most = most if most is None else most - self.projects
         own, moments = self.passes.step(batch, self.state.moments)
         self.lap("compute")
-        assert own is not None
         exchange = run.method.step(own.gradients, share, state, seed, most)
         body = Step(weight, own.loss, own.norm, next(exchange), own.projections)
         missing = set[int]()
@@ -284,10 +285,10 @@ class _Trainer:
         self.lap("end")
 
     def _drawn(self, first: int, last: int) -> int:
-        """Return how many batches of some steps nobody else knows the patients of."""
+        """Return how many steps are of other patients, or of the same with other weights, each time."""
         run = self.site_run
         whole = run.samples(self.index)
-        return sum(0 < sum(step) < whole for step in run.batches(self.index)[first:last])
+        return sum(any(0 < size < whole for size in step) for step in run.batches(self.index)[first:last])
 
     def _look(self) -> None:
         """Count a stretch of steps where the weights are at one of them, for trainings and runs to come, too.
@@ -302,11 +303,9 @@ class _Trainer:
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows())
         self.state.places = arrived(self.state.places, here)
-        place = self.state.places[-1]
         largest = max(map(sum, self.site_run.batches(self.index)))
         self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))
-        begins = not stretch.start and not self.site_run.epoch
-        self.contributions.note_place(place, shared=begins or place.steps > drawn)
+        self.contributions.note_place(self.state.places[-1])
 
     def _ask(self) -> Steps[Message | None]:
         known = yield from self.catching_up.ask(self.site_run.round)
@@ -347,7 +346,7 @@ class _Trainer:
         """
         self.site_run.replica.check_parameters(weights)
         name, apart = furthest(self.site_run.replica.parameters(), weights)
-        self.policy.check_replica(self.spec, self.state.site, name, apart)
+        check_replica(self.policy, self.spec, self.state.site, name, apart)
         self.notice(
             f"{self.state.site}: takes over the aggregator's weights after step {self.site_run.steps}: those of {name} "
             f"are {apart:.3g} of their size from its own, the others no further"

@@ -495,7 +495,7 @@ class Aggregator:
             self._follow_to_the_end(self._ending)
             return
         here = (self.plan, self.node, self.barrier, self._clock, self._reset)
-        for ready, record in replay(ledger, *here, lambda: self.state.left_out, self.device):
+        for ready, record in replay(ledger, *here, lambda: self.state.progress.left_out, self.device):
             update = self._make_again(ready, record)
             self.follow(ready, update, 0.0)
             self._open_next(ready, update)

@@ -14,35 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics import (
-    Metrics,
-    Pairs,
-    Risks,
-    Tally,
-    agreement,
-    calibration,
-    calibration_by_site,
-    cells,
-    confusion,
-    default_log_odds,
-    empty,
-    expected,
-    intervals,
-    mean_intervals,
-    mean_metrics,
-    mean_over_sites,
-    mean_risk_summary,
-    mean_tally,
-    mean_values,
-    parts,
-    risk_summary,
-    site_alone,
-    summarise,
-    within_sites,
-)
+from rankdad.common.metrics.agreement import agreement, cells
+from rankdad.common.metrics.clusters import Pairs
+from rankdad.common.metrics.intervals import intervals
 from rankdad.common.metrics.paired import LEAST
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
-from rankdad.common.metrics.sums import is_vague, of_one_test
+from rankdad.common.metrics.repeats import mean_intervals, mean_metrics, mean_tally, mean_values
+from rankdad.common.metrics.risk import Risks, mean_risk_summary, risk_summary
+from rankdad.common.metrics.site_calibration import calibration_by_site, expected
+from rankdad.common.metrics.sites import mean_over_sites, site_alone, within_sites
+from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, is_vague, of_one_test, parts
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.scores import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec

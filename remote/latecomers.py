@@ -50,9 +50,9 @@ class Latecomers:
                 f"{site} has already sent another contribution to round {message.round}",
                 code="contribution-repeated",
             )
-        age = age_of(run.left_out, message.round)
+        age = age_of(run.progress.left_out, message.round)
         if age is None:
-            if run.left_out and message.round > run.left_out[0][0]:
+            if run.progress.left_out and message.round > run.progress.left_out[0][0]:
                 raise ProtocolError(
                     409,
                     f"r: got a step of {site} in round {message.round}, which was no step's",
@@ -60,7 +60,7 @@ class Latecomers:
                     field="r",
                 )
             return 0
-        is_out = place in run.left_out[-age][1] and known is None
+        is_out = place in run.progress.left_out[-age][1] and known is None
         return age if is_out and run.trains and run.weight(place, age) else 0
 
     def put(self, place: int, age: int, message: Message, body: bytes) -> None:

@@ -11,18 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics import Tally
-from rankdad.common.metrics.paired import (
-    Difference,
-    Sums,
-    compared,
-    differences,
-    histograms,
-    mean_differences,
-    ranked,
-    sums_of,
-    sums_within,
-)
+from rankdad.common.metrics.paired import compared, histograms, ranked
+from rankdad.common.metrics.paired_sums import Difference, Sums, differences, sums_of, sums_within
+from rankdad.common.metrics.repeats import mean_intervals
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
 DIFFERENCE = "_difference"  # suffix of a metric's column: the model's less the other model's, on the same rows
@@ -116,7 +108,7 @@ class PairedFolds:
                 and (sums := self._repeats[repeat][rival].get(site)) is not None
                 and sums.rows == self._tested[repeat][site]
             ]
-            means = mean_differences(known) if known and len(known) == len(repeats) else {}
+            means = mean_intervals(known) if known and len(known) == len(repeats) else {}
             found[rival] = {name: means.get(name) for name in compared(self._task)}
         return found
 

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.lowrank.factors import Factor, singular_values
-from rankdad.common.metrics import Metrics, Tally, measured_on
+from rankdad.common.metrics.monitoring import measured_on
+from rankdad.common.metrics.summary import Metrics
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.messages import Body, Kind, Message
@@ -420,10 +422,8 @@ class Recorder:
         self.summarise()
 
     def _next_fold(self, fold: int) -> None:
-        study = Study(self._spec, self.progress.folds, fold, equal=tuple(self.progress.equal)).following(
-            (None, 0), 0, 0
-        )
-        if not study.over:
+        study = Study(fold=fold, equal=tuple(self.progress.equal)).following(self._spec, (None, 0), 0, 0)
+        if study.fold < self._spec.folds:
             self.progress.fold, self.progress.epoch, self.progress.best_epoch = study.fold, 0, 0
             self.progress.validation = None
             self.history.begin_fold()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rankdad.common import __version__
-from rankdad.common.metrics import Metrics
+from rankdad.common.metrics.summary import Metrics
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.remote.progress import Progress
 

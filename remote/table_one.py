@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.policy import Policy
-from rankdad.common.preparation.description import COUNTED, blocks
+from rankdad.common.preparation.description import COUNTED
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression
@@ -89,10 +89,10 @@ def _columns(spec: RunSpec, sums: list[Sums]) -> Iterator[tuple[str, Group]]:
     assert isinstance(spec.data, TableData)
     fields = ("counts", "sums", "squares", "held", "few")
     table = [list(zip(*(one[f"table-{name}"].tolist() for name in fields), strict=True)) for one in sums]
-    for column, (at, number) in zip(spec.data.inputs, blocks(spec.data), strict=True):
-        named = spec.data.categorical.get(column, ())
-        levels = (*named, OTHER) if number > len(named) else named
-        places = range(at, at + (number or 1))
+    for here in spec.data.places:
+        column, at, named = here.column, here.first, spec.data.categorical.get(here.column, ())
+        levels = (*named, OTHER) if here.levels > len(named) else named
+        places = range(at, here.values.stop)
         few = [any(one[place][4] for place in places) for one in table]  # lack it where that must not be told
         missing = sum(
             int(own["table-rows"]) - int(one[at][0]) - int(one[at][3])

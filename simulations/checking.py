@@ -14,12 +14,14 @@ from rankdad.common.errors import counted, visible
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import projections_wire
 from rankdad.common.needs import Need, shown
-from rankdad.common.policy import Policy, refuse_together
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.description import sums
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.refusals import refuse_together
 from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -45,7 +47,7 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     found, own = dict(zip(plan.sites, data, strict=bool(data))), dict[str, SiteData]()
 
     def admit(name: str, policy: Policy) -> None:
-        policy.check(spec.at(name), plan)
+        check_run(policy, spec.at(name), plan)
         if name in found:
             own[name] = admitted(policy, spec.at(name), plan, found[name])
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
+from rankdad.common.numbers import NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Direction = Literal["request", "response"]
 NUMBERS_KEPT = 1000  # of affected requests, per kind and direction: what is reported stays small

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.models import build_network
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_products
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import admitted, linear_sets, usual
@@ -75,7 +76,7 @@ def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None],
         needs = fewest < policy.min_rows or one.apart < policy.min_level.count
         try:
             if one.told:
-                policy.mended(lines).check_products(columns, one.told)
+                check_products(policy.mended(lines), columns, one.told)
         except PolicyError as error:
             lines |= {line: value for line, value in error.change.items() if line == "rows_per_rank"}  # type: ignore[misc]
             needs = True

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rankdad.common.methods.rank_dad import MAX_BATCHES, MAX_ROWS
-from rankdad.common.metrics import monitoring_bytes, tally_bytes
+from rankdad.common.metrics.tally_codec import monitoring_bytes, tally_bytes
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.checkpoints import EVERY, KEPT

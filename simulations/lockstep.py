@@ -21,10 +21,12 @@ from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.models import build_network
-from rankdad.common.policy import EVERYTHING, Policy, refuse_together
+from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.refusals import refuse_together
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -93,7 +95,7 @@ class Trainers:
         own = dict[str, SiteData]()
 
         def admit(site: str, policy: Policy) -> None:
-            policy.check(spec.at(site), plan)
+            check_run(policy, spec.at(site), plan)
             own[site] = admitted(policy, spec.at(site), plan, data[site])
 
         refuse_together({site: partial(admit, site) for site in data}, everyone)

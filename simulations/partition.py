@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError
+from rankdad.common.numbers import PositiveFloat
 from rankdad.common.run.seeds import derive
-from rankdad.common.spec import PositiveFloat, RunSpec, SiteName
+from rankdad.common.spec import RunSpec, SiteName
 from rankdad.common.spec.table_schema import Column, Level, PositiveInt, canonical
 from rankdad.common.spec.tasks import Regression, TaskSpec
 from rankdad.simulations.datasets import Dataset, Rows

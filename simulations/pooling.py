@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from operator import add
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Fit, Preparing
@@ -64,11 +61,7 @@ def _joined(fold: Sequence[Split], starts: Iterable[int]) -> Split:
 
 def first_fit(spec: RunSpec, data: Mapping[str, SiteData]) -> Fit:
     """Return what all sites' training rows of the first fold say, as the sites would find it together."""
-    preparing, totals = Preparing(spec), dict[str, Tensor]()
-    rows = [site.rows(0) for site in data.values()]
-    for stage in preparing.stages:
-        totals[stage] = reduce(add, (preparing.contribution(stage, totals, one) for one in rows))
-    return preparing.fit(totals)
+    return Preparing(spec).fitted([site.rows(0) for site in data.values()])
 
 
 def first_training_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
@@ -86,7 +79,8 @@ def _prepared(spec: RunSpec, data: Mapping[str, SiteData], part: Literal["train"
     prepared = {}
     for name, site in data.items():
         rows = getattr(site.splits[0], part)
-        own, covariates = preparing.own(fit, site.rows(0)), None if site.covariates is None else site.covariates[rows]
-        inputs = preparing.apply(fit, own, site.samples.inputs[rows], covariates, dtype)
-        prepared[name] = Samples(inputs, preparing.apply_labels(fit, site.samples.labels[rows]))
+        transform = preparing.transform(fit, preparing.own(fit, site.rows(0)))
+        covariates = None if site.covariates is None else site.covariates[rows]
+        inputs = transform.prepared(site.samples.inputs[rows], covariates, dtype)
+        prepared[name] = Samples(inputs, transform.as_learned(site.samples.labels[rows]))
     return prepared

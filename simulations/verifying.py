@@ -113,9 +113,7 @@ def verify(
         What was found of each method, and a sentence for each that does not fit the model.
     """
     rank, make = getattr(spec.method, "rank", RANK), partial(Replica, device=device, weights=weights)
-    methods: dict[str, dict[str, object]] = {
-        name: {"name": name} for name in ("dsgd", "dad", "edad", "top-rows", "top-k")
-    }
+    methods: dict[str, dict[str, object]] = {name: {"name": name} for name in ("dsgd", "dad", "edad", "top-k")}
     methods |= {name: {"name": name, "rank": rank} for name in ("rank-dad", "powersgd")}
     methods[spec.method.name] = spec.method.model_dump(mode="json")
     verifications: list[Verification] = []
@@ -255,8 +253,8 @@ def _deviation(spec: RunSpec, route: Route, value: Matrix, pooled: Mapping[str, 
     optimal = 0.0
     if spec.method.most_rows is not None and not spec.method.sends_rows_as_they_are and route.up is not None:
         matrix = pooled[route.name].reshape(route.shape[0], -1)
-        if route.folded is not None:
-            matrix = torch.cat([matrix, pooled[route.folded][:, None]], dim=1)
+        if route.bias is not None:
+            matrix = torch.cat([matrix, pooled[route.bias][:, None]], dim=1)
         optimal = float(torch.linalg.svdvals(matrix.double())[route.up :].square().sum().sqrt())
     if route.entries is not None:
         matrix = pooled[route.name].reshape(route.matrix)

@@ -212,7 +212,6 @@ def test_every_kind_of_spec_is_the_same_run(frame: pd.DataFrame, tmp_path: Path)
         ("powersgd", {"name": "powersgd", "rank": 7}),
         ("fedavg", {"name": "dsgd", "preset": "fedavg"}),
         ("converged", {"name": "rank-dad", "rank": 7, "preset": "converged"}),
-        ("authors", {"name": "rank-dad", "preset": "authors"}),
         ("sparseloco", {"name": "top-k", "preset": "sparseloco"}),
         ({"name": "dad"}, {"name": "dad"}),
     ],

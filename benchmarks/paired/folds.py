@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.paired.null import Rate, Tested, calls, compared, rates
 from rankdad.common.documents import validate
-from rankdad.common.preparation import Preparing
+from rankdad.common.preparation import Preparing, in_memory
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import Samples, SiteData, split_samples
@@ -123,12 +123,10 @@ def _model(spec: RunSpec, data: SiteData, totals: list[dict[str, Tensor]], fold:
     """Return a fold's samples at a site, and what the solution says of those that it is tested on."""
     preparing = Preparing(spec)
     fit, split = preparing.fit(totals[fold]), data.splits[fold]
-    own = preparing.own(fit, data.rows(fold))
-    inputs = preparing.apply(fit, own, data.samples.inputs, None, torch.float64)
-    assert isinstance(inputs, Tensor)
-    whole = Samples(inputs, preparing.apply_labels(fit, data.samples.labels))
+    transform = preparing.transform(fit, preparing.own(fit, data.rows(fold)))
+    inputs = in_memory(transform.prepared(data.samples.inputs, None, torch.float64))
+    whole = Samples(inputs, transform.as_learned(data.samples.labels))
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
-    numbers, first = isinstance(spec.task, Regression), preparing.fit(totals[0])
     weights, bias = preparing.solving.solution(totals[fold])
-    prepared = Prepared(train, validation, test, fit, own, first, numbers, None, "", None, None, False)
+    prepared = Prepared(train, validation, test, transform, preparing.fit(totals[0]), None, "", None, None, False)
     return prepared, inputs[split.test] @ weights.T + bias

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.documents import validate
-from rankdad.common.metrics import Tally, summarise, tally
 from rankdad.common.metrics.paired import Rows, rows
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.rounds import paired, scores
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression

@@ -30,9 +30,6 @@ class ComparedMethod:
     rank: int | None = None
 
 
-AUTHORS = {"name": "rank-dad", "preset": "authors"}
-
-
 def _ranked(key: str, label: str, family: Family, rank: int, document: Mapping[str, Any]) -> ComparedMethod:
     return ComparedMethod(f"{key}-{rank}", f"{label}, r={rank}", family, {**document, "rank": rank}, rank)
 
@@ -59,7 +56,7 @@ def _methods() -> list[ComparedMethod]:
             _ranked("powersgd", "PowerSGD with feedback", "powersgd", rank, {"name": "powersgd"}),
             _ranked("powersgd-plain", "PowerSGD", "powersgd-plain", rank, {"name": "powersgd", "feedback": False}),
         ]
-    return [*methods, _ranked("authors", "rank-dAD, authors' code", "authors", 10, AUTHORS)]
+    return [*methods, _ranked("authors", "rank-dAD, authors' code", "authors", 10, {"name": "authors"})]
 
 
 METHODS: Mapping[str, ComparedMethod] = {method.key: method for method in _methods()}

@@ -20,7 +20,13 @@ from typing import Any
 import torch
 
 from rankdad.common.documents import validate
-from rankdad.common.spec import Dad, Dsgd, Edad, MethodSpec, PowerSgd, RankDad, RunSpec, TopK, TopRows
+from rankdad.common.methods.dad import Dad
+from rankdad.common.methods.dsgd import Dsgd
+from rankdad.common.methods.edad import Edad
+from rankdad.common.methods.powersgd import PowerSgd
+from rankdad.common.methods.rank_dad import RankDad
+from rankdad.common.methods.top_k import TopK
+from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
 from rankdad.remote.aggregator import Aggregator
@@ -98,6 +104,7 @@ def formula(method: MethodSpec, out: int, inputs: int, *, last: bool = False) ->
         inputs: the layer's inputs.
         last: whether the layer is the network's last, whose deltas edad sends.
     """
+    from benchmarks.paper.top_rows import TopRows  # which the methods that are installed import
 
     def array(rows: int, width: int) -> int:
         scales = math.ceil(width / BLOCK) * SCALE_BYTES if method.wire == "int8" else 0

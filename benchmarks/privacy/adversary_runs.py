@@ -16,9 +16,10 @@ from torch import Tensor
 from benchmarks.privacy.adversary_specs import VICTIM
 from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.metrics import Tally
 from rankdad.common.metrics.smoothing import Smooth
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Body
@@ -133,7 +134,7 @@ def attend(
     plan = make_plan(spec, replica().model)
     data, policies = dict[str, SiteData](), dict.fromkeys(plan.sites, EVERYTHING)
     policies[VICTIM] = policy
-    policy.check(spec.at(VICTIM), plan)
+    check_run(policy, spec.at(VICTIM), plan)
     for index, site in enumerate(plan.sites):
         dealing = dealing_of(home / "privacy", VICTIM, policy, spec, name, SECRET) if site == VICTIM else None
         data[site] = read_site(spec, folders[site], index, dealing=dealing)

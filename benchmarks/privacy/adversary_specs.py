@@ -205,12 +205,8 @@ def _chosen(rng: np.random.Generator, spec: RunSpec, folder: Path) -> dict[str, 
     bias = first.removesuffix("weight") + "bias"
     hidden = getattr(spec.model, "hidden", None)
     if hidden and "age" in spec.data.inputs:  # type: ignore[union-attr]
-        at = 0
-        for column in spec.data.inputs:  # type: ignore[union-attr]
-            if column == "age":
-                break
-            at += spec.data.levels(column) or 1  # type: ignore[union-attr]
-            at += spec.data.is_indicated(column)  # type: ignore[union-attr]
+        places = spec.data.places  # type: ignore[union-attr]
+        at = next(place.first for place in places if place.column == "age")
         state[first][:, at] = 1.0
         state[bias][:] = -torch.from_numpy(rng.integers(70, 96, hidden[0]).astype(np.float32))
         last = [name for name in state if name.endswith("weight")][-1]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 import numpy as np
 import torch
@@ -17,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.privacy.adversary_runs import Run, gradients
-from rankdad.common.metrics import Tally, parts
 from rankdad.common.metrics.paired import histograms
+from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.rounds.step import Step
@@ -29,6 +31,8 @@ MOST_SETS = 400  # that are subtracted from each other, the smallest ones first
 SAMPLED = 20_000  # combinations of four sums whose parts are no sets
 SAME = 1e-4  # of a number, by which a row is a patient's: sums of several come nearer by chance in 1,000 runs
 FILLED = 0.05  # likewise of a gap, which has the mean of all hospitals, of which this one's is not far
+RANK = 1e-9  # below which a singular value of sets is none
+MOST_CHOICES = 20_000  # of small atoms that are put together
 RARE = 2  # patients that a level of a part has at most where it tells of them
 Array = NDArray[np.float32]
 Patients = frozenset[str]
@@ -172,7 +176,7 @@ def atoms(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable]]:
 
 
 def told_of_few(sets: Sequence[frozenset[Hashable]], fewest: int) -> list[frozenset[Hashable]]:
-    """Return the atoms of fewer patients that sums over sets tell of, added and subtracted with any factors.
+    """Return the atoms of fewer patients, together, that sums over sets tell of, added and subtracted with any factors.
 
     An atom alone is not told: of a set of 8 and one of its other 7 with 9 newcomers nobody can tell the first patient,
     as long as nothing is known of the newcomers.
@@ -186,16 +190,21 @@ def told_of_few(sets: Sequence[frozenset[Hashable]], fewest: int) -> list[frozen
     others = [own for own in found if len(own) >= fewest]
     if not few:
         return []
-    known = [frozenset(one) for one in sets]
-    members = np.array([[own <= one for own in (*few, *others)] for one in dict.fromkeys(known)], np.float64)
-    rank = np.linalg.matrix_rank(members)
-    if rank == np.linalg.matrix_rank(members[:, len(few) :]):
-        return []  # no combination is of these alone
-    each = np.eye(members.shape[1])[: len(few)]
-    alone = [
-        own for own, row in zip(few, each, strict=True) if np.linalg.matrix_rank(np.vstack([members, row])) == rank
-    ]
-    return alone or few
+    known = dict.fromkeys(frozenset(one) for one in sets)
+    members = np.array([[own <= one for own in (*few, *others)] for one in known], np.float64)
+    u, sizes, _ = np.linalg.svd(members[:, len(few) :]) if others else (np.eye(len(members)), np.zeros(0), None)
+    alone = u[:, int((sizes > RANK).sum()) :].T @ members[:, : len(few)]  # combinations of sums over few alone
+    told = np.linalg.matrix_rank(alone, RANK)
+    support = np.flatnonzero(np.abs(alone).max(0, initial=0) > RANK).tolist()
+    for count in range(1, min(len(support), fewest - 1) + 1):
+        if comb(len(support), count) > MOST_CHOICES:
+            return [few[at] for at in support]
+        below = [one for one in combinations(support, count) if sum(len(few[at]) for at in one) < fewest]
+        if found_here := {
+            at for one in below if np.linalg.matrix_rank(np.delete(alone, one, 1), RANK) < told for at in one
+        }:
+            return [few[at] for at in sorted(found_here)]
+    return []
 
 
 def sets_of(run: Run) -> list[Tensor]:

@@ -15,8 +15,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.metrics import Tally, intervals, summarise, tally
+from rankdad.common.metrics.intervals import intervals
 from rankdad.common.metrics.smoothing import Scored, smooth
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.spec.tasks import Classification
 
 TASK = Classification(classes=2)

@@ -17,6 +17,7 @@ from benchmarks.privacy.tables import BINARY, FILE, LABEL, LEVELS, NUMBERS, Row,
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Message, failure_message
@@ -151,7 +152,7 @@ def run_sites(
     try:
         plan = make_plan(spec, Replica(spec, weights=weights).model)
         for place, site in enumerate(sites):
-            policy.check(spec.at(site), plan)
+            check_run(policy, spec.at(site), plan)
             dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret_of(site, seed))
             data[site] = read_site(spec, folder / site / "data", place, dealing=dealing)
         trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(sites, policy))

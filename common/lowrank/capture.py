@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from rankdad.common.lowrank.compiled import Listener, linear, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.layers import has_hooks, layout_of, linear_layers
 
@@ -41,15 +43,21 @@ class _Use:
 
 
 class _ForwardHook:
-    """A module's hook that does not keep its capture alive."""
+    """A module's hook that does not keep its capture alive; in compiled graphs it puts another layer in its place."""
 
     def __init__(self, capture: FactorCapture) -> None:
         self._capture = weakref.ref(capture)
 
-    def __call__(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def __call__(
+        self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor | None:
+        if torch.compiler.is_compiling():
+            source = args[0] if args else kwargs["input"]
+            return linear(source, module.weight, module.bias, transposed=layout_of(module) == "in-out")
         capture = self._capture()
         if capture is not None:
             capture._note(module, args, kwargs, output)
+        return None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Have copies and saved models call a function of the standard library that does nothing instead."""
@@ -61,7 +69,8 @@ class FactorCapture:
 
     Several passes in one context add up, as gradients do. Each A is held as long as the graph of its forward pass, also
     where checkpointing would compute it again. Copies of the model are not captured. A weight whose gradient a hook
-    changes, its own or its layer's output's, is dense from then on.
+    changes, its own or its layer's output's, is dense from then on. In compiled graphs `backward` alone captures, of
+    models that were first called within the context.
 
     Args:
         model: its weights' `.grad` is cleared on entry.
@@ -181,13 +190,15 @@ class FactorCapture:
             loss: of passes within this context.
             retain_graph: for another loss of the same forward pass.
         """
-        nodes, uses = self._graph(loss)
+        nodes, uses, compiled = self._graph(loss)
         changed = {use.name for _, use in uses if _are_others(use.hooks)}
+        noted = {use.name for _, use in uses}
         for name, pairs in list(self._pairs.items()):
             weight = self._parameters[name]
             if weight.grad is None:  # then what is not counted comes from an autograd.grad within the forward pass
                 del pairs[self._counted[name] :]
-            if weight.requires_grad and get_gradient_edge(weight).node in nodes:  # used outside its layer
+            edge = get_gradient_edge(weight).node if weight.requires_grad else None
+            if edge in nodes or (edge in compiled and name in noted):  # used outside its layer, or both ways
                 changed.add(name)
             if name in changed or has_hooks(weight):
                 self._leave(name)
@@ -195,18 +206,40 @@ class FactorCapture:
         # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
         # their gradients into `.grad`: a partial pass might leave it out.
         rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
-        self._listens = True
+        self._listens, taken = True, dict[str, list[Factor]]()
         try:
             if any(map(_is_python, nodes)) or not uses:
-                loss.backward(retain_graph=retain_graph)
+                with listening(self._listeners(noted, taken) if compiled else {}):
+                    loss.backward(retain_graph=retain_graph)
             else:
                 edges = [GradientEdge(node, use.output) for node, use in uses]
                 self._partial(loss, rest, edges, retain_graph=retain_graph)
         finally:
             self._listens = self._plain
+        self._leave_used(taken)
         for name, pairs in self._pairs.items():
             if pairs:
                 self._counted[name], self._parameters[name].grad = len(pairs), None
+
+    def _listeners(self, noted: Container[str], compiled: dict[str, list[Factor]]) -> dict[int, Listener]:
+        """Return what takes the factors of compiled layers, by their weights' addresses."""
+
+        def keep(name: str, *matrices: Tensor) -> None:
+            weight = self._parameters[name]
+            delta, activation = (matrix.detach().to(weight.dtype) for matrix in matrices)
+            factor = Factor(activation, delta) if name in self._transposed else Factor(delta, activation)
+            compiled.setdefault(name, []).append(factor)
+            self._pairs[name].append((factor, None))
+
+        return {self._parameters[name].data_ptr(): partial(keep, name) for name in self._pairs if name not in noted}
+
+    def _leave_used(self, compiled: Mapping[str, list[Factor]]) -> None:
+        """Leave weights of compiled layers that are used outside of these, too: their gradient is not all zeros."""
+        for name, factors in compiled.items():
+            weight = self._parameters[name]
+            if weight.grad is not None and bool(weight.grad.count_nonzero()):
+                weight.grad = weight.grad + concatenate(factors).gradient()
+                self._leave(name)
 
     def _partial(
         self, loss: Tensor, rest: Mapping[str, nn.Parameter], edges: Sequence[GradientEdge], *, retain_graph: bool
@@ -226,9 +259,13 @@ class FactorCapture:
         if pairs:
             weight.grad = _sum(weight.grad, concatenate([factor for factor, _ in pairs]).gradient())
 
-    def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]]]:
-        """Collect the nodes behind a loss, without those between a noted layer and its weight, and the layers' uses."""
+    def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]], set[Node]]:
+        """Collect the nodes behind a loss, without those between a noted layer and its weight, and the layers' uses.
+
+        Nodes of parameters that compiled graphs use are apart.
+        """
         nodes: set[Node] = set()
+        compiled: set[Node] = set()
         uses: list[tuple[Node, _Use]] = []
         stack = [loss.grad_fn]
         while stack:
@@ -238,11 +275,15 @@ class FactorCapture:
             nodes.add(node)
             use: _Use | None = _metadata(node).get(self._key)
             if use is None:
-                stack.extend(before for before, _ in node.next_functions)
+                before = [one for one, _ in node.next_functions if one is not None]
+                if _is_compiled(node):
+                    compiled.update(one for one in before if hasattr(one, "variable"))
+                    before = [one for one in before if one not in compiled]
+                stack.extend(before)
             else:
                 uses.append((node, use))
                 stack.append(use.source)
-        return nodes, uses
+        return nodes, uses, compiled
 
     def factors(self, only: Container[str] | None = None) -> dict[str, Factor]:
         """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none.
@@ -291,6 +332,12 @@ def _is_python(node: Node) -> bool:
     """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
     forward = getattr(type(node), "_forward_cls", None)
     return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
+
+
+def _is_compiled(node: Node) -> bool:
+    """Tell the node of a whole compiled graph."""
+    forward = getattr(type(node), "_forward_cls", None)
+    return forward is not None and str(forward.__module__).startswith("torch._functorch.")
 
 
 def _nothing() -> None:

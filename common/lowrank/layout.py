@@ -1,13 +1,44 @@
-"""The exchanges of a step: which arrays each message holds, in which order, in both directions."""
+"""The exchanges of a step: which arrays each message holds, in which order, and their bytes. Pure functions.
+
+Bytes come from others: `MessageLayout.checked` and `MessageLayout.unpack` take none that do not fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rankdad.common.lowrank.routes import Route
-from rankdad.common.lowrank.sparse import Entries
-from rankdad.common.lowrank.wire import projections_wire, wire_bytes
+import torch
+from torch import Tensor
+
+from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.routes import Payload, Route
+from rankdad.common.lowrank.sparse import Entries, decode_places, encode_places, largest, placed
+from rankdad.common.lowrank.wire import decode, encode, finite, projections_wire, wire_bytes
+
+MATRIX = -1  # in place of a number of rows: not a factor, but its product
+Pair = tuple[Tensor, Tensor]
+
+
+class LayoutError(ValueError):
+    """A number of rows, or bytes, that do not fit a layout."""
+
+    def __init__(self, problem: str, code: str) -> None:
+        super().__init__(problem)
+        self.code = code
+
+
+class NotEncodedError(OverflowError):
+    """A number that cannot travel.
+
+    Attributes:
+        name: of the parameter.
+        finite: whether its numbers are finite, only too large for the wire.
+    """
+
+    def __init__(self, name: str, *, finite: bool) -> None:
+        super().__init__(f"the gradient of {name} {'is too large for the wire' if finite else 'is not finite'}")
+        self.name, self.finite = name, finite
 
 
 @dataclass(frozen=True)
@@ -20,6 +51,7 @@ class Slot:
         widths: of the arrays: two are a factor's Δ and A, one is a matrix.
         fixed: whether the number of rows never changes, and so does not travel.
         entries: of the one matrix that travel, where these are not all.
+        either: whether a factor's product may come in its place.
     """
 
     name: str
@@ -27,10 +59,29 @@ class Slot:
     widths: tuple[int, ...]
     fixed: bool = False
     entries: Entries | None = None
+    either: bool = False
 
     def shapes(self, rows: int) -> list[tuple[int, int]]:
         """Return the shapes of the arrays of numbers that travel."""
-        return [(rows, width) for width in self.widths] if self.entries is None else [(1, self.entries.count)]
+        if self.entries is not None:
+            return [(1, self.entries.count)]
+        if rows == MATRIX:
+            out, columns = self.widths
+            return [(out, columns)]
+        return [(rows, width) for width in self.widths]
+
+    def count(self, value: Matrix) -> int:
+        """Return how many rows a value has, or MATRIX.
+
+        Raises:
+            RuntimeError: it is none of this slot.
+        """
+        rows = value.rows if isinstance(value, Factor) else MATRIX if self.either else len(value)
+        shapes = [tuple(array.shape) for array in _arrays(value)]
+        expected = self.shapes(rows) if self.entries is None else [(self.rows, *self.widths)]
+        if shapes != expected or not (rows == self.rows if self.fixed else rows <= self.rows):
+            raise RuntimeError(f"{self.name}: got {shapes}, but the plan has {self.rows} rows of {self.widths}")
+        return rows
 
     def size(self, wire: str, rows: int | None = None) -> int:
         """Return the size on the wire, in bytes, of this many rows; without an argument, of all."""
@@ -57,10 +108,97 @@ class MessageLayout:
         """How many slots say how many rows they have."""
         return sum(not slot.fixed for slot in self.slots)
 
-    def payload_bytes(self, wire: str) -> int:
-        """Return the largest size of the payload in bytes."""
+    def payload_bytes(self, wire: str, rows: Sequence[int] | None = None) -> int:
+        """Return the size of the payload in bytes, of so many rows of each slot; without them, the largest."""
+        counts = [slot.rows for slot in self.slots] if rows is None else rows
         projections = sum(slot.size(projections_wire(wire)) for slot in self.projections)
-        return projections + sum(slot.size(wire) for slot in self.slots)
+        return projections + sum(slot.size(wire, count) for slot, count in zip(self.slots, counts, strict=True))
+
+    def checked(self, counts: Iterable[int]) -> list[int]:
+        """Return the rows of every slot, from those of the slots where they vary.
+
+        Raises:
+            LayoutError: they are more than a slot has, or not aligned.
+        """
+        given = iter(counts)
+        rows = [slot.rows if slot.fixed else next(given) for slot in self.slots]
+        for slot, count in zip(self.slots, rows, strict=True):
+            if count > slot.rows:
+                raise LayoutError(f"{count} rows for {slot.name}, expected at most {slot.rows}", "too-many-rows")
+            if self.aligned and count != rows[0]:
+                problem = f"{count} rows for {slot.name}, expected as many as for the first, {rows[0]}"
+                raise LayoutError(problem, "rows-differ")
+        return rows
+
+    def pack(self, payload: Payload, wire: str, projections: Sequence[Pair] = ()) -> tuple[list[int], Tensor]:
+        """Return the rows of slots where they vary, and the payload's bytes: numbers, places, projections.
+
+        Raises:
+            NotEncodedError: a number is NaN, infinite, or too large for the wire.
+            RuntimeError: the payload is not of this layout.
+        """
+        if [tuple(map(len, own)) for own in projections] != [slot.widths for slot in self.projections]:
+            raise RuntimeError("the projections are not those of the plan")
+        rows = [slot.count(value) for slot, value in zip(self.slots, payload, strict=True)]
+        arrays, places = [list(_arrays(value)) for value in payload], list[Tensor]()
+        for slot, own in zip(self.slots, arrays, strict=True):
+            if slot.entries is not None:
+                if not finite(own[0]):
+                    raise NotEncodedError(slot.name, finite=False)
+                own[0], chosen = largest(own[0], slot.entries)
+                places.append(encode_places(chosen, slot.entries))
+        behind = [[part[None] for part in own] for own in projections]
+        try:
+            numbers = encode([array for own in arrays for array in own], wire)
+            projected = encode([part for own in behind for part in own], projections_wire(wire))
+        except OverflowError:
+            raise self._not_encoded(arrays, behind, wire) from None
+        varying = [count for slot, count in zip(self.slots, rows, strict=True) if not slot.fixed]
+        return varying, torch.cat([numbers, *places, projected])
+
+    def unpack(
+        self, rows: Sequence[int], data: bytes, wire: str, device: str = "cpu"
+    ) -> tuple[Payload, tuple[Pair, ...]]:
+        """Return the payload and projections that bytes hold, which are as many as `payload_bytes` says.
+
+        Args:
+            rows: of every slot, `checked`.
+            data: as `pack` made them.
+            wire: how numbers travel.
+            device: of the arrays.
+
+        Raises:
+            LayoutError: numbers are not finite, or places are none.
+        """
+        shapes = [slot.shapes(count) for slot, count in zip(self.slots, rows, strict=True)]
+        at = sum(wire_bytes(wire, *shape) for own in shapes for shape in own)
+        arrays = _decoded(data[:at], list(zip(self.slots, shapes, strict=True)), wire, device)
+        payload: list[Matrix] = []
+        for slot, own in zip(self.slots, shapes, strict=True):
+            values = [next(arrays) for _ in own]
+            if slot.entries is not None:
+                values, at = [_placed(slot, values[0], data[at:])], at + slot.entries.place_bytes
+            payload.append(Factor(*values) if len(values) == 2 else values[0])
+        if not self.projections:
+            return tuple(payload), ()
+        pairs = [(slot, slot.shapes(1)) for slot in self.projections]
+        vectors = (array[0] for array in _decoded(data[at:], pairs, projections_wire(wire), device))
+        return tuple(payload), tuple(zip(vectors, vectors, strict=True))
+
+    def _not_encoded(
+        self, arrays: Sequence[Sequence[Tensor]], projections: Sequence[Sequence[Tensor]], wire: str
+    ) -> NotEncodedError:
+        """Say which parameter's numbers cannot travel, and why."""
+        slots, wires = (*self.slots, *self.projections), (wire, projections_wire(wire))
+        for place, own in enumerate((*arrays, *projections)):
+            name = slots[place].name
+            if not all(map(finite, own)):
+                return NotEncodedError(name, finite=False)
+            try:
+                encode(own, wires[place >= len(arrays)])
+            except OverflowError:
+                return NotEncodedError(name, finite=True)
+        raise AssertionError("called for arrays of which one cannot be encoded")
 
 
 @dataclass(frozen=True)
@@ -99,3 +237,27 @@ def dense_slot(route: Route) -> Slot:
 
 def _slot(route: Route, rows: int | None) -> Slot:
     return dense_slot(route) if rows is None else Slot(route.name, rows, route.matrix)
+
+
+def _arrays(value: Matrix) -> tuple[Tensor, ...]:
+    return (value.delta, value.activation) if isinstance(value, Factor) else (value,)
+
+
+def _decoded(
+    data: bytes, slots: Sequence[tuple[Slot, list[tuple[int, int]]]], wire: str, device: str
+) -> Iterator[Tensor]:
+    try:
+        return iter(decode(data, [shape for _, own in slots for shape in own], wire, device))
+    except OverflowError as error:
+        name = [slot.name for slot, own in slots for _ in own][error.args[0]]
+        problem = f"the values of {name} hold NaN or infinity, expected finite numbers"
+        raise LayoutError(problem, "not-finite") from None
+
+
+def _placed(slot: Slot, values: Tensor, data: bytes) -> Tensor:
+    assert slot.entries is not None
+    try:
+        places = decode_places(data[: slot.entries.place_bytes], slot.entries)
+    except ValueError as error:
+        raise LayoutError(f"the places of {slot.name}: {error}", "positions-malformed") from None
+    return placed(values, places, slot.entries, (slot.rows, slot.widths[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,6 @@ class Route:
         name: the parameter.
         shape: its own shape.
         bias: the bias that travels with the weight, if any: as the last column of its matrix.
-        summed: whether the bias is no column, but the sum of the rows of the factor's Δ, whatever a reduction left.
         captured: whether the gradient is captured as a factor; else its matrix is formed first.
         up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
         down: the same for the aggregator.
@@ -36,7 +35,6 @@ class Route:
     name: str
     shape: tuple[int, ...]
     bias: str | None = None
-    summed: bool = False
     captured: bool = False
     up: int | None = None
     down: int | None = None
@@ -53,19 +51,14 @@ class Route:
     def matrix(self) -> tuple[int, int]:
         """Shape [out, columns] of the gradient as a matrix, the bias's column included; a vector is one row."""
         out = self.shape[0] if len(self.shape) > 1 else 1
-        return out, math.prod(self.shape) // max(out, 1) + (self.folded is not None)
+        return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
 
     @property
     def projected(self) -> tuple[int, int] | None:
         """Shape of the parameter alone as a matrix, if a second moment of it can be factored; None of a vector."""
         out, columns = self.matrix
-        shape = out, columns - (self.folded is not None)
+        shape = out, columns - (self.bias is not None)
         return shape if min(shape) > 1 else None
-
-    @property
-    def folded(self) -> str | None:
-        """The bias that is a column of the matrix, if any."""
-        return None if self.summed else self.bias
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,11 +93,11 @@ def gather(
         out, columns = route.matrix
         if route.name in factors:
             factor = factors[route.name]
-            values.append(factor.with_ones() if route.folded else factor)
+            values.append(factor.with_ones() if route.bias else factor)
         elif route.name in dense:
             matrix = dense[route.name].reshape(out, -1)
-            if route.folded:
-                bias = dense[route.folded] if route.folded in dense else matrix.new_zeros(out)
+            if route.bias:
+                bias = dense[route.bias] if route.bias in dense else matrix.new_zeros(out)
                 matrix = torch.cat([matrix, bias[:, None]], dim=1)
             values.append(matrix)
         elif route.up is None:
@@ -133,14 +126,18 @@ def scatter(
             matrix = value.gradient()
         else:
             matrix = value[kept] if len(shape) > 1 else value[:, kept]
-        if route.folded is not None:
-            gradients[route.folded] = matrix[:, -1]
+        if route.bias is not None:
+            gradients[route.bias] = matrix[:, -1]
             matrix = matrix[:, :-1]
-        elif route.bias is not None:
-            assert isinstance(value, Factor)
-            gradients[route.bias] = value.delta.sum(dim=0)
         gradients[route.name] = matrix.reshape(len(range(shape[0])[kept]), *shape[1:]) if shape else matrix.reshape(())
     return gradients
+
+
+def routed(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """Return a model's routes in its order, without those of biases that travel with a weight."""
+    found = list(routes)
+    with_weights = {route.bias for route in found}
+    return tuple(route for route in found if route.name not in with_weights)
 
 
 def smaller(route: Route, dense: Route, wire: str) -> Route:

@@ -16,7 +16,6 @@ from rankdad.common.methods.options import MethodOptions
 from rankdad.common.methods.powersgd import PowerSgd
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.methods.top_k import TopK
-from rankdad.common.methods.top_rows import TopRows
 
 __all__ = ["METHODS", "Contribution", "LocalSteps", "Method", "MethodOptions", "MethodState"]
 GROUP = "rankdad.methods"  # of entry points, by which another package has methods of its own
@@ -34,7 +33,7 @@ def _found() -> Mapping[str, type[MethodOptions]]:
     Raises:
         UserError: one cannot be used, or has the name of another.
     """
-    found = {name_of(own): own for own in (Dsgd, Dad, Edad, TopRows, RankDad, PowerSgd, TopK)}
+    found = {name_of(own): own for own in (Dsgd, Dad, Edad, RankDad, PowerSgd, TopK)}
     for point in entry_points(group=GROUP):
         try:
             options = point.load()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -19,7 +19,7 @@ class Dsgd(LocalSteps):
     whole: ClassVar[bool] = True
     joins_later: ClassVar[bool] = True
     rank_field: ClassVar[str] = "method.name"
-    stands_for: ClassVar[Mapping[str, int | None]] = dict.fromkeys(LocalSteps.presets)
+    stands_for: ClassVar[tuple[str, ...]] = tuple(LocalSteps.presets)
 
     name: Literal["dsgd"]
     preset: LocalPreset | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from torch import nn
@@ -29,8 +29,7 @@ class MethodOptions(Part):
         tuned: whether `tuning.rank` may have lower ranks than its own.
         fixed_rows: whether its directions are always as many as its rank.
         rank_field: of the spec, that says how much is sent.
-        stands_for: presets that may be asked for in place of its name, each with the rank that goes with it; None where
-            a rank is asked for beside it.
+        stands_for: presets that may be asked for in place of its name.
     """
 
     sends_rows_as_they_are: ClassVar[str] = ""
@@ -42,7 +41,7 @@ class MethodOptions(Part):
     tuned: ClassVar[bool] = False
     fixed_rows: ClassVar[bool] = False
     rank_field: ClassVar[str] = "method.rank"
-    stands_for: ClassVar[Mapping[str, int | None]] = {}
+    stands_for: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:
         name: str
@@ -62,13 +61,6 @@ class MethodOptions(Part):
     def wires(self) -> tuple[str, ...]:
         """Precisions that `wire` may have."""
         return get_args(type(self).model_fields["wire"].annotation)
-
-    def check_rank(self, rank: int) -> None:
-        """Check that it can have a rank, its own or a lower one.
-
-        Raises:
-            ValueError: it cannot.
-        """
 
     def check_model(self, model: nn.Module) -> None:
         """Check that it can train a model.

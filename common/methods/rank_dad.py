@@ -27,7 +27,6 @@ from rankdad.common.lowrank.reduction.feedback import (
     plus_rows,
 )
 from rankdad.common.lowrank.reduction.operators import empty_factor
-from rankdad.common.lowrank.reduction.published import published
 from rankdad.common.lowrank.reduction.spi import spi
 from rankdad.common.lowrank.routes import Payload, Route, smaller
 from rankdad.common.lowrank.wire import is_lossless
@@ -45,10 +44,7 @@ from rankdad.common.methods.options import RowWire, few_bits_have_feedback
 from rankdad.common.numbers import Fraction, UpToMillion
 from rankdad.common.run.seeds import derive
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "converged": {"reducer": "spi", "feedback": "none"},
-    "authors": {"reducer": "published", "feedback": "none", "iterations": 5, "tolerance": 1e-3},
-}
+CONVERGED: Mapping[str, Any] = {"reducer": "spi", "feedback": "none"}
 RESIDUAL_ROWS = 64  # to which a residual is reduced: fewer cost accuracy, and hardly less time
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
 LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
@@ -63,19 +59,17 @@ class RankDad(LocalSteps):
     updates_are_factors: ClassVar[bool] = True
     joins_later: ClassVar[bool] = True
     tuned: ClassVar[bool] = True
-    stands_for: ClassVar[Mapping[str, int | None]] = {"converged": None, "authors": 10}
+    stands_for: ClassVar[tuple[str, ...]] = ("converged",)
 
     name: Literal["rank-dad"]
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
-    preset: Literal["converged", "authors", LocalPreset] | None = None
+    preset: Literal["converged", LocalPreset] | None = None
     """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
-    \"authors\" is what the authors' code does, faults included: reducer published, 5 iterations, tolerance 0.001, no
-    feedback, rank 10 where none is given. The others are of local steps, as of dsgd."""
-    reducer: Literal["spi", "block", "exact", "published", "auto"] = "auto"
-    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, the authors' own
-    iterations, or by shape: one of the first three. published sends one row fewer than the rank, as their code does,
-    and takes the bias from the sum of the reduced rows; it has no feedback."""
+    The others are of local steps, as of dsgd."""
+    reducer: Literal["spi", "block", "exact", "auto"] = "auto"
+    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or by shape: one
+    of the first three."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
@@ -84,10 +78,9 @@ class RankDad(LocalSteps):
     """After its first step a site sends no rows of a parameter until what has gathered, gradient and residual, is so
     many times as large as the step's own gradient; 0 sends at every step, and up to 1 hardly any step is left out."""
     tolerance: Fraction = 0.0
-    """A component whose singular value is below this part of the largest is not sent. Of published: the distance of two
-    directions, one found after the other, at which the search ends."""
+    """A component whose singular value is below this part of the largest is not sent."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
-    """Power iterations per component: of spi at most, of published always."""
+    """Power iterations of spi per component at most."""
     wire: RowWire = "float32"
     """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
     feedback."""
@@ -95,28 +88,19 @@ class RankDad(LocalSteps):
     @model_validator(mode="before")
     @classmethod
     def _filled_from_preset(cls, given: Any) -> Any:
-        name = given.get("preset") if isinstance(given, dict) else None
-        if not isinstance(name, str) or name not in PRESETS:
+        if not isinstance(given, dict) or given.get("preset") != "converged":
             return given
-        for field, value in PRESETS[name].items():
+        for field, value in CONVERGED.items():
             if given.get(field, value) != value:
-                raise ValueError(f"the preset {name} has {field} {value}, but {field} {given[field]} is asked for")
-        rank = cls.stands_for[name]
-        return ({} if rank is None else {"rank": rank}) | given | PRESETS[name]
+                raise ValueError(f"the preset converged has {field} {value}, but {field} {given[field]} is asked for")
+        return {**given, **CONVERGED}
 
     _few_bits = model_validator(mode="after")(few_bits_have_feedback)
 
     @model_validator(mode="after")
-    def _published_as_it_is(self) -> RankDad:
-        if self.reducer == "published" and self.feedback != "none":
-            raise ValueError(f"the reducer published has feedback none, but feedback {self.feedback} is asked for")
-        self.check_rank(self.rank)
-        return self
-
-    @model_validator(mode="after")
     def _keeps_what_waits(self) -> RankDad:
         if self.lazy and self.feedback not in ("site", "both"):
-            whose = f"the preset {self.preset} has" if self.preset in PRESETS else "there is"
+            whose = "the preset converged has" if self.preset == "converged" else "there is"
             raise ValueError(
                 f"lazy: got {self.lazy:g}, but {whose} feedback {self.feedback}, and no site keeps what waits: "
                 "expected 0, or feedback site or both"
@@ -125,29 +109,19 @@ class RankDad(LocalSteps):
 
     @property
     def most_rows(self) -> int:
-        """How many rows of a factor travel at most: published does not send its last."""
-        return self.rank - (self.reducer == "published")
+        """How many rows of a factor travel at most."""
+        return self.rank
 
     @property
     def fewest_rows(self) -> int:
         """One: a reduction may leave out as many as a site has to keep back."""
         return 1
 
-    def check_rank(self, rank: int) -> None:
-        """Check that a rank leaves a row to send.
-
-        Raises:
-            ValueError: it does not.
-        """
-        if self.reducer == "published" and rank < 2:
-            raise ValueError("rank: got 1, expected at least 2: the reducer published does not send its last row")
-
     def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
         """Return the route of a reduced factor; dense where that is smaller."""
         # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
-        summed = self.reducer == "published"
-        kept = bias if self.feedback == "both" or summed else None
-        route = Route(dense.name, dense.shape, kept, summed, False, self.most_rows, self.most_rows)
+        kept = bias if self.feedback == "both" else None
+        route = Route(dense.name, dense.shape, kept, up=self.rank, down=self.rank)
         # With more rows than that the product is the smaller operator, and autograd forms it anyway.
         out, columns = route.matrix
         route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)
@@ -212,9 +186,8 @@ class RankDadMethod(Method):
 
         Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part); the feedback is ours.
         """
-        feedback = self._spec.feedback in ("aggregator", "both")
-        update, residuals = self._reduce(pooled(contributions), 1.0, state, seed, feedback=feedback, up=False)
-        return update, MethodState(residuals, self.bases([update]))
+        update, kept = self.combine(exchange, contributions, 1.0, state, seed)
+        return update, MethodState(kept.residuals, self.bases([update]))
 
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
@@ -305,8 +278,6 @@ class RankDadMethod(Method):
         spec = self._spec
         if spec.reducer == "exact" or (spec.reducer == "auto" and is_small(matrix, rank)):
             return exact(matrix, rank, tolerance=tolerance)
-        if spec.reducer == "published":
-            return published(matrix, spec.rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         if spec.reducer == "spi":
             return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
@@ -319,7 +290,7 @@ class RankDadMethod(Method):
 
     def _rows_to_send(self, components: Factor, limit: int | None) -> int:
         assert limit is not None
-        if not limit or components.rows <= limit or not self._spec.tolerance or self._spec.reducer == "published":
+        if not limit or components.rows <= limit or not self._spec.tolerance:
             return min(components.rows, limit)
         sizes = torch.linalg.vector_norm(
             components.delta[:limit], dim=1

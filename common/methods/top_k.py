@@ -40,7 +40,7 @@ class TopK(LocalSteps):
 
     lets_out: ClassVar[str] = LARGEST
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**LocalSteps.presets, "sparseloco": SPARSELOCO}
-    stands_for: ClassVar[Mapping[str, int | None]] = {"sparseloco": None}
+    stands_for: ClassVar[tuple[str, ...]] = ("sparseloco",)
 
     name: Literal["top-k"]
     density: Annotated[float, Field(gt=0, le=1)] = 0.01
@@ -100,9 +100,7 @@ class TopKMethod(Method):
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
         """Average, and choose again."""
-        feedback = self._spec.feedback in ("aggregator", "both")
-        update, residuals = self._choose(pooled(contributions), 1.0, state, feedback=feedback)
-        return update, MethodState(residuals)
+        return self.combine(exchange, contributions, 1.0, state, seed)
 
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.metrics.summary import Metrics
 from rankdad.common.metrics.sums import Tally
 from rankdad.common.spec.tasks import Metric
+
+I = TypeVar("I", Interval, Difference)  # noqa: E741
 
 
 def mean_metrics(found: Sequence[Metrics]) -> Metrics:
@@ -30,8 +34,8 @@ def mean_values(found: Sequence[Mapping[Metric, float | None]]) -> dict[Metric, 
     return {name: fmean(values) if values else None for name, values in numbers.items()}
 
 
-def mean_intervals(found: Sequence[Mapping[Metric, Interval]]) -> dict[Metric, Interval]:
-    """Return intervals whose ends are the means of those of the repetitions.
+def mean_intervals(found: Sequence[Mapping[Metric, I]]) -> dict[Metric, I]:
+    """Return intervals, or differences with theirs, whose numbers are the means of those of the repetitions.
 
     A repetition predicts the same samples again: it adds nothing to their number, and takes from the interval nothing
     but the chance of how folds were dealt out.
@@ -39,12 +43,12 @@ def mean_intervals(found: Sequence[Mapping[Metric, Interval]]) -> dict[Metric, I
     if len(found) == 1:
         return dict(found[0])
     return {
-        name: Interval(
-            fmean(one[name].low for one in found),
-            fmean(one[name].high for one in found),
-            f"{interval.method}, mean of {len(found)} repeats",
+        name: replace(
+            first,
+            method=f"{first.method}, mean of {len(found)} repeats",
+            **{end: fmean(getattr(one[name], end) for one in found) for end in vars(first) if end != "method"},
         )
-        for name, interval in found[0].items()
+        for name, first in found[0].items()
         if all(name in one for one in found)
     }
 

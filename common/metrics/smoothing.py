@@ -70,7 +70,7 @@ def smooth(
 
     Args:
         task: what the outputs mean.
-        outputs: as `rankdad.common.metrics.tally` takes them, and so are labels, scale and base.
+        outputs: as `rankdad.common.metrics.sums.tally` takes them, and so are labels, scale and base.
         labels: of the samples.
         scale: unit of differences.
         base: log-odds [task.outputs].

@@ -11,10 +11,10 @@ from torch import Tensor
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats
 from rankdad.common.metrics.monitoring import check_monitoring, monitoring_shape
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
+from rankdad.common.protocol.arrays import MAX_SUM, raw_bytes
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 MAX_COUNT = 2**31 - 1
-MAX_SUM = 1e300  # a thousand sites' sums add up to a finite number
 SLACK = 1e-6  # of what only rounding may break
 TINY = 1e-140  # squares of smaller numbers are lost
 
@@ -39,7 +39,7 @@ def pack_tally(total: Tally) -> bytes:
     """
     if bool((total.counts > MAX_COUNT).any()):
         raise ValueError(f"a count is larger than {MAX_COUNT}")
-    return _bytes(total.counts.to(torch.int32)) + _bytes(total.sums)
+    return raw_bytes(total.counts.to(torch.int32)) + raw_bytes(total.sums)
 
 
 def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
@@ -205,7 +205,3 @@ def _check_products(name: str, matrices: Tensor, totals: Tensor, most: Tensor, a
     left = (matrices - totals.unsqueeze(2) * (totals / groups).unsqueeze(1)) / unit.unsqueeze(2) / unit.unsqueeze(1)
     if not bool(left.isfinite().all()) or bool((torch.linalg.eigvalsh(left) < -SLACK * left.shape[1]).any()):
         raise ValueError(f"products of {name} contradict one another")
-
-
-def _bytes(numbers: Tensor) -> bytes:
-    return numbers.contiguous().view(torch.uint8).numpy().tobytes()

@@ -75,9 +75,9 @@ class Coding:
         """Return the coding of a run's columns and classes."""
         data, first = spec.data, [0]
         if isinstance(data, TableData):
-            for column in data.inputs:
-                first += [len(first)] * (data.levels(column) or 1)
-                first += [len(first)] * data.is_indicated(column)
+            for place in data.places:
+                first += [len(first)] * (place.levels or 1)
+                first += [len(first)] * place.is_indicated
         else:
             first += range(1, 1 + math.prod(data.shape))
         places = torch.tensor(first)

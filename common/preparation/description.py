@@ -43,19 +43,9 @@ def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Fie
 def is_level(data: TableData) -> Tensor:
     """Return which columns of the inputs say whether a row has some level, bool [channels]."""
     places = torch.zeros(data.shape[0], dtype=torch.bool)
-    for at, levels in blocks(data):
-        places[at : at + levels] = True
+    for place in data.places:
+        places[place.values] = place.levels > 0
     return places
-
-
-def blocks(data: TableData) -> list[tuple[int, int]]:
-    """Return of each column where it begins among the inputs, and how many levels it has; 0 of numbers."""
-    found, at = [], 0
-    for column in data.inputs:
-        levels = data.levels(column)
-        found.append((at, levels))
-        at += (levels or 1) + data.is_indicated(column)
-    return found
 
 
 def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> str | None:
@@ -120,14 +110,14 @@ def rounded(sums: dict[str, Tensor], data: TableData) -> dict[str, Tensor]:
     rows, held, given = sums["table-rows"], sums["table-held"], sums["table-counts"]
     counts = (rows - held - COUNTED * ((rows - held - given) / COUNTED).floor()) * (given > 0)
     totals, squares = _rounded_moments(given, sums["table-sums"], sums["table-squares"], counts)
-    for at, levels in blocks(data):
-        if levels:
-            own, all_ = sums["table-sums"][at : at + levels], counts[at]
+    for place in data.places:
+        if place.levels:
+            own, all_ = sums["table-sums"][place.values], counts[place.first]
             told = _multiple(own)
             if told.sum() - told[own.argmax()] > all_:
                 told = COUNTED * (own / COUNTED).floor()
             told[own.argmax()] += all_ - told.sum()
-            totals[at : at + levels] = told
+            totals[place.values] = told
     groups = _multiple(sums["table-groups"]).clamp(min=1).minimum(rows)
     return sums | {"table-groups": groups, "table-counts": counts, "table-sums": totals, "table-squares": squares}
 
@@ -159,13 +149,14 @@ def _few(rows: Rows, data: TableData, fewest: int) -> Tensor:
         return few
     lacking = inputs.isnan() if rows.held is None else inputs.isnan() & ~rows.held
     behind = count_behind(lacking, rows.groups)
-    for at, levels in blocks(data):
+    for place in data.places:
+        at = place.first
         if not 0 < behind[at] < fewest:
             continue
-        counts = inputs[:, at : at + levels].nansum(0)
+        counts = inputs[:, at : at + place.levels].nansum(0)
         rarest = counts.argsort(stable=True)
         enough = int((counts[rarest].cumsum(0) < fewest).sum()) + 1
-        few[at + rarest[:enough] if levels else at] = 1.0
+        few[at + rarest[:enough] if place.levels else at] = 1.0
     return few
 
 

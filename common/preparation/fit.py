@@ -15,8 +15,20 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 
 
+class Known:
+    """Tensors and numbers as fields; None is nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that is known, by name."""
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return {
+            name: value.contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
+            for name, value in known.items()
+        }
+
+
 @dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(Known):
     """What all sites' training rows say together, the same everywhere; None is what the spec does not ask for.
 
     Args:
@@ -59,10 +71,6 @@ class Fit:
             return None
         return torch.logit(self.class_counts.double() / max(self.rows, 1), eps=1e-6)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all that is known, by name."""
-        return _tensors(self)
-
     @classmethod
     def of(cls, spec: RunSpec, tensors: Mapping[str, Tensor]) -> Fit:
         """Return what `tensors` has returned for this spec.
@@ -82,7 +90,7 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnFit:
+class OwnFit(Known):
     """What one site's training rows say, known there alone; None changes nothing, as at a site without such rows.
 
     Args:
@@ -102,10 +110,6 @@ class OwnFit:
         """What harmonisation takes away; None where it is nothing."""
         return None if self.location is None or self.spread is None else SiteEffects(self.location, self.spread)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all that is known, by name."""
-        return _tensors(self)
-
     @classmethod
     def of(cls, spec: RunSpec, tensors: Mapping[str, Tensor]) -> OwnFit:
         """Return what `tensors` has returned for this spec.
@@ -118,14 +122,6 @@ class OwnFit:
         if spec.preparation.harmonise:
             shapes |= dict.fromkeys(("location", "spread"), (len(layout.harmonised),))
         return cls(**_taken(tensors, shapes, ()))
-
-
-def _tensors(part: Fit | OwnFit) -> dict[str, Tensor]:
-    known = {name: value for name, value in vars(part).items() if value is not None}
-    return {
-        name: value.contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
-        for name, value in known.items()
-    }
 
 
 def _taken(

@@ -17,10 +17,10 @@ def input_names(spec: RunSpec) -> list[str]:
     """Return what the inputs are called, one for each number that a sample of a table has; of other data none."""
     data, names = spec.data, list[str]()
     if isinstance(data, TableData):
-        for column in data.inputs:
-            levels = [f"{column}={level}" for level in data.categorical.get(column, ())]
-            levels += [f"{column}=any other"] * (data.levels(column) - len(levels))
-            names += [*(levels or [column]), *([f"{column} is missing"] if data.is_indicated(column) else [])]
+        for place in data.places:
+            levels = [f"{place.column}={level}" for level in data.categorical.get(place.column, ())]
+            levels += [f"{place.column}=any other"] * (place.levels - len(levels))
+            names += [*(levels or [place.column]), *[f"{place.column} is missing"] * place.is_indicated]
     return names
 
 
@@ -59,12 +59,8 @@ class Layout:
             none = torch.zeros(0, dtype=torch.int64)
             return cls(axis, channels, positions, torch.zeros(channels, dtype=torch.bool), none, 0)
         keep = combat.keep if combat else ()
-        levels: list[bool] = []
-        measured: list[bool] = []
-        for column in data.inputs:
-            width, indicated = data.levels(column) or 1, [True] * data.is_indicated(column)
-            levels += [column in data.categorical] * width + indicated
-            measures = combat is not None and column not in data.categorical and column not in keep
-            measured += [measures] * width + [False] * len(indicated)
-        kept = covariate_width(data, keep)
-        return cls(axis, channels, positions, torch.tensor(levels), torch.tensor(measured).nonzero().flatten(), kept)
+        levels = torch.ones(channels, dtype=torch.bool)
+        levels[[place.first for place in data.places if not place.levels]] = False
+        measured = [place.first for place in data.places if not place.levels and place.column not in keep]
+        harmonised = torch.tensor(measured if combat else [], dtype=torch.int64)
+        return cls(axis, channels, positions, levels, harmonised, covariate_width(data, keep))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import overload
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from rankdad.common.preparation.layout import Layout, input_names
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.solving import Solving
 from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
+from rankdad.common.preparation.transform import Transform, measured, without_effects
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Regression
@@ -36,8 +37,7 @@ class Preparing:
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec, self._task, self._standardise = spec, spec.task, spec.preparation.standardise
-        self._tokens = spec.data.tokens is not None
-        if self._tokens and self._standardise != "none":
+        if spec.data.tokens is not None and self._standardise != "none":
             problem = f"got {self._standardise}, expected none: tokens are no numbers"
             raise SpecError("preparation.standardise", problem, code="linear-cannot-be-solved")
         self._impute = isinstance(spec.data, TableData) and spec.data.missing == "impute"
@@ -254,56 +254,20 @@ class Preparing:
             mean, scale = self._but_levels(*moments.own_mean_and_scale(inputs, self._layout.axis))
         return OwnFit(mean, scale, *(effects or ()))
 
-    @overload
-    def apply(
-        self, fit: Fit, own: OwnFit | None, inputs: Tensor, covariates: Tensor | None, dtype: torch.dtype
-    ) -> Tensor: ...
+    def transform(self, fit: Fit, own: OwnFit | None) -> Transform:
+        """Return what prepares inputs and labels of a site; without training rows it has no fit of its own."""
+        return Transform(self._spec, self._layout, fit, own)
 
-    @overload
-    def apply(
-        self, fit: Fit, own: OwnFit | None, inputs: Inputs, covariates: Tensor | None, dtype: torch.dtype
-    ) -> Inputs: ...
+    def fitted(self, sites: Sequence[Rows]) -> Fit:
+        """Return what several sites' rows, which are all here, say together.
 
-    def apply(
-        self, fit: Fit, own: OwnFit | None, inputs: Inputs, covariates: Tensor | None, dtype: torch.dtype
-    ) -> Inputs:
-        """Return inputs as the network gets them: harmonised, imputed, standardised.
-
-        Args:
-            fit: of all sites.
-            own: of the site that the inputs are from; None where it had no training rows.
-            inputs: [n, *shape]; tokens are returned as they are. What is read when it is asked for is prepared then.
-            covariates: float64 [n, …] of the same samples.
-            dtype: of what is returned.
+        Raises:
+            ValueError: the rows hold numbers too large to be squared, or do not fit the spec.
         """
-        if self._tokens:
-            return inputs
-        if not isinstance(inputs, Tensor):
-            return inputs.map(partial(self.apply, fit, own, covariates=None, dtype=dtype), dtype)
-        known = (own or OwnFit()) if self._standardise == "site" else fit
-        if fit.pooled and own and own.effects:
-            inputs = self._without(fit.pooled, own.effects, inputs, covariates)
-        if fit.fill is None and known.mean is None:
-            return inputs.to(dtype)
-        prepared, done = torch.empty(inputs.shape, dtype=dtype), 0
-        for block in moments.blocks(inputs):
-            values, at = block.to(torch.float64), (self._layout.axis, block.ndim - 1)
-            if fit.fill is not None:
-                values = torch.where(values.isnan(), fit.fill, values)
-            if known.mean is not None and known.scale is not None:
-                values = values - moments.along_channels(known.mean, *at)
-                values = values / moments.along_channels(known.scale, *at)
-            prepared[done : done + len(block)] = values
-            done += len(block)
-        return prepared
-
-    def apply_labels(self, fit: Fit, labels: Tensor) -> Tensor:
-        """Return labels as the network learns them: numbers in standard deviations from their mean."""
-        return (labels - fit.target_mean) / fit.target_scale if isinstance(self._task, Regression) else labels
-
-    def invert_labels(self, fit: Fit, outputs: Tensor) -> Tensor:
-        """Return a network's outputs in the unit of the labels."""
-        return outputs * fit.target_scale + fit.target_mean if isinstance(self._task, Regression) else outputs
+        totals = dict[str, Tensor]()
+        for stage in self.stages:
+            totals[stage] = reduce(add, (self.contribution(stage, totals, rows) for rows in sites))
+        return self.fit(totals)
 
     def _needed(self, table: bool) -> dict[str, Stage]:
         stages: dict[str, Stage] = {}
@@ -343,22 +307,23 @@ class Preparing:
             learned, weights = self._learned(fit, rows), fit.class_weights
             return self.solving.sums(stage, totals, *learned, fewest, rows.groups, weights)
         if stage in ("site-effects", "residuals"):
-            features, covariates = self._measured(in_memory(rows.inputs), rows.covariates)
+            features, covariates = measured(self._layout, in_memory(rows.inputs), rows.covariates)
             if stage == "site-effects":
                 return combat.effects(features, covariates, self._impute)
             return combat.residuals(features, covariates, self._impute, combat.lines(before["site-effects"])[1])
         of_all = combat.pooled(before["site-effects"], before["residuals"]) if self._combat else None
-        measured, _ = self._harmonised(of_all, rows)
+        inputs, _ = self._harmonised(of_all, rows)
         if stage == "sums":
-            counts, sums = moments.sums(measured, self._layout.axis)
+            counts, sums = moments.sums(inputs, self._layout.axis)
             return {"counts": counts, "sums": sums}
-        deviations, squares = moments.squares(measured, moments.means(*before["sums"].values()), self._layout.axis)
+        deviations, squares = moments.squares(inputs, moments.means(*before["sums"].values()), self._layout.axis)
         return {"deviations": deviations, "squares": squares}
 
     def _learned(self, fit: Fit, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return inputs and labels as a linear model learns them."""
-        inputs = self.apply(fit, self.own(fit, rows), in_memory(rows.inputs), rows.covariates, torch.float64)
-        return inputs, self.apply_labels(fit, rows.labels)
+        transform = self.transform(fit, self.own(fit, rows))
+        inputs = transform.prepared(in_memory(rows.inputs), rows.covariates, torch.float64)
+        return in_memory(inputs), transform.as_learned(rows.labels)
 
     def _described(self, stage: str, rows: Rows | None, fewest: int) -> dict[str, Tensor]:
         """Return the sums of Table 1, in the stage that has them."""
@@ -374,29 +339,9 @@ class Preparing:
         if of_all is None or self._combat is None:
             return rows.inputs, None
         inputs = in_memory(rows.inputs)
-        features, covariates = self._measured(inputs, rows.covariates)
+        features, covariates = measured(self._layout, inputs, rows.covariates)
         own = combat.own_effects(features, covariates, of_all, self._combat.empirical_bayes)
-        return self._without(of_all, own, inputs, rows.covariates), own
-
-    def _without(
-        self, of_all: combat.Pooled, own: combat.SiteEffects, inputs: Tensor, covariates: Tensor | None
-    ) -> Tensor:
-        """Return inputs without a site's effects, float64."""
-        features, kept = self._measured(inputs, covariates)
-        columns = combat.harmonised(features, kept, of_all, own)
-        return inputs.to(torch.float64).index_copy(1, self._layout.harmonised, columns)
-
-    def _measured(self, inputs: Tensor, covariates: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the columns that are harmonised and the covariates, float64.
-
-        Raises:
-            ValueError: the covariates are not those of the spec, or one is missing.
-        """
-        expected = (len(inputs), self._layout.covariates)
-        given = torch.zeros(len(inputs), 0) if covariates is None else covariates
-        if given.shape != expected or not given.isfinite().all():
-            raise ValueError(f"covariates: got {list(given.shape)}, expected {list(expected)}, and no number missing")
-        return inputs[:, self._layout.harmonised].to(torch.float64), given.to(torch.float64)
+        return without_effects(self._layout, of_all, own, inputs, rows.covariates), own
 
     def _but_levels(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Leave columns of 0 and 1 as they are."""

@@ -4,25 +4,28 @@ A site draws batches by a secret. At the same weights each batch adds up the sam
 have no more dimensions than there are patients, and who is in which follows (`python -m benchmarks memberships`).
 
 Weights may move and the model stay: by a number added to all outputs of a softmax, by units that say nothing, or by a
-factor that one layer has more and the next one less. So it is looked, too, how far what flows back from the loss moved;
-of each class by itself, since a factor by class can be divided out. And whoever knew when it is looked could let the
-weights be elsewhere just then: of each stretch of steps the site looks at one that it draws by its secret.
+factor that one layer has more and the next one less. So it is looked, too, how far what flows back from the loss moved:
+of each class by itself, since a factor by class can be divided out, and of each output, since one can stay while the
+others move. Runs with other outputs are compared by how much flows back from each sample. And whoever knew when it is
+looked could let the weights be elsewhere just then: of each stretch of steps the site looks at one that it draws by its
+secret.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 NEAR = 3e-3  # of the size of all weights
-MOST = 50  # places that are remembered
+MOST = 1000  # places that are remembered: whoever has one forgotten takes as many steps elsewhere
 LOOKS = 16  # before as many steps are taken as may be
 NUMBER = -1  # the kind of what flows back from a number
 FEWEST = 8  # samples by which models are compared
@@ -42,27 +45,13 @@ class Flows:
     kinds: Tensor
     values: Tensor
 
-    def near(self, other: Flows) -> bool:
-        """Tell whether the flows of each class are nearly the same but for a factor, and those of numbers, but for one
-        and what is added to all.
-        """
-        if self.values.shape[1] != other.values.shape[1]:
-            return False
-        if not torch.equal(self.ids, other.ids):
-            _, own, its = np.intersect1d(self.ids.numpy(), other.ids.numpy(), assume_unique=True, return_indices=True)
-            return len(own) >= FEWEST and self._of(own).near(other._of(its))
-        apart = (self._directions - other._directions).square().sum()
-        return bool(apart <= NEAR**2 * self._blocks)
-
-    def _of(self, places: Any) -> Flows:
-        return Flows(self.ids[places], self.kinds[places], self.values[places])
+    @cached_property
+    def key(self) -> bytes:
+        """What those have in common that are compared value by value: their samples, and the kinds of these."""
+        return torch.cat([self.ids, self.kinds.flatten()]).numpy().tobytes()
 
     @cached_property
-    def _blocks(self) -> float:
-        return float(self._directions.square().sum())
-
-    @cached_property
-    def _directions(self) -> Tensor:
+    def directions(self) -> Tensor:
         """The values of each class and output with length 1, and in the mean 0 where they are of numbers."""
         found = torch.zeros_like(self.values)
         for kind in self.kinds.unique().tolist():
@@ -72,18 +61,58 @@ class Flows:
             found += values / torch.linalg.vector_norm(values, dim=0).clamp_min(torch.finfo(values.dtype).tiny)
         return found
 
+    @cached_property
+    def _parts(self) -> Tensor:
+        """Which values are of one output, and which of one class with enough samples, float64 [parts, n * outputs]."""
+        outputs = torch.eye(self.values.shape[1], dtype=torch.bool)[:, None].expand(-1, *self.values.shape)
+        classes = [self.kinds == kind for kind in self.kinds.unique()]
+        large = [chosen for chosen in classes if int(chosen.sum(0).max()) >= FEWEST]
+        return torch.stack([*outputs, *large]).flatten(1).double()
+
+    def near(self, others: Sequence[Flows]) -> list[bool]:
+        """Tell which models are nearly the same for one of their outputs, or for the samples of one class.
+
+        That is where the flows of each class are but for a factor, and those of numbers but for one and what is added
+        to all. Of models with other outputs it is how much flows back from each sample.
+        """
+        alike = [other.key == self.key for other in others]
+        same = iter(self._near([other for other, whole in zip(others, alike, strict=True) if whole]))
+        return [next(same) if whole else self._nearly(other) for other, whole in zip(others, alike, strict=True)]
+
+    def _near(self, others: Sequence[Flows]) -> list[bool]:
+        if not others:
+            return []
+        theirs = torch.stack([other.directions for other in others])
+        apart, sizes = (
+            one.square().flatten(1) @ self._parts.T for one in (theirs - self.directions, self.directions[None])
+        )
+        found: list[bool] = ((apart <= NEAR**2 * sizes) & (sizes > 0)).any(1).tolist()
+        return found
+
+    def _nearly(self, other: Flows) -> bool:
+        """Tell whether a model is nearly the same, of other outputs or some other samples."""
+        _, own, its = np.intersect1d(self.ids.numpy(), other.ids.numpy(), assume_unique=True, return_indices=True)
+        if len(own) < FEWEST:
+            return False
+        here, there = (Flows(one.ids[at], one.kinds[at], one.values[at]) for one, at in ((self, own), (other, its)))
+        if here.key != there.key:
+            kinds = (there if here.kinds[0, 0] == NUMBER else here).kinds[:, :1]
+            here, there = (Flows(one.ids, kinds, one.values.norm(dim=1, keepdim=True)) for one in (here, there))
+        return here._near([there])[0]
+
     def pack(self) -> bytes:
         """Return them as bytes, the number of outputs first."""
         numbers = torch.cat([self.ids[:, None], self.kinds, self.values.view(torch.int64)], 1)
         return torch.cat([torch.tensor([self.values.shape[1]]), numbers.flatten()]).numpy().tobytes()
 
     @classmethod
-    def unpack(cls, data: bytes, outputs: int) -> Flows | None:
-        """Return flows from bytes; None of no flows, or of a model with other outputs."""
-        numbers = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else torch.zeros(1, dtype=torch.int64)
-        if numbers[0] != outputs:
+    def unpack(cls, data: bytes) -> Flows | None:
+        """Return flows from bytes; None of no flows."""
+        if not data:
             return None
-        ids, kinds, values = numbers[1:].reshape(-1, 1 + 2 * outputs).split([1, outputs, outputs], 1)
+        outputs = int.from_bytes(data[:8], sys.byteorder)
+        numbers = torch.frombuffer(bytearray(data[8:]), dtype=torch.int64)
+        ids, kinds, values = numbers.reshape(-1, 1 + 2 * outputs).split([1, outputs, outputs], 1)
         return cls(ids[:, 0], kinds, values.contiguous().view(torch.float64))
 
 
@@ -125,8 +154,10 @@ def near(places: Sequence[Place], here: Place) -> list[bool]:
     found: list[bool] = (apart <= NEAR * sizes).tolist()
     if here.flows is None:
         return found
-    pairs = zip(found, places, strict=True)
-    return [same or (place.flows is not None and here.flows.near(place.flows)) for same, place in pairs]
+    known = [(at, place.flows) for at, place in enumerate(places) if place.flows is not None]
+    for (at, _), stays in zip(known, here.flows.near([flows for _, flows in known]), strict=True):
+        found[at] |= stays
+    return found
 
 
 def arrived(places: Places, here: Place) -> Places:

@@ -1,4 +1,4 @@
-"""Numbers inside control messages, as raw bytes: as a list they would take many times their size when they come."""
+"""Numbers inside messages, as raw bytes, little-endian: as a list they would take many times their size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ import torch
 from torch import Tensor
 
 MAX_SUM = 1e300  # of one site: a thousand sites' add up to a finite number
+
+
+def raw_bytes(numbers: Tensor) -> bytes:
+    """Return a tensor's numbers as bytes."""
+    return numbers.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def numbers_in(data: bytes, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return the numbers that bytes are.
+
+    Raises:
+        ValueError: the size is wrong.
+    """
+    size = dtype.itemsize * math.prod(shape)
+    if len(data) != size:
+        raise ValueError(f"got {len(data)} bytes, expected {size}")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 
 
 def pack_counts(rows: Sequence[Sequence[int]]) -> bytes:
@@ -32,7 +49,7 @@ def unpack_counts(data: bytes, rows: int, columns: int) -> tuple[tuple[int, ...]
 
 def pack_sums(sums: Tensor) -> bytes:
     """Return float64 numbers as bytes."""
-    return sums.detach().cpu().double().contiguous().numpy().tobytes()
+    return raw_bytes(sums.double())
 
 
 def unpack_sums(data: bytes, rows: int, columns: int) -> Tensor:
@@ -41,9 +58,7 @@ def unpack_sums(data: bytes, rows: int, columns: int) -> Tensor:
     Raises:
         ValueError: the size is wrong, or a number is NaN or too large to be added up.
     """
-    if len(data) != 8 * rows * columns:
-        raise ValueError(f"got {len(data)} bytes, expected {8 * rows * columns}")
-    sums = torch.frombuffer(bytearray(data), dtype=torch.float64).reshape(rows, columns)
+    sums = numbers_in(data, torch.float64, rows, columns)
     if not bool((sums.abs() <= MAX_SUM).all()):
         raise ValueError(f"a number is NaN or beyond {MAX_SUM:g}")
     return sums
@@ -66,8 +81,7 @@ class BufferSlot:
 
 def pack_buffers(buffers: Mapping[str, Tensor]) -> bytes:
     """Return a model's buffers as raw numbers, each in its own dtype, in their order."""
-    numbers = (value.detach().cpu().contiguous().reshape(-1) for value in buffers.values())
-    return b"".join(value.view(torch.uint8).numpy().tobytes() for value in numbers)
+    return b"".join(map(raw_bytes, buffers.values()))
 
 
 def unpack_buffers(data: bytes, slots: Sequence[BufferSlot]) -> dict[str, Tensor]:
@@ -82,8 +96,6 @@ def unpack_buffers(data: bytes, slots: Sequence[BufferSlot]) -> dict[str, Tensor
     buffers: dict[str, Tensor] = {}
     at = 0
     for slot in slots:
-        part, at = bytearray(data[at : at + slot.size]), at + slot.size
-        dtype: torch.dtype = getattr(torch, slot.dtype)
-        numbers = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
-        buffers[slot.name] = numbers.reshape(slot.shape)
+        part, at = data[at : at + slot.size], at + slot.size
+        buffers[slot.name] = numbers_in(part, getattr(torch, slot.dtype), *slot.shape)
     return buffers

@@ -25,16 +25,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgpack
-import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError, visible
-from rankdad.common.lowrank.factors import Factor, Matrix
-from rankdad.common.lowrank.layout import MessageLayout, Slot
-from rankdad.common.lowrank.routes import Payload
-from rankdad.common.lowrank.sparse import decode_places, encode_places, largest, placed
-from rankdad.common.lowrank.wire import decode, encode, finite, projections_wire, wire_bytes
+from rankdad.common.lowrank.layout import LayoutError, MessageLayout, NotEncodedError
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import Body, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
@@ -74,19 +68,14 @@ def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> byt
     if not isinstance(body, Step):
         return bytes(msgpack.packb({**head, "d": body.model_dump()}))
     layout = plan.layout(message.exchange, up=up and not region)
-    arrays, places = _arrays(body.payload, layout)
-    if [tuple(map(len, own)) for own in body.projections] != [slot.widths for slot in layout.projections]:
-        raise RuntimeError("the projections are not those of the plan")
     try:
-        numbers = encode([array for slot in arrays for array in slot], plan.wire)
-        projections = encode([part[None] for own in body.projections for part in own], projections_wire(plan.wire))
-    except OverflowError:
-        raise _not_encoded(layout, arrays, body.projections, plan.wire) from None
-    rows = [len(slot_arrays[0]) for slot, slot_arrays in zip(layout.slots, arrays, strict=True) if not slot.fixed]
+        rows, numbers = layout.pack(body.payload, plan.wire, body.projections)
+    except NotEncodedError as error:
+        raise _not_encoded(error, plan.wire) from None
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
         "n": struct.pack(f"<{len(rows)}I", *rows),
-        "b": torch.cat([numbers, *places, projections]).numpy().data,
+        "b": numbers.numpy().data,
     }
     return bytes(msgpack.packb(head))
 
@@ -202,27 +191,6 @@ def _places(key: str, data: bytes, count: int) -> list[int]:
     return [place for place in range(count) if bits >> place & 1]
 
 
-def _arrays(payload: Payload, layout: MessageLayout) -> tuple[list[tuple[Tensor, ...]], list[Tensor]]:
-    """Return a payload's arrays by slot, and the bytes of sparse matrices' places."""
-    arrays: list[tuple[Tensor, ...]] = []
-    places: list[Tensor] = []
-    for slot, value in zip(layout.slots, payload, strict=True):
-        pair = (value.delta, value.activation) if isinstance(value, Factor) else (value,)
-        rows = len(pair[0])
-        fits = rows == slot.rows if slot.fixed else rows <= slot.rows
-        if not fits or tuple(array.shape[1] for array in pair) != slot.widths:
-            got = " and ".join(str(list(array.shape)) for array in pair)
-            raise RuntimeError(f"{slot.name}: got {got}, but the plan has {slot.rows} rows of {slot.widths}")
-        if slot.entries is not None:
-            if not finite(pair[0]):
-                raise NonFiniteError(f"the gradient of {slot.name}")
-            values, chosen = largest(pair[0], slot.entries)
-            pair = (values,)
-            places.append(encode_places(chosen, slot.entries))
-        arrays.append(pair)
-    return arrays, places
-
-
 def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, device: str) -> Step:
     weight, loss, norm = _MEASURES.unpack(_binary(document, "m", _MEASURES.size))
     for name, value, most in (("weight", weight, 2.0**53), ("loss", loss, MAX_LOSS), ("norm", norm, 1e300)):
@@ -231,91 +199,28 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
             raise ProtocolError(
                 422, f"m: got {name} {value}, expected at most {most:g}{least}", code="norm-out-of-range", field="m"
             )
-    filled = _filled(layout, _binary(document, "n", 4 * layout.variable))
-    at = sum(wire_bytes(plan.wire, *shape) for slot, rows in filled for shape in slot.shapes(rows))
-    places_at, at = at, sum(slot.size(plan.wire, rows) for slot, rows in filled)
-    size = at + sum(slot.size(projections_wire(plan.wire)) for slot in layout.projections)
-    numbers = _binary(document, "b", size)
-    arrays = iter(_decoded(numbers[:places_at], filled, plan.wire, device))
-    payload: list[Matrix] = []
-    for slot, _ in filled:
-        if slot.entries is not None:
-            end = places_at + slot.entries.place_bytes
-            payload.append(_unpack_sparse(next(arrays), numbers[places_at:end], slot))
-            places_at = end
-            continue
-        pair = [next(arrays) for _ in slot.widths]
-        payload.append(Factor(*pair) if len(pair) == 2 else pair[0])
-    projections = (
-        _unpack_projections(numbers[at:], layout, projections_wire(plan.wire), device) if layout.projections else ()
-    )
-    return Step(weight, loss, norm, tuple(payload), projections)
+    counts = _binary(document, "n", 4 * layout.variable)
+    rows = _fitting("n", lambda: layout.checked(struct.unpack(f"<{layout.variable}I", counts)))
+    numbers = _binary(document, "b", layout.payload_bytes(plan.wire, rows))
+    payload, projections = _fitting("b", lambda: layout.unpack(rows, numbers, plan.wire, device))
+    return Step(weight, loss, norm, payload, tuple(Projections(*pair) for pair in projections))
 
 
-def _unpack_sparse(values: Tensor, places: bytes, slot: Slot) -> Tensor:
-    assert slot.entries is not None
+def _fitting(key: str, read: Callable[[], T]) -> T:
+    """Return what is read of a key's bytes, if that fits the plan."""
     try:
-        return placed(values, decode_places(places, slot.entries), slot.entries, (slot.rows, slot.widths[0]))
-    except ValueError as error:
-        raise ProtocolError(
-            422, f"b: the places of {slot.name}: {error}", code="positions-malformed", field="b"
-        ) from None
+        return read()
+    except LayoutError as error:
+        raise ProtocolError(422, f"{key}: {error}", code=error.code, field=key) from None
 
 
-def _decoded(numbers: bytes, filled: list[tuple[Slot, int]], wire: str, device: str) -> list[Tensor]:
-    shapes = [shape for slot, rows in filled for shape in slot.shapes(rows)]
-    try:
-        return decode(numbers, shapes, wire, device)
-    except OverflowError as error:
-        name = [slot.name for slot, _ in filled for _ in slot.widths][error.args[0]]
-        raise ProtocolError(
-            422, f"b: the values of {name} hold NaN or infinity, expected finite numbers", code="not-finite", field="b"
-        ) from None
-
-
-def _unpack_projections(numbers: bytes, layout: MessageLayout, wire: str, device: str) -> tuple[Projections, ...]:
-    arrays = iter(_decoded(numbers, [(slot, 1) for slot in layout.projections], wire, device))
-    return tuple(Projections(rows[0], columns[0]) for rows, columns in zip(arrays, arrays, strict=True))
-
-
-def _filled(layout: MessageLayout, counts: bytes) -> list[tuple[Slot, int]]:
-    """Return every slot with the number of its rows, checked."""
-    given = iter(struct.unpack(f"<{layout.variable}I", counts))
-    filled = [(slot, slot.rows if slot.fixed else next(given)) for slot in layout.slots]
-    for slot, rows in filled:
-        if rows > slot.rows:
-            raise ProtocolError(
-                422, f"n: {rows} rows for {slot.name}, expected at most {slot.rows}", code="too-many-rows", field="n"
-            )
-        if layout.aligned and rows != filled[0][1]:
-            raise ProtocolError(
-                422,
-                f"n: {rows} rows for {slot.name}, expected as many as for the first, {filled[0][1]}",
-                code="rows-differ",
-                field="n",
-            )
-    return filled
-
-
-def _not_encoded(
-    layout: MessageLayout, arrays: list[tuple[Tensor, ...]], projections: tuple[Projections, ...], wire: str
-) -> RankdadError:
+def _not_encoded(error: NotEncodedError, wire: str) -> RankdadError:
     """Say which parameter's numbers cannot travel, and why."""
-    pairs = [(slot, pair, wire) for slot, pair in zip(layout.slots, arrays, strict=True)]
-    for slot, own in zip(layout.projections, projections, strict=True):
-        pairs.append((slot, tuple(part[None] for part in own), projections_wire(wire)))
-    for slot, pair, own_wire in pairs:
-        if not all(finite(array) for array in pair):
-            return NonFiniteError(f"the gradient of {slot.name}")
-        try:
-            encode(pair, own_wire)
-        except OverflowError:
-            return RankdadError(
-                f"the gradient of {slot.name} is too large for {wire}: choose a wider method.wire",
-                code="gradient-too-large",
-                field="method.wire",
-            )
-    raise AssertionError("called for arrays of which one cannot be encoded")
+    gradient = f"the gradient of {error.name}"
+    if not error.finite:
+        return NonFiniteError(gradient)
+    problem = f"{gradient} is too large for {wire}: choose a wider method.wire"
+    return RankdadError(problem, code="gradient-too-large", field="method.wire")
 
 
 def _count(document: dict[str, Any], key: str, limit: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 
 import torch
@@ -16,11 +17,11 @@ from torch import nn
 from rankdad.common import __version__
 from rankdad.common.lowrank.layout import Exchange, MessageLayout, with_projections
 from rankdad.common.lowrank.routes import Route
-from rankdad.common.metrics import tally_bytes
+from rankdad.common.metrics.tally_codec import tally_bytes
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.arrays import BufferSlot
 from rankdad.common.protocol.routing import choose_routes
-from rankdad.common.rounds.scores import scores_bytes
+from rankdad.common.rounds.scores import scores_shape
 from rankdad.common.run.replica import saved_buffers, weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
@@ -117,7 +118,7 @@ class Plan:
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
         most = tally_bytes(self.task) + (1 + len(self.references)) * tally_bytes(self.task, self.grouped)
-        return max(self.buffer_bytes, counts, sums, most, scores_bytes(self))
+        return max(self.buffer_bytes, counts, sums, most, 4 * math.prod(scores_shape(self)))
 
     def document(self) -> dict[str, object]:
         """Return the plan as JSON, with its own digest."""

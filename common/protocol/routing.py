@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from rankdad.common.errors import SpecError, one_line
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, unfollowed
-from rankdad.common.lowrank.routes import Route
+from rankdad.common.lowrank.routes import Route, routed
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 
@@ -39,8 +39,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
             route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
             # What a hook has made of a gradient, such as zeros of a mask, no reduction keeps.
             routes[name] = Route(name, route.shape) if has_hooks(parameter) else route
-    folded = {route.bias for route in routes.values()}
-    chosen = tuple(route for name, route in routes.items() if name not in folded)
+    chosen = routed(routes.values())
     if hooked := [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]:
         check_wire(getattr(spec.method, "wire", ""), hooked[0], "method.wire")
     for field in ("rank", "density"):

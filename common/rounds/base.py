@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from torch import Tensor
 
+from rankdad.common.errors import ProtocolError
 from rankdad.common.methods import MethodState
-from rankdad.common.metrics import Tally
 from rankdad.common.metrics.paired import Rows
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.protocol.messages import Body, Control, Kind, Message
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node
@@ -48,6 +49,38 @@ class Due:
     epoch: int
     stage: str | None = None
     split: Literal["validation", "test"] | None = None
+
+    def check(self, message: Message, status: int) -> None:
+        """Refuse a message of this round that is about something else.
+
+        Args:
+            message: a contribution or an update.
+            status: of the refusal.
+
+        Raises:
+            ProtocolError: names the field, and what was expected.
+        """
+        if message.kind is not self.kind:
+            raise ProtocolError(
+                status,
+                f"k: got {message.kind.name} in round {self.round}, expected {self.kind.name}",
+                code="kind-unexpected",
+                field="k",
+            )
+        if message.exchange != self.exchange:
+            raise ProtocolError(
+                status,
+                f"p: got exchange {message.exchange}, expected {self.exchange} of the step",
+                code="exchange-unexpected",
+                field="p",
+            )
+        for field in ("stage", "split", "fold", "epoch"):
+            expected = getattr(self, field)
+            got = getattr(message.body, field, expected)
+            if got != expected:
+                raise ProtocolError(
+                    status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
+                )
 
 
 @dataclass(frozen=True)
@@ -319,12 +352,12 @@ class Further(Round):
 
     def due(self, run: RunState) -> Due | None:
         """Return it until it has been held."""
-        asked = self.name in run.spec.record.rounds and self.name not in run.held
+        asked = self.name in run.spec.record.rounds and self.name not in run.progress.held
         return run.next(self.kind) if asked else None
 
     def apply(self, run: RunState, update: Message) -> None:
         """Take note that it has been held."""
-        run.held = (*run.held, self.name)
+        run.note(held=(*run.progress.held, self.name))
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
         """Write what was found into the summary."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.metrics import Tally
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node, names_in

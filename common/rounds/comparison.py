@@ -63,7 +63,7 @@ class ComparisonRound(Round):
         if body.replica:
             run.replica.check_parameters(body.replica)
             run.replica.load(body.replica)
-        run.compared = run.replica.step
+        run.note(compared=run.replica.step)
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
         """Write down how far they were apart."""

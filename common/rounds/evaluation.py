@@ -12,20 +12,14 @@ from pydantic import Field
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.metrics import (
-    Tally,
-    empty,
-    measured_on,
-    pack_tally,
-    same_labels,
-    tally_bytes,
-    unpack_monitoring,
-    unpack_tally,
-)
+from rankdad.common.metrics.monitoring import measured_on
+from rankdad.common.metrics.sums import Tally, empty, same_labels
+from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_monitoring, unpack_tally
+from rankdad.common.protocol.arrays import raw_bytes
 from rankdad.common.protocol.messages import Body, Control, Count, Figure, Kind, Measure, Message, Name, packed
 from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
 from rankdad.common.rounds.checks import Checks
-from rankdad.common.rounds.scores import compares, pack_scores, pooled_scores, unpack_scores
+from rankdad.common.rounds.scores import compares, pooled_scores, unpack_scores
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan
@@ -55,7 +49,10 @@ REFERENCES = packed(
     lambda tallies: b"".join(map(pack_tally, tallies)),
     lambda data, plan, known: _tallies(data, plan) if known.get("split") == "test" or data else (),
 )
-SCORES = packed(pack_scores, lambda data, plan, known: unpack_scores(plan, data) if data else None)
+SCORES = packed(
+    lambda scores: b"" if scores is None else raw_bytes(scores.float()),
+    lambda data, plan, known: unpack_scores(plan, data) if data else None,
+)
 
 
 class Evaluation(Control):
@@ -99,7 +96,7 @@ class EvaluationRound(Round):
         """Return the test of the best weights, or the validation of the present ones."""
         if run.trains:
             return run.next(self.kind, split="validation")
-        return run.next(self.kind, epoch=run.best_epoch, split="test")
+        return run.next(self.kind, epoch=run.progress.best_epoch, split="test")
 
     def contribution(self, site: Site, due: Due, *, counts: bool) -> Evaluation:
         """Return what the model's outputs add up to, and at a test what those of other models do."""

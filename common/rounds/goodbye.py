@@ -45,7 +45,7 @@ class GoodbyeRound(Round):
 
     def due(self, run: RunState) -> Due | None:
         """Return it when all folds have been tested."""
-        return run.next(self.kind) if run.study.over else None
+        return run.next(self.kind) if run.over else None
 
     def contribution(self, site: Site, due: Due, *, counts: bool) -> Goodbye:
         """Return the digest of a site's weights."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -191,7 +190,8 @@ class HelloRound(Round):
                 code="fields-differ",
                 field="d.equal",
             )
-        run.exact, run.study = body.exact, replace(run.study, equal=body.equal)
+        run.exact = body.exact
+        run.note(study=run.progress.study.model_copy(update={"equal": body.equal}))
         run.meet(body.train)
 
     def remember(self, checks: Checks, ready: Ready) -> None:

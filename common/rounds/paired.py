@@ -15,16 +15,8 @@ from torch import Tensor
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.metrics.auc import BINS
-from rankdad.common.metrics.paired import (
-    APART,
-    WITHIN,
-    Rows,
-    coarse,
-    contradiction,
-    measures,
-    positives,
-    squares,
-)
+from rankdad.common.metrics.paired import APART, WITHIN, Rows, coarse, measures, positives, squares
+from rankdad.common.metrics.paired_sums import contradiction
 from rankdad.common.metrics.sums import Tally
 from rankdad.common.protocol.arrays import pack_sums, unpack_sums
 from rankdad.common.protocol.messages import Body, Control, Count, Kind, Message, packed

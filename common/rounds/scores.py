@@ -16,6 +16,7 @@ from torch import Tensor
 from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.paired import LEAST, histograms, ranked, smoothed
 from rankdad.common.metrics.sums import Tally
+from rankdad.common.protocol.arrays import numbers_in
 from rankdad.common.spec import LeaveOneSiteOut, RunSpec
 
 if TYPE_CHECKING:
@@ -62,25 +63,19 @@ def pooled_scores(spec: RunSpec, fold: int, tests: Sequence[Sequence[Tally]]) ->
     return torch.stack([smoothed(total) for total in totals if isinstance(total, Tensor)]).float()
 
 
-def scores_bytes(plan: Plan) -> int:
-    """Return the size of what an answer to a test tells of scores, in bytes."""
-    return 4 * (1 + len(rivals(plan.references))) * ranked(plan.task) * 2 * BINS if plan.references else 0
-
-
-def pack_scores(scores: Tensor | None) -> bytes:
-    """Return histograms as bytes: float32, little-endian."""
-    return b"" if scores is None else scores.float().contiguous().numpy().tobytes()
+def scores_shape(plan: Plan) -> tuple[int, ...]:
+    """Return [models, outputs, 2, BINS] of what an answer to a test tells of scores."""
+    models = 1 + len(rivals(plan.references)) if plan.references else 0
+    return models, ranked(plan.task), 2, BINS
 
 
 def unpack_scores(plan: Plan, data: bytes) -> Tensor:
-    """Return histograms [models, outputs, 2, BINS] from the network.
+    """Return histograms from the network.
 
     Raises:
         ValueError: the size is wrong, or a number is none that can be counted.
     """
-    if len(data) != scores_bytes(plan):
-        raise ValueError(f"got {len(data)} bytes, expected {scores_bytes(plan)}")
-    scores = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    scores = numbers_in(data, torch.float32, *scores_shape(plan))
     if not bool(((scores >= 0) & (scores <= MAX_COUNT)).all()):
         raise ValueError(f"a count is not between 0 and {MAX_COUNT:g}")
-    return scores.reshape(-1, ranked(plan.task), 2, BINS)
+    return scores

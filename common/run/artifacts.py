@@ -20,7 +20,7 @@ from rankdad.common.files import check_file, sync_path, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.models.weights import wrong_numbers
 from rankdad.common.preparation import Fit, OwnFit, Preparing
-from rankdad.common.run.snapshot import Snapshot, under
+from rankdad.common.run.snapshot import Progress, under
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 
@@ -190,23 +190,23 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
         with safe_open(path, framework="pt") as file:
             document = json.loads(file.metadata()[""])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        run, course = document["run"], Snapshot.model_validate(document["course"], strict=False)
+        run, progress = document["run"], Progress.model_validate(document["progress"], strict=False)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             path, f"is no checkpoint that can be predicted with: {one_line(error)}", code="checkpoint-unreadable"
         ) from None
-    spec = validate(RunSpec, run, file=path)
+    spec, fold = validate(RunSpec, run, file=path), progress.study.fold
     best, totals = under("best", tensors), under("total", tensors)
     weights = best if best and which == "best" else under("weights", under("replica", tensors))
     whose = "the best weights so far" if weights is best else "the last weights"
     try:
-        fit = Preparing(spec).fit({name: total[min(course.fold, len(total) - 1)] for name, total in totals.items()})
+        fit = Preparing(spec).fit({name: total[min(fold, len(total) - 1)] for name, total in totals.items()})
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DataError(
             path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
         ) from None
     own = {f"fit/{name}": value for name, value in fit.tensors().items()}
-    fold = f", in training {course.fold + 1} of {spec.folds}" if spec.candidates else ""
-    fold = fold or (f", in fold {course.fold + 1} of {spec.folds}" if spec.folds > 1 else "")
-    words = f", {whose} after step {course.steps}{fold}"
+    training = f", in training {fold + 1} of {spec.folds}" if spec.candidates else ""
+    training = training or (f", in fold {fold + 1} of {spec.folds}" if spec.folds > 1 else "")
+    words = f", {whose} after step {progress.steps}{training}"
     return assemble(spec, weights, own, allowed_factories, path, words)

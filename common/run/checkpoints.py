@@ -29,13 +29,13 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import copies
-from rankdad.common.run.snapshot import Snapshot, under
+from rankdad.common.run.snapshot import Progress, under
 from rankdad.common.run.state import RunState
 
 SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
-FORMAT = 2  # of the document
+FORMAT = 3  # of the document
 
 _NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
@@ -98,7 +98,7 @@ class Checkpoints:
         for number, late in enumerate(changes):
             own |= {f"late-{number}/{name}": value for name, value in _tensors(late).items()}
         tensors = state.tensors() | _tensors(residuals) | own
-        whole = {**self._owner, **(document or {}), "course": state.snapshot().model_dump()}
+        whole = {**self._owner, **(document or {}), "progress": state.progress.model_dump()}
         whole["run"] = state.spec.model_dump(mode="json")
         if self._data_sha256 is not None:
             whole["data_sha256"] = self._data_sha256
@@ -140,10 +140,10 @@ class Checkpoints:
         """
         for path in reversed(self._paths()):
             document, tensors = self._read(path) or ({}, {})
-            if not document or (most_steps is not None and document["course"]["steps"] > most_steps):
+            if not document or (most_steps is not None and document["progress"]["steps"] > most_steps):
                 continue
             try:
-                state.load(Snapshot.model_validate_json(json.dumps(document["course"])), tensors)
+                state.load(Progress.model_validate_json(json.dumps(document["progress"])), tensors)
             except (ValueError, KeyError, RuntimeError, RecursionError) as error:
                 raise UserError(
                     f"{path}: is no checkpoint of this run: {one_line(error)}", code="checkpoint-of-another-run"
@@ -156,6 +156,25 @@ class Checkpoints:
             return Loaded(document, _residuals(tensors), under("moment", tensors), changes)
         return None
 
+    def packed(self) -> bytes | None:
+        """Return the checkpoint that was read or written last, for `receive`; None if none was.
+
+        Raises:
+            UserError: the disk is broken.
+        """
+        if not self._whole:
+            return None
+        path = self._whole[-1]
+        try:
+            return path.name.encode() + b"\n" + path.read_bytes()
+        except OSError as error:
+            raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
+
+    def receive(self, newest: bytes) -> None:
+        """Write the checkpoint that another process of the same owner has `packed`."""
+        name, _, content = newest.partition(b"\n")
+        (self.folder / name.decode()).write_bytes(content)
+
     def oldest(self) -> int | None:
         """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
         return _round(self._whole[0]) if len(self._whole) == KEPT else None
@@ -165,7 +184,7 @@ class Checkpoints:
         for path in reversed(self._paths()):
             if (checkpoint := self._read(path)) is not None:
                 document, tensors = checkpoint
-                return _packed(document["course"], {n: v for n, v in tensors.items() if n.startswith(SHARED)})
+                return _packed(document["progress"], {n: v for n, v in tensors.items() if n.startswith(SHARED)})
         return None
 
     def _paths(self) -> list[Path]:
@@ -227,13 +246,8 @@ def is_checkpoint(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
-def pack_state(state: RunState) -> bytes:
-    """Return where a run stands, for `take_over` in another process. Only between steps."""
-    return _packed(state.snapshot().model_dump(), state.tensors())
-
-
-def _packed(course: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:
-    document = json.dumps(course).encode()
+def _packed(progress: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    document = json.dumps(progress).encode()
     return _SIZE.pack(len(document)) + document + safetensors.torch.save(tensors)
 
 
@@ -245,8 +259,8 @@ def take_over(state: RunState, snapshot: bytes) -> None:
     """
     try:
         (size,) = _SIZE.unpack_from(snapshot)
-        course = Snapshot.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
-        state.load(course, safetensors.torch.load(snapshot[_SIZE.size + size :]))
+        progress = Progress.model_validate_json(snapshot[_SIZE.size : _SIZE.size + size])
+        state.load(progress, safetensors.torch.load(snapshot[_SIZE.size + size :]))
     except (struct.error, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ProtocolError(
             502, f"the aggregator's snapshot cannot be used: {one_line(error)}", code="snapshot-unusable"

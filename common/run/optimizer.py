@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.methods.local_steps import Average, LocalSteps, Nesterov
 from rankdad.common.run.factored_adam import FactoredAdam, moment_shapes
-from rankdad.common.spec import Adam, Average, Constant, Cosine, LocalSteps, Nesterov, Training
+from rankdad.common.spec import Adam, Constant, Cosine, Training
 
 
 def lr_scale(training: Training, sites: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -116,11 +116,12 @@ class Replica:
         """Return what captures the gradients of the model's passes; see `FactorCapture`."""
         return FactorCapture(self.model, only)
 
-    def passes(self, *, alike: bool = True) -> AbstractContextManager[None]:
+    def passes(self, samples: Sequence[int] = (), largest: int = 1) -> AbstractContextManager[None]:
         """Return a context for a step's passes.
 
         Args:
-            alike: whether all ranks that share the site's batches go through the model as many times.
+            samples: of each of the step's batches.
+            largest: samples that go through the model at once.
         """
         return nullcontext()
 
@@ -177,7 +178,7 @@ class Replica:
 
     def sketch(self) -> Tensor:
         """Return the sketch of the parameters; see `common.run.weight_sketch`."""
-        return sketch(dict(self.model.named_parameters()))
+        return sketch(self.parameters())
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
@@ -198,7 +199,7 @@ class Replica:
 
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
-        return weights_sha256(self.model.state_dict())
+        return weights_sha256(self.weights())
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A snapshot of a run's state between two steps: its numbers, and the check before it is used."""
+"""Where a run stands, as one value: it is what a snapshot holds beside tensors, and is checked before it is used."""
 
 from __future__ import annotations
 
@@ -10,46 +10,60 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rankdad.common.preparation import Preparing
-from rankdad.common.protocol.messages import Control, Count, Figure, Measure, Name
+from rankdad.common.protocol.messages import Control, Count, Measure, Name
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.study import Study
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.evaluation import MAX_FOLDS
 from rankdad.common.spec.federation import MAX_STALENESS
 from rankdad.common.spec.recording import MOST_ROUNDS
-from rankdad.common.spec.tuning import MAX_CANDIDATES
 
 Places = Annotated[tuple[Count, ...], Field(max_length=1000)]
 
 
-class Snapshot(Control):
-    """Where a run stands between two steps; with the state's tensors, all that is needed to go on.
+class Progress(Control):
+    """Where a run stands; between two steps this is, with the state's tensors, all that is needed to go on.
 
-    `steps` are those of the whole run. All else is named as in `RunState`.
+    Args:
+        round: number of the next round.
+        roster: training samples of every fold and site, in the plan's order; empty before hello.
+        held: rounds of other packages that have been held.
+        study: which of the run's trainings is made.
+        steps: optimizer steps done, of all trainings.
+        epoch: of the next step.
+        step: of the next step, within its epoch.
+        compared: how many of the training's steps had been done when the weights were compared last.
+        missing: places of the sites that the last step left out, in ascending order.
+        left_out: of each of the training's last steps, whose contributions may still join a later one.
+        late: weight of what was late in the last step.
+        best_value: best validation metric so far; None before the first.
+        best_epoch: when that was.
+        stale: epochs since then.
+        stopped: whether training has been ended before its last epoch.
     """
 
-    round: Count
-    fold: Count
-    began: Count
-    before: Count
-    epoch: Count
-    step: Count
-    steps: Count
-    compared: Count
-    roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)]
-    equal: Annotated[tuple[Count, ...], Field(max_length=MAX_FOLDS)] = ()
+    round: Count = 0
+    roster: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1001)] = ()
     held: Annotated[tuple[Name, ...], Field(max_length=MOST_ROUNDS)] = ()
-    missing: Places
+    study: Study = Study()
+    steps: Count = 0
+    epoch: Count = 0
+    step: Count = 0
+    compared: Count = 0
+    missing: Places = ()
     left_out: Annotated[tuple[tuple[Count, Places], ...], Field(max_length=MAX_STALENESS)] = ()
     late: Measure = 0.0
-    best_value: Annotated[float, Field(allow_inf_nan=False)] | None
-    best_epoch: Count
-    stale: Count
-    stopped: bool
-    tried: Annotated[tuple[tuple[Figure | None, Count], ...], Field(max_length=MAX_CANDIDATES)] = ()
+    best_value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    best_epoch: Count = 0
+    stale: Count = 0
+    stopped: bool = False
+
+    def at(self, study: Study) -> Progress:
+        """Return where a run stands at the beginning of another training."""
+        return Progress(round=self.round, roster=self.roster, held=self.held, study=study, steps=self.steps)
 
 
-def check_snapshot(
-    spec: RunSpec, plan: Plan, model: nn.Module, snapshot: Snapshot, named: Mapping[str, Tensor]
+def check_progress(
+    spec: RunSpec, plan: Plan, model: nn.Module, progress: Progress, named: Mapping[str, Tensor]
 ) -> None:
     """Check that a snapshot is one of this run.
 
@@ -57,7 +71,7 @@ def check_snapshot(
         spec: the run.
         plan: of the run.
         model: of the run.
-        snapshot: from a file or from the network.
+        progress: from a file or from the network.
         named: its tensors.
 
     Raises:
@@ -66,13 +80,16 @@ def check_snapshot(
     folds, totals = plan.folds, under("total", named)
     summed = [stage for stage in plan.stages if Preparing(spec).is_due(stage.name, exact=False)]  # where steps are made
     shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in summed}
-    if snapshot.fold >= folds or [len(fold) for fold in snapshot.roster] != [len(plan.sites)] * folds:
-        raise ValueError(f"fold {snapshot.fold} or its roster is none of this run's {folds} folds")
-    most, due = spec.training.epochs, snapshot.fold % (1 + len(spec.candidates))
-    if len(snapshot.tried) != due or any(epoch >= most for _, epoch in snapshot.tried):
-        raise ValueError(f"in fold {snapshot.fold} {due} candidates have been tried, of at most {most} epochs each")
-    places = [place for _, left_out in snapshot.left_out for place in left_out]
-    if len(snapshot.left_out) > plan.staleness or max(places, default=0) >= len(plan.sites):
+    study = progress.study
+    if study.fold >= folds or [len(fold) for fold in progress.roster] != [len(plan.sites)] * folds:
+        raise ValueError(f"fold {study.fold} or its roster is none of this run's {folds} folds")
+    if study.before > progress.steps or study.began > progress.round:
+        raise ValueError("its training begins after where it stands")
+    most, due = spec.training.epochs, study.fold % (1 + len(spec.candidates))
+    if len(study.tried) != due or any(epoch >= most for _, epoch in study.tried):
+        raise ValueError(f"in fold {study.fold} {due} candidates have been tried, of at most {most} epochs each")
+    places = [place for _, left_out in progress.left_out for place in left_out]
+    if len(progress.left_out) > plan.staleness or max(places, default=0) >= len(plan.sites):
         raise ValueError("the sites that its last steps have left out are not those of this run")
     if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
         raise ValueError("what preparation has added up is not what this run asks for")

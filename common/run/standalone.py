@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
-from rankdad.common.preparation.moments import along_channels
 from rankdad.common.run.artifacts import SavedModel, assemble
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.axes import channel_axis
 from rankdad.common.spec.tasks import MultiLabel, Regression
 
 TORCH, ONNX = ".pt2", ".onnx"
@@ -62,42 +61,16 @@ class Standalone(nn.Module):
                 code="cannot-export",
                 field="preparation.standardise",
             )
-        known = model.site_fit if spec.preparation.standardise == "site" and model.site_fit else fit
-        self.fill: Tensor | None
-        self.mean: Tensor | None
-        self.scale: Tensor | None
-        self.target: Tensor
-        self.network = model.network
-        self.dtype: torch.dtype = getattr(torch, spec.training.dtype)
-        self.tokens = spec.data.tokens is not None
-        self.task = spec.task
-        self.axis = channel_axis(spec.data, spec.model)
-        for name, value in (("fill", fit.fill), ("mean", known.mean), ("scale", known.scale)):
-            if value is None or self.tokens:  # torch.export takes no buffer that is None
-                setattr(self, name, None)
-            else:
-                self.register_buffer(name, value.to(torch.float64))
-        self.register_buffer("target", torch.tensor([fit.target_mean, fit.target_scale], dtype=torch.float64))
+        self.preparation = Preparing(spec).transform(fit, model.site_fit)
+        self.network, self.task = model.network, spec.task
+        self.dtype: torch.dtype = torch.int64 if spec.data.tokens is not None else getattr(torch, spec.training.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return probabilities [n, outputs] of inputs [n, *shape]; of regression the number, in the label's unit."""
-        prepared: Tensor = inputs
-        if self.fill is not None or self.mean is not None:
-            prepared = inputs.to(torch.float64)
-            if self.fill is not None:
-                prepared = torch.where(prepared.isnan(), self.fill, prepared)
-            if self.mean is not None and self.scale is not None:
-                dimensions = inputs.ndim - 1
-                prepared = prepared - along_channels(self.mean, self.axis, dimensions)
-                prepared = prepared / along_channels(self.scale, self.axis, dimensions)
-        outputs: Tensor = self.network(prepared if self.tokens else prepared.to(self.dtype)).to(torch.float64)
+        outputs: Tensor = self.network(self.preparation(inputs).to(self.dtype)).to(torch.float64)
         if isinstance(self.task, Regression):
-            outputs = outputs * self.target[1] + self.target[0]
-        elif isinstance(self.task, MultiLabel):
-            outputs = torch.sigmoid(outputs)
-        else:
-            outputs = torch.softmax(outputs, dim=1)
-        return outputs
+            return self.preparation.in_units(outputs)
+        return torch.sigmoid(outputs) if isinstance(self.task, MultiLabel) else torch.softmax(outputs, dim=1)
 
 
 def description(spec: RunSpec) -> dict[str, Any]:
@@ -174,6 +147,7 @@ def load_standalone(path: Path, allowed_factories: Collection[str]) -> SavedMode
     spec = validate(RunSpec, run, file=path)
     weights = {name.removeprefix("network."): value for name, value in held.items() if name.startswith("network.")}
     own = spec.preparation.standardise == "site"
+    held = {name.removeprefix("preparation."): value for name, value in held.items()}
     kept = {f"{'own' if own and name != 'fill' else 'fit'}/{name}": value
             for name, value in held.items() if name in ("fill", "mean", "scale")}  # fmt: skip
     kept |= {
@@ -209,7 +183,7 @@ def _program(model: SavedModel) -> torch.export.ExportedProgram:
             rows = torch.export.Dim("rows", min=1, max=1 << 30)
             program = torch.export.export(standalone, (examples[:3],), dynamic_shapes=({0: rows},))
             apart = (program.module()(examples) - standalone(examples)).abs().max()
-        if not apart < AGREES * standalone.target[1].clamp(min=1):
+        if not apart < AGREES * standalone.preparation.target[1].clamp(min=1):
             raise ValueError(f"its outputs are {float(apart):.1g} from the model's")
     except Exception as error:
         raise _cannot(model, error) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -25,17 +24,15 @@ from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.rounds.goodbye import Farewell
 from rankdad.common.rounds.registry import ROUNDS, due_of
 from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, largest_sizes, schedule
-from rankdad.common.run.lateness import Late, LeftOut, after_step, check_late, damped
+from rankdad.common.run.lateness import Late, after_step, check_late, damped
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
-from rankdad.common.run.snapshot import Snapshot, check_snapshot, under
+from rankdad.common.run.snapshot import Progress, check_progress, under
 from rankdad.common.run.study import Study, limited
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 
 MAX_WEIGHT = 1e15  # of an exact solution: no site's lies make another's outputs infinite
-STUDY = ("fold", "began", "before", "equal", "tried")  # of a snapshot
-SCALARS = tuple(name for name in Snapshot.model_fields if name not in (*STUDY, "steps", "roster", "missing"))
 
 
 class RunState:
@@ -50,31 +47,18 @@ class RunState:
         spec: the run.
         plan: of the run.
         preparing: what its stages of preparation add up to.
+        progress: where the run stands.
         initial: the weights that every fold begins with, where they are needed again.
-        round: number of the next round.
-        roster: training samples of every fold and site, in the plan's order; empty before hello.
         exact: whether the model is solved exactly, from sums, and takes no steps.
-        held: rounds of other packages that have been held.
         totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
-        study: which of the run's trainings is made.
-        epoch: of the next step.
-        step: of the next step, within its epoch.
-        missing: places of the sites that the last step left out.
-        left_out: of each of the fold's last steps, whose contributions may still join a later one.
-        late: weight of what was late in the last step.
         excluded: places of the sites that an exchange of this step has left out.
         bases: directions of the last step's update, by parameter: what the next reduction starts from.
-        compared: how many of the fold's steps had been done when the weights were compared last.
         validation: pooled metrics of the last epoch.
         buffers_pooled: whether this epoch's have been.
         decides: whether the next round decides over the epoch.
         pairs: whether the next round compares the models that have just been tested.
         test: pooled metrics of the best epoch's weights, of the last fold tested.
-        best_value: best validation metric so far; None before the first.
-        best_epoch: when that was.
-        best_weights: the weights of that epoch.
-        stale: epochs since then.
-        stopped: whether training has been ended before its last epoch.
+        best_weights: the weights of the best epoch so far.
         epochs: of this fold's training, at most.
         farewell: the last update.
     """
@@ -89,22 +73,13 @@ class RunState:
         self.buffers_pooled = False  # of this epoch
         self._first = self._schedule = Schedule((), (), (), 0)  # of the fold's first epoch, and of this one
         self.initial = replica.weights() if spec.folds > 1 or spec.references else {}
-        self.study = Study(spec, spec.folds)
-        self.round = 0
-        self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
-        self.stopped = self.decides = self.pairs = False
+        self.progress = Progress()
+        self.exact = self.decides = self.pairs = False
         self.epochs = spec.training.epochs
-        self.roster: tuple[tuple[int, ...], ...] = ()
-        self.exact = False
-        self.held: tuple[str, ...] = ()
         self.totals: dict[str, Tensor] = {}
-        self.missing: frozenset[int] = frozenset()
-        self.left_out: tuple[LeftOut, ...] = ()
-        self.late = 0.0
         self.bases: Mapping[str, Tensor] = {}
         self.validation: PooledMetrics | None = None
         self.test: PooledMetrics | None = None
-        self.best_value: float | None = None
         self.best_weights: dict[str, Tensor] = {}
         self.farewell: Farewell | None = None
 
@@ -135,34 +110,14 @@ class RunState:
         Raises:
             ProtocolError: names the field, and what was expected.
         """
-        due, body = self.due, message.body
+        due = self.due
         if due is None or message.round != due.round:
             expected = "none: the run has ended" if due is None else f"round {due.round}"
             raise ProtocolError(
                 status, f"r: got round {message.round}, expected {expected}", code="round-unexpected", field="r"
             )
-        if message.kind is not due.kind:
-            raise ProtocolError(
-                status,
-                f"k: got {message.kind.name} in round {due.round}, expected {due.kind.name}",
-                code="kind-unexpected",
-                field="k",
-            )
-        if message.exchange != due.exchange:
-            raise ProtocolError(
-                status,
-                f"p: got exchange {message.exchange}, expected {due.exchange} of the step",
-                code="exchange-unexpected",
-                field="p",
-            )
-        for field in ("stage", "split", "fold", "epoch"):
-            expected = getattr(due, field)
-            got = getattr(body, field, expected)
-            if got != expected:
-                raise ProtocolError(
-                    status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
-                )
-        check_late(self.left_out, message.late, self.plan.sites)
+        due.check(message, status)
+        check_late(self.progress.left_out, message.late, self.plan.sites)
         ROUNDS[due.kind].agrees(self, message, status)
 
     @property
@@ -175,14 +130,34 @@ class RunState:
         return ends or due.kind in (Kind.COMPARISON, Kind.STEP, Kind.BUFFERS)
 
     @property
+    def round(self) -> int:
+        """Number of the next round."""
+        return self.progress.round
+
+    @property
+    def roster(self) -> tuple[tuple[int, ...], ...]:
+        """Training samples of every fold and site, in the plan's order; empty before hello."""
+        return self.progress.roster
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step."""
+        return self.progress.epoch
+
+    @property
+    def step(self) -> int:
+        """Place of the next step within its epoch."""
+        return self.progress.step
+
+    @property
     def steps(self) -> int:
         """Optimizer steps done, of all folds."""
-        return self.study.before + self.replica.step
+        return self.progress.steps
 
     @property
     def rng_key(self) -> str:
         """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
-        within = str(self.round - self.study.began)
+        within = str(self.round - self.progress.study.began)
         return f"{self.fold}/{within}" if self.fold else within
 
     @property
@@ -201,13 +176,18 @@ class RunState:
     @property
     def fold(self) -> int:
         """Which of the run's trainings is made, from 0."""
-        return self.study.fold
+        return self.progress.study.fold
+
+    @property
+    def over(self) -> bool:
+        """Whether all trainings have been made and tested."""
+        return self.fold == self.spec.folds
 
     @property
     def trains(self) -> bool:
         """Whether there are epochs left to train in this fold."""
-        ready = bool(self.roster) and self.stage is None and not self.study.over
-        return ready and not self.exact and self.epoch < self.epochs and not self.stopped
+        ready = bool(self.roster) and self.stage is None and not self.over
+        return ready and not self.exact and self.epoch < self.epochs and not self.progress.stopped
 
     def totals_of(self, fold: int) -> dict[str, Tensor]:
         """Return what preparation's stages have added up for one fold."""
@@ -217,7 +197,7 @@ class RunState:
     def comparison_due(self) -> bool:
         """Whether the weights are compared before the next step."""
         every, step = self.spec.federation.compare_every, self.replica.step
-        return bool(every and step and step % every == 0 and self.compared != step)
+        return bool(every and step and step % every == 0 and self.progress.compared != step)
 
     def batch_sizes(self, site: int, fold: int) -> list[int]:
         """Return the sizes of a site's batches in a fold's first epoch; those of later ones are not smaller."""
@@ -261,7 +241,8 @@ class RunState:
 
     def share(self, site: int, weight: float) -> float:
         """Return a site's share of the next step's weight; the others are those that took part in the last step."""
-        return weight / (self.weight_without(self.missing - {site}) + self.late) if weight else 0.0
+        missing = {place for place in self.progress.missing if place != site}
+        return weight / (self.weight_without(missing) + self.progress.late) if weight else 0.0
 
     def late_weight(self, late: Collection[Late]) -> float:
         """Return what contributions to earlier steps weigh in the next."""
@@ -279,11 +260,15 @@ class RunState:
     @property
     def epochs_since_best(self) -> int:
         """Epochs since the best one, with the one that ends now; 0 if that is the best."""
-        value, best = self._value(), self.best_value
+        value, best = self._value(), self.progress.best_value
         if value is None or best is None:
             return 0
         improves = value < best if self.spec.training.monitor in LOWER_IS_BETTER else value > best
-        return 0 if improves else self.stale + 1
+        return 0 if improves else self.progress.stale + 1
+
+    def note(self, **changes: Any) -> None:
+        """Let the run stand elsewhere in some fields of its progress."""
+        self.progress = self.progress.model_copy(update=changes)
 
     def follow(self, update: Message) -> None:
         """Apply the update of the next round.
@@ -293,7 +278,7 @@ class RunState:
         """
         self.check(update, 502)
         ROUNDS[update.kind].apply(self, update)
-        self.round += 1
+        self.note(round=self.round + 1)
 
     def add_up(self, stage: str, total: Tensor) -> None:
         """Keep what a stage of preparation has added up; stages of a solution that has been found are over."""
@@ -326,12 +311,12 @@ class RunState:
                 )
         if problem := idle(self.spec, roster):
             raise ProtocolError(502, f"train: {problem}", code="preparation-impossible", field="train")
-        self.roster = roster
+        self.note(roster=roster)
         self._begin()
 
     def _begin(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Begin a fold, or go on with it, with the settings that it trains with."""
-        settings, self.epochs = self.study.settings
+        settings, self.epochs = self.progress.study.settings(self.spec)
         routes = limited(self.plan.routes, settings.method)
         self.method = settings.method.method(routes, self.replica.model, settings.seed)
         self.replica.restart(settings.training, weights)
@@ -347,14 +332,13 @@ class RunState:
 
     def next_fold(self) -> None:
         """Begin anew with the initial weights, unless this was the last fold."""
-        best = self.best_value, self.best_epoch
-        self.study = self.study.following(best, self.round + 1, self.steps)
-        if self.study.over:
+        best = self.progress.best_value, self.progress.best_epoch
+        study = self.progress.study.following(self.spec, best, self.round + 1, self.steps)
+        if study.fold == self.spec.folds:
+            self.note(study=study)
             return
-        self.epoch = self.step = self.compared = self.best_epoch = self.stale = 0
-        self.stopped = False
-        self.missing, self.left_out, self.late, self.bases = frozenset(), (), 0.0, {}
-        self.validation, self.best_value, self.best_weights = None, None, {}
+        self.progress = self.progress.at(study)
+        self.validation, self.best_weights, self.bases = None, {}, {}
         self._begin(self.initial)
         self._solve()
 
@@ -368,66 +352,57 @@ class RunState:
 
     def skip_to(self, fold: int) -> None:
         """Begin with a fold in place of the first, once all is prepared: folds have nothing from those before."""
-        self.study = replace(self.study, fold=fold, began=self.round if fold else 0)
+        self.note(study=Study(fold=fold, began=self.round if fold else 0, equal=self.progress.study.equal))
         self._begin()
         self._solve()
 
     def _finish_step(self, update: Message) -> None:
-        self.late = self.late_weight(update.late)
-        staleness = self.spec.federation.staleness
-        self.left_out = after_step(self.left_out, update.round, update.missing, update.late, staleness)
+        staleness, late = self.spec.federation.staleness, self.late_weight(update.late)
+        left_out = after_step(self.progress.left_out, update.round, update.missing, update.late, staleness)
         pooled = self.method.gradients(self._updates)
         self.bases = self.method.bases(self._updates)
         names = (slot.name for exchange in self.plan.exchanges for slot in exchange.down.projections)
         number = self.epoch * self._first.steps + self.step
         gradients = scatter(self.plan.routes, pooled, self.replica.rows)
         self.replica.apply(gradients, dict(zip(names, self._projections, strict=True)), number)
-        self._updates, self._projections, self.missing, self.excluded = [], (), update.missing, frozenset()
-        self.step += 1
+        self._updates, self._projections, self.excluded = [], (), frozenset()
+        missing = tuple(sorted(update.missing))
+        self.note(step=self.step + 1, steps=self.steps + 1, missing=missing, left_out=left_out, late=late)
 
     def end_epoch(self, *, best: bool, stop: bool) -> None:
         """Keep the weights if they are the best so far, and go on to the next epoch."""
-        value, self.stale = self._value(), self.epochs_since_best
+        changes: dict[str, Any] = {"stale": self.epochs_since_best, "stopped": stop, "epoch": self.epoch + 1, "step": 0}
         if best:
-            self.best_value, self.best_epoch = value, self.epoch
+            changes |= {"best_value": self._value(), "best_epoch": self.epoch}
             self.best_weights = self.replica.weights()
-        self.stopped, self.decides, self.buffers_pooled = stop, False, False
-        self.epoch, self.step = self.epoch + 1, 0
+        self.decides = self.buffers_pooled = False
+        self.note(**changes)
         self._begin_epoch()
 
     def _value(self) -> float | None:
         return None if self.validation is None else self.validation.values.get(self.spec.training.monitor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all tensors by name, on the CPU: with `snapshot`, all that is needed to go on."""
+        """Return copies of all tensors by name, on the CPU: with `progress`, all that is needed to go on."""
+        assert self.between_steps
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
         named |= {f"best/{name}": value for name, value in self.best_weights.items()}
         named |= {f"total/{name}": value for name, value in self.totals.items()}
         # Copies: a part of a received update would take the whole of it along.
         return named | copies({f"basis/{name}": value for name, value in self.bases.items()})
 
-    def snapshot(self) -> Snapshot:
-        """Return all else. Only between steps."""
-        assert self.between_steps
-        scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
-        scalars |= {name: getattr(self.study, name) for name in STUDY}
-        return Snapshot(**scalars, steps=self.steps, roster=self.roster, missing=tuple(sorted(self.missing)))
-
-    def load(self, snapshot: Snapshot, tensors: Mapping[str, Tensor]) -> None:
-        """Go to where a snapshot and its tensors were taken.
+    def load(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
+        """Go to where a run stood between two steps.
 
         Raises:
-            ValueError: they are not those of this run; see `check_snapshot`.
+            ValueError: that is none of this run; see `check_progress`.
             RuntimeError, KeyError: the tensors are not those of this replica.
         """
-        check_snapshot(self.spec, self.plan, self.replica.model, snapshot, tensors)
-        for name in SCALARS:
-            setattr(self, name, getattr(snapshot, name))
-        self.study = replace(self.study, **{name: getattr(snapshot, name) for name in STUDY})
+        check_progress(self.spec, self.plan, self.replica.model, progress, tensors)
+        self.progress = progress
         self.totals = under("total", tensors)
-        self.meet(snapshot.roster)
-        self.missing = frozenset(snapshot.missing)
-        self.replica.load_state(under("replica", tensors), snapshot.steps - snapshot.before)
+        self.meet(progress.roster)
+        self.replica.load_state(under("replica", tensors), progress.steps - progress.study.before)
         self.best_weights = under("best", tensors)
         device = self.replica.device
         self.bases = {name: value.to(device) for name, value in under("basis", tensors).items()}

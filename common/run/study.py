@@ -7,23 +7,26 @@ kept. Repeats of folds that are as one before at every site are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from rankdad.common.lowrank.routes import Route
+from rankdad.common.protocol.messages import Control, Count, Figure
 from rankdad.common.spec import MethodSpec, RunSpec
+from rankdad.common.spec.evaluation import MAX_FOLDS
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
+from rankdad.common.spec.tuning import MAX_CANDIDATES
 
-Best = tuple[float | None, int]
+Best = tuple[Figure | None, Count]
 """The best validation metric of a training, None where it has none, and its epoch."""
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(Control):
     """Which of a run's trainings is made.
 
     Args:
-        spec: the run.
-        trainings: how many there are.
         fold: which one, from 0; how many there are when all have been made and tested.
         began: its first round.
         before: optimizer steps of those before.
@@ -31,26 +34,17 @@ class Study:
         tried: the best of each candidate so far for the model that is made now.
     """
 
-    spec: RunSpec
-    trainings: int
-    fold: int = 0
-    began: int = 0
-    before: int = 0
-    equal: tuple[int, ...] = ()
-    tried: tuple[Best, ...] = ()
+    fold: Count = 0
+    began: Count = 0
+    before: Count = 0
+    equal: Annotated[tuple[Count, ...], Field(max_length=MAX_FOLDS)] = ()
+    tried: Annotated[tuple[Best, ...], Field(max_length=MAX_CANDIDATES)] = ()
 
-    @property
-    def over(self) -> bool:
-        """Whether all trainings have been made and tested."""
-        return self.fold == self.trainings
-
-    @property
-    def settings(self) -> tuple[RunSpec, int]:
-        """The run with the settings of this training, and how many epochs that has at most.
+    def settings(self, spec: RunSpec) -> tuple[RunSpec, int]:
+        """Return the run with the settings of this training, and how many epochs that has at most.
 
         What is chosen is trained for as many epochs as were best, at the learning rates that these had.
         """
-        spec = self.spec
         if not spec.candidates:
             return spec, spec.training.epochs
         candidate = spec.place(self.fold)[1]
@@ -60,21 +54,22 @@ class Study:
         best = chosen(spec, self.tried)
         return spec.with_settings(spec.candidates[best]), self.tried[best][1] + 1
 
-    def following(self, best: Best, began: int, before: int) -> Study:
+    def following(self, spec: RunSpec, best: Best, began: int, before: int) -> Study:
         """Return the study at its next training.
 
         Args:
+            spec: the run.
             best: of this training.
             began: the first round of the next.
             before: steps so far.
         """
-        is_candidate = self.spec.place(self.fold)[1] is not None
+        is_candidate = spec.place(self.fold)[1] is not None
         tried, fold = (*self.tried, best) if is_candidate else (), self.fold + 1
-        while self.spec.repeat(fold) in self.equal:
+        while spec.repeat(fold) in self.equal:
             fold += 1
-        if fold == self.trainings:  # what has been trained last stays as it is
-            return replace(self, fold=fold, tried=tried)
-        return replace(self, fold=fold, began=began, before=before, tried=tried)
+        if fold == spec.folds:  # what has been trained last stays as it is
+            began, before = self.began, self.before
+        return Study(fold=fold, began=began, before=before, equal=self.equal, tried=tried)
 
 
 def chosen(spec: RunSpec, tried: Sequence[Best]) -> int:

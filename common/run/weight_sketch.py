@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rankdad.common.protocol.arrays import numbers_in
+
 PARTS = 64
-SKETCH_BYTES = 8 * PARTS
 
 
 def sketch(weights: Mapping[str, Tensor]) -> Tensor:
@@ -60,9 +61,7 @@ def unpack_sketch(data: bytes) -> Tensor:
     Raises:
         ValueError: its size is wrong, or it holds NaN or infinity.
     """
-    if len(data) != SKETCH_BYTES:
-        raise ValueError(f"got {len(data)} bytes, expected {SKETCH_BYTES}")
-    sums = torch.frombuffer(bytearray(data), dtype=torch.float64)
+    sums = numbers_in(data, torch.float64, PARTS)
     if not bool(torch.isfinite(sums).all()):
         raise ValueError("holds NaN or infinity, expected finite numbers")
     return sums

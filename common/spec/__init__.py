@@ -6,15 +6,6 @@ Unions are told apart by their field `name`, data by their `reader`.
 
 from __future__ import annotations
 
-from rankdad.common.methods.dad import Dad
-from rankdad.common.methods.dsgd import Dsgd
-from rankdad.common.methods.edad import Edad
-from rankdad.common.methods.local_steps import Average, LocalSteps, Nesterov, OuterAdam
-from rankdad.common.methods.powersgd import PowerSgd
-from rankdad.common.methods.rank_dad import RankDad
-from rankdad.common.methods.top_k import TopK
-from rankdad.common.methods.top_rows import TopRows
-from rankdad.common.numbers import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName, site_name
 from rankdad.common.spec.method import MethodSpec
@@ -25,30 +16,15 @@ __all__ = [
     "ALONE",
     "RESERVED",
     "Adam",
-    "Average",
     "Constant",
     "Cosine",
-    "Dad",
-    "Dsgd",
-    "Edad",
     "Federation",
-    "Fraction",
     "Holdout",
     "KFold",
     "LeaveOneSiteOut",
-    "LocalSteps",
     "MethodSpec",
-    "Nesterov",
-    "NonNegativeFloat",
-    "OuterAdam",
-    "PositiveFloat",
-    "PositiveInt",
-    "PowerSgd",
-    "RankDad",
     "RunSpec",
     "SiteName",
-    "TopK",
-    "TopRows",
     "Training",
     "site_name",
 ]

@@ -20,6 +20,7 @@ from rankdad.common.spec.table_schema import (
     Column,
     FileName,
     Level,
+    Place,
     PositiveInt,
     Shape,
     first_repeated,
@@ -95,10 +96,6 @@ class TableData(Tabular):
         listed = self.categorical.get(column, ())
         return len(listed) + (bool(listed) and column in self._others)
 
-    def is_indicated(self, column: str) -> bool:
-        """Tell whether an indicator of missing values stands beside an input."""
-        return column in self._indicated
-
     def is_logarithm(self, column: str) -> bool:
         """Tell whether the logarithm of a column is taken."""
         return column in self._logarithms
@@ -141,6 +138,19 @@ class TableData(Tabular):
         """Columns of the inputs that have their names here."""
         return tuple(literal(entry) for entry in self.features if not is_pattern(entry))
 
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where each column of the inputs is, in order.
+
+        Raises:
+            SpecError: a pattern stands for some inputs.
+        """
+        found, first = list[Place](), 0
+        for column in self.inputs:
+            found.append(Place(column, first, self.levels(column), column in self._indicated))
+            first = found[-1].whole.stop
+        return tuple(found)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample's input.
@@ -148,7 +158,7 @@ class TableData(Tabular):
         Raises:
             SpecError: a pattern stands for some inputs.
         """
-        return (sum((self.levels(column) or 1) + self.is_indicated(column) for column in self.inputs),)
+        return (self.places[-1].whole.stop,)
 
     @property
     def tokens(self) -> None:

@@ -36,6 +36,6 @@ def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[st
     if name == method and before.get("name") == name:
         return dict(before)
     options = METHODS[name]
-    asked = "rank" in options.model_fields and options.stands_for.get(method) is None
-    rank = {"rank": before.get("rank", 2)} if asked else {}
+    asked = options.model_fields.get("rank")
+    rank = {"rank": before.get("rank", 2)} if asked is not None and asked.is_required() else {}
     return {"name": name, **rank} | ({"preset": method} if method in presets else {})

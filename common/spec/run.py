@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rankdad.common.documents import Part, load_json, replace, validate
+from rankdad.common.documents import Part, load_json, replace, validate, words
 from rankdad.common.errors import SpecError
 from rankdad.common.methods.local_steps import LocalSteps
 from rankdad.common.spec.asked import columns_of, files_of
@@ -29,6 +29,7 @@ from rankdad.common.spec.tuning import Candidate, Tuning
 
 MAX_TRAININGS = 1000  # of a run
 
+P = TypeVar("P", bound=Part)
 PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
 
 
@@ -146,15 +147,10 @@ class RunSpec(Part):
     @field_validator("method")
     @classmethod
     def _local_steps_are_not_projected(cls, method: MethodSpec, info: ValidationInfo) -> MethodSpec:
-        training = info.data.get("training")
-        if (
-            isinstance(method, LocalSteps)
-            and method.local_steps is not None
-            and training
-            and training.sends_projections
-        ):
+        training, local = info.data.get("training"), _local(method)
+        if local and training and training.sends_projections:
             preset = getattr(method, "preset", None)
-            got = f"the preset {preset} has {method.local_steps}" if preset else f"got {method.local_steps}"
+            got = f"the preset {preset} has {local.local_steps}" if preset else f"got {local.local_steps}"
             raise ValueError(
                 f"local_steps: {got}, but training.optimizer.second_moment is factored, which is known of single "
                 f"batches alone: expected elementwise, or no {'preset' if preset else 'local_steps'}"
@@ -182,8 +178,8 @@ class RunSpec(Part):
         training, method = (info.data.get(name) for name in ("training", "method"))
         if tuning is None or training is None or method is None:
             return tuning
-        if isinstance(method, LocalSteps) and method.local_steps is not None:
-            raise ValueError(f"is not possible with method.local_steps, which is {method.local_steps}")
+        if local := _local(method):
+            raise ValueError(f"is not possible with method.local_steps, which is {local.local_steps}")
         if not training.validation:
             raise ValueError("needs samples to choose by, but training.validation is 0")
         if max(tuning.epochs, default=0) > training.epochs:
@@ -193,8 +189,6 @@ class RunSpec(Part):
         own = getattr(method, "rank", 0)
         if tuning.rank and max(tuning.rank) > own:
             raise ValueError(f"rank: got {max(tuning.rank)}, expected at most method.rank {own}")
-        for rank in tuning.rank:
-            method.check_rank(rank)
         return tuning
 
     @field_validator("record")
@@ -204,7 +198,7 @@ class RunSpec(Part):
         if record.spectra and method is not None and not method.updates_are_factors:
             raise ValueError(
                 f"spectra: got {record.spectra}, but updates of {method.name} are no factors: expected 0, or one of "
-                "rank-dad, dad and top-rows"
+                "rank-dad and dad"
             )
         return record
 
@@ -253,8 +247,7 @@ class RunSpec(Part):
     @property
     def local(self) -> LocalSteps | None:
         """What sites do between two exchanges; None where they exchange every batch's gradient."""
-        method = self.method
-        return method if isinstance(method, LocalSteps) and method.local_steps is not None else None
+        return _local(self.method)
 
     @property
     def local_steps(self) -> int | Literal["epoch"] | None:
@@ -345,28 +338,20 @@ class RunSpec(Part):
         own = self.federation.overrides.get(site)
         if own is None:
             return self
-        training, method = self.training, self.method
-        if own.batch_size is not None:
-            training = training.model_copy(update={"batch_size": own.batch_size})
-        if own.local_steps is not None:
-            method = method.model_copy(update={"local_steps": own.local_steps})
-        return self.model_copy(update={"training": training, "method": method})
+        return self._with({"batch_size": own.batch_size}, {"local_steps": own.local_steps})
 
     def with_settings(self, candidate: Candidate) -> RunSpec:
         """Return the run with a candidate's settings in place of its own."""
-        training, method = self.training, self.method
-        if candidate.weight_decay is not None:
-            optimizer = training.optimizer.model_copy(update={"weight_decay": candidate.weight_decay})
-            training = training.model_copy(update={"optimizer": optimizer})
-        if candidate.epochs is not None:
-            training = training.model_copy(update={"epochs": candidate.epochs})
-        if candidate.rank is not None:
-            method = method.model_copy(update={"rank": candidate.rank})
-        return self.model_copy(update={"training": training, "method": method})
+        optimizer = _replaced(self.training.optimizer, {"weight_decay": candidate.weight_decay})
+        return self._with({"optimizer": optimizer, "epochs": candidate.epochs}, {"rank": candidate.rank})
+
+    def _with(self, training: Mapping[str, Any], method: Mapping[str, Any]) -> RunSpec:
+        update = {"training": _replaced(self.training, training), "method": _replaced(self.method, method)}
+        return self.model_copy(update=update)
 
     def says(self, word: str) -> bool:
         """Tell whether a word is one of the run's own: a field's path, or what a field holds or is called."""
-        return word in _words(self.model_dump(mode="json"))
+        return word in words(self.model_dump(mode="json"))
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
@@ -374,27 +359,22 @@ class RunSpec(Part):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _words(document: object, path: str = "") -> Iterator[str]:
-    """Yield all texts of a document, and the paths of its fields."""
-    if isinstance(document, Mapping):
-        for name, value in document.items():
-            yield from (name, f"{path}{name}", *_words(value, f"{path}{name}."))
-    elif isinstance(document, list):
-        for value in document:
-            yield from _words(value)
-    elif isinstance(document, str):
-        yield document
-
-
 def _why_none_joins(method: MethodSpec) -> str:
     """Return why no late contribution can join a later step; "" if it can."""
     if not method.joins_later:
         return f"a late contribution of {method.name} has no place in a later step: expected rank-dad or dsgd"
-    if isinstance(method, LocalSteps) and method.local_steps is not None and method.moments == "kept":
-        return (
-            "method.moments is kept, and nobody could say after which steps a late site's moments are: expected reset"
-        )
-    return ""
+    local = _local(method)
+    kept = "method.moments is kept, and nobody could say after which steps a late site's moments are: expected reset"
+    return kept if local and local.moments == "kept" else ""
+
+
+def _local(method: MethodSpec) -> LocalSteps | None:
+    return method if isinstance(method, LocalSteps) and method.local_steps is not None else None
+
+
+def _replaced(part: P, values: Mapping[str, Any]) -> P:
+    """Return a part with other values; None keeps its own."""
+    return part.model_copy(update={name: value for name, value in values.items() if value is not None})
 
 
 def training_name(fold: int, tested: int, folds: int, candidates: int = 0) -> str:

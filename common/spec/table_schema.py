@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -70,3 +70,29 @@ def first_repeated(names: Iterable[str]) -> str:
             return name
         seen.add(name)
     return ""
+
+
+class Place(NamedTuple):
+    """Where a column is among a sample's inputs.
+
+    Args:
+        column: its name.
+        first: place of its number, or of its first level.
+        levels: how many it has; 0 of numbers.
+        is_indicated: whether an indicator of missing values stands behind it.
+    """
+
+    column: str
+    first: int
+    levels: int
+    is_indicated: bool
+
+    @property
+    def values(self) -> slice:
+        """Its number, or its levels."""
+        return slice(self.first, self.first + (self.levels or 1))
+
+    @property
+    def whole(self) -> slice:
+        """All of it, an indicator among it."""
+        return slice(self.first, self.values.stop + self.is_indicated)

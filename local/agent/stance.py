@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rankdad.common.errors import PolicyError, RankdadError, one_line
 from rankdad.common.needs import Need, needs, shown
-from rankdad.common.policy import MAX_NAMES, Policy
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import MAX_NAMES, check_run
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.protocol.service import MAX_NEEDED, MAX_REFUSALS, Question, Refusal, Stance
 from rankdad.common.spec.asked import not_listed
@@ -42,7 +43,7 @@ def stance_on(config: SiteConfig, question: Question) -> Stance:
                 found.append(Refusal(line=error.field, code=error.code))
 
         def planned(policy: Policy, plan: Plan) -> None:
-            needed[:] = needs(policy, lambda one: one.check(own, plan))
+            needed[:] = needs(policy, lambda one: check_run(one, own, plan))
 
         permitted(config, spec, planned=planned)
     except RankdadError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankdad.common.errors import counted
-from rankdad.common.policy import Policy, largest_whole, rows_sent
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import largest_whole, rows_sent
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan

@@ -54,10 +54,10 @@ def encode(
     gaps, holes = _Gaps(rows, refuses=not training), _Gaps(rows)
     lacking = holes if data.missing == "impute" else gaps
     inputs: list[Array] = []
-    for column in data.inputs:
-        own = _column(data, tables, column, dtype, lacking)
+    for place in data.places:
+        own = _column(data, tables, place.column, dtype, lacking)
         inputs.append(own)
-        if data.is_indicated(column):
+        if place.is_indicated:
             inputs.append(np.isnan(own.reshape(rows, -1)[:, 0]).astype(np.float64))
     kept_columns = [_column(data, tables, column, "float64", gaps, full_rank=True) for column in keep]
     labels, unlabelled, told = labels_for(data, tables, training=training)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rankdad.common.errors import visible
@@ -70,6 +70,12 @@ class Dealt:
         """
         beginning = self.beginning()
         return self.secret.name("order", self.run, rows, *([beginning] if beginning else []))
+
+    def unnoted(self) -> Dealt:
+        """Return the same, of which nothing more is noted in the site's log nor asked of it: another process does."""
+        plain = Dealt(self.parts, self.sizes, self.secret)
+        own = {name: getattr(plain, name) for name in ("keep", "tell", "places", "place", "begun", "beginning")}
+        return replace(self, **own)
 
     def notes(self) -> tuple[str, ...]:
         """Return what the person at the site should know."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rankdad.common.preparation import Fit, OwnFit, Preparing
+from rankdad.common.preparation import Fit, Preparing
+from rankdad.common.preparation.transform import Transform
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import Regression
 from rankdad.local.data import Samples, SiteData
 
 MOST_SAMPLES, MOST_NUMBERS = 64, 1024  # by which it is looked how far a model has moved, and of each
@@ -26,10 +26,8 @@ class Prepared:
         train: samples to train on.
         validation: samples that choose the best epoch.
         test: samples that nothing else has seen.
-        fit: what all sites' training rows say.
-        own: what this site's alone say.
+        transform: what prepared them, by what all sites' training rows say, and this site's.
         first: what they say in the first fold: tests of all folds add up, and take deviations from there.
-        numbers: whether labels are numbers.
         people: whose each sample of the validation is; None where each is of another person.
         order_key: what the order of batches is drawn from.
         test_groups: which group each sample of the test is of; None where the run knows of none.
@@ -42,24 +40,14 @@ class Prepared:
     train: Samples
     validation: Samples
     test: Samples
-    fit: Fit
-    own: OwnFit
+    transform: Transform
     first: Fit
-    numbers: bool
     people: Tensor | None
     order_key: str
     test_groups: Tensor | None
     tested: Tensor | None
     smooth: bool
     looked: tuple[Tensor, Samples] | None = None
-
-    def in_units(self, outputs: Tensor) -> Tensor:
-        """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
-        return outputs.double() * self.fit.target_scale + self.fit.target_mean if self.numbers else outputs
-
-    def as_learned(self, outputs: Tensor) -> Tensor:
-        """Return numbers in the label's own unit as the network learns them."""
-        return (outputs - self.fit.target_mean) / self.fit.target_scale if self.numbers else outputs
 
 
 def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) -> Prepared:
@@ -73,13 +61,12 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
     """
     preparing = Preparing(spec)
     fit = preparing.fit(state.totals_of(state.fold))
-    own = preparing.own(fit, data.rows(state.fold))
+    transform = preparing.transform(fit, preparing.own(fit, data.rows(state.fold)))
     samples, split = data.samples, data.splits[state.fold]
     dtype = next(replica.model.parameters()).dtype
-    inputs = preparing.apply(fit, own, samples.inputs, data.covariates, dtype)
-    whole = Samples(inputs, preparing.apply_labels(fit, samples.labels))
+    inputs = transform.prepared(samples.inputs, data.covariates, dtype)
+    whole = Samples(inputs, transform.as_learned(samples.labels))
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
-    numbers = isinstance(spec.task, Regression)
     first, order_key = preparing.fit(state.totals_of(0)), data.order_key(state.fold)
     people, tested = (None if data.groups is None else data.groups[rows] for rows in (split.validation, split.test))
     groups, smooth = tested if spec.grouped else None, data.parts is not None
@@ -88,10 +75,8 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
         train,
         validation,
         test,
-        fit,
-        own,
+        transform,
         first,
-        numbers,
         people,
         order_key,
         groups,

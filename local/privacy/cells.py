@@ -12,10 +12,11 @@ from torch import Tensor
 from rankdad.common.errors import FewSamplesError, counted
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_network
-from rankdad.common.policy import Policy, fewest_rows_sent, refusal
-from rankdad.common.preparation.description import blocks
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import fewest_rows_sent
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.refusals import refusal
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -45,7 +46,8 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
 
     A column counts by the share of samples that have another value than most: what most have needs no solving for. Its
     levels are one column, whatever levels a run lists: an owner may invent some. One that follows from others, such as
-    the same in another unit, does not count. Of samples of a file each, it is what some files hold.
+    the same in another unit, does not count. Of samples of a file each, it is what some files hold. Series and pictures
+    have no more cells than their axes have independent places: a channel that stays for a patient's life has one.
 
     Raises:
         DataError: a file cannot be read.
@@ -61,32 +63,38 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
     rows = flat.nan_to_num(math.inf)
     weights = _others(rows) / max(1, len(rows) - 1)
     if isinstance(spec.data, TableData):  # of a column's levels most count
-        named = zip(spec.data.inputs, blocks(spec.data), strict=True)
-        for name, (at, levels) in named:
-            own = weights[at : at + (levels or 1) + spec.data.is_indicated(name)]
+        for place in spec.data.places:
+            own = weights[place.whole]
             own[own < own.max()] = 0
             own[1:][own[1:] == own.max()] = 0
-    return float((weights * _independent(flat, weights)).sum()) + 1
+    cells = float((weights * _independent(flat, weights)).sum())
+    if inputs.ndim > 2:
+        cells = min(cells, _held(inputs[some].double().nan_to_num(0), 0.0, first=1))
+    return cells + 1
 
 
-def _held(sample: Tensor, noise: float) -> float:
+def _held(sample: Tensor, noise: float, first: int = 0) -> float:
     """Return of how many numbers a sample can be made, axis by axis: of pictures that were scaled up, those before.
 
     Source: Tucker 1966, "Some mathematical notes on three-mode factor analysis" (the ranks of a tensor's unfoldings).
 
     Args:
-        sample: [channels, height, width], or a volume.
+        sample: [channels, height, width], or a volume; with `first` 1 several samples.
         noise: standard deviation of what is rounding in each of its numbers, at least.
+        first: axis of a sample.
     """
     numbers = sample.double().cpu()
     noise = max(noise, 1e-6 * float(numbers.abs().max()))
     cells = 1.0
-    for axis in range(numbers.ndim):
+    for axis in range(first, numbers.ndim):
         rows = numbers.movedim(axis, 0).flatten(1)
+        if first and rows.shape[1] < 2 * rows.shape[0]:  # few samples follow from few places
+            cells *= rows.shape[0]
+            continue
         sizes = torch.linalg.eigvalsh(rows @ rows.T).clamp_min(0).sqrt()
         rounding = 1.5 * noise * (math.sqrt(rows.shape[0]) + math.sqrt(rows.shape[1]))
         cells *= max(1, int((sizes > rounding).sum()))
-    return min(cells, float(numbers.numel()))
+    return min(cells, float(math.prod(numbers.shape[first:])))
 
 
 def _changed(data: SiteData) -> float:

@@ -103,10 +103,8 @@ class Dealing:
             return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told, most, anew=anew)
 
         def places(anew: bool) -> Places:
-            known, outputs = log.places(None if anew else run), self.spec.task.outputs
-            return tuple(
-                Place(unpack_sketch(sketch), steps, Flows.unpack(flows, outputs)) for sketch, steps, flows in known
-            )
+            known = log.places(None if anew else run)
+            return tuple(Place(unpack_sketch(sketch), steps, Flows.unpack(flows)) for sketch, steps, flows in known)
 
         def place(here: Place) -> None:
             flows = b"" if here.flows is None else here.flows.pack()

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rankdad.common.policy import MinLevel
-from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -114,8 +113,8 @@ def _as_used(spec: RunSpec, used: Reading, level: MinLevel, parts: Array) -> Arr
         return used.inputs
     filled = inputs.isnan() & ~found.isnan()
     if isinstance(spec.data, TableData):
-        for first, levels in blocks(spec.data):
-            filled[:, first : first + levels] = False
+        for place in spec.data.places:
+            filled[:, place.first : place.first + place.levels] = False
     return found.masked_fill(filled, torch.inf).numpy()
 
 
@@ -131,8 +130,7 @@ def _told_apart(spec: RunSpec, reading: Reading, by: Collection[str] | None) -> 
     assert labels is not None
     if by is None or not isinstance(data, TableData) or isinstance(reading.inputs, FileSamples):
         return labels
-    places = zip(data.inputs, blocks(data), strict=True)
-    columns = [reading.inputs[:, at : at + (levels or 1)] for column, (at, levels) in places if column in by]
+    columns = [reading.inputs[:, place.values] for place in data.places if place.column in by]
     if not columns:
         return labels
     columns += [labels] * (not set(data.targets).isdisjoint(by))
@@ -171,12 +169,12 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
     if isinstance(inputs, FileSamples):
         found["samples"] = _cells(np.zeros(len(inputs)) if inputs.checksums is None else inputs.checksums)
     elif isinstance(data, TableData):
-        for column, (first, levels) in zip(data.inputs, blocks(data), strict=True):
-            if levels:
-                listed = [*map(_value, data.categorical[column]), b"any other"]
-                found[column] = _levels(inputs[:, first : first + levels], listed)
+        for here in data.places:
+            if here.levels:
+                listed = [*map(_value, data.categorical[here.column]), b"any other"]
+                found[here.column] = _levels(inputs[:, here.values], listed)
             else:
-                found[column] = _cells(inputs[:, first])
+                found[here.column] = _cells(inputs[:, here.first])
     elif math.prod(inputs.shape[1:]) <= MOST_COLUMNS:
         found = {str(place): _cells(column) for place, column in enumerate(inputs.reshape(len(inputs), -1).T)}
     else:

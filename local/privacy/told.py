@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.lowrank.routes import Route
-from rankdad.common.policy import Policy, refusal
+from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.privacy.repeated import (
     Sent,
@@ -22,6 +22,7 @@ from rankdad.common.privacy.repeated import (
 )
 from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.refusals import refusal
 from rankdad.common.spec import RunSpec
 from rankdad.local.data import SiteData
 from rankdad.local.privacy.cells import StepNumbers, cells_of_row, varies

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rankdad.common.policy import MinLevel
-from rankdad.common.preparation.description import blocks
 from rankdad.common.privacy.levels import without_rare
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
@@ -32,9 +31,9 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
     shape, inputs = inputs.shape, inputs.flatten(1)
     levels, bounds = list[tuple[int, int]](), inputs.new_tensor([[-torch.inf, torch.inf]]).repeat(inputs.shape[1], 1)
     if isinstance(spec.data, TableData):
-        levels = [block for block in blocks(spec.data) if block[1]]
-        for column, (first, _) in zip(spec.data.inputs, blocks(spec.data), strict=True):
-            bounds[first] = inputs.new_tensor(bounds_of(spec.data, column))
+        levels = [(place.first, place.levels) for place in spec.data.places if place.levels]
+        for place in spec.data.places:
+            bounds[place.first] = inputs.new_tensor(bounds_of(spec.data, place.column))
     if parts is None or level.by == "site":
         parts = torch.zeros(len(inputs), dtype=torch.int64)
     found = inputs.clone()

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,10 +29,10 @@ from rankdad.common.devices import device_here
 from rankdad.common.errors import RankdadError
 from rankdad.local.shutdown_signals import ShutdownError
 
-PATIENCE = timedelta(minutes=10)  # for which rank 0 waits for the others to read their data, as it does itself
+PATIENCE = timedelta(minutes=10)  # for which ranks wait for each other to read their data, or to evaluate
 IN_STEP = timedelta(minutes=1)  # for which it waits for their part of a step, once it has computed its own
 ENDLESS = timedelta(days=365)  # for which the others wait for rank 0, and it for other sites
-FAREWELL = 10.0  # seconds for which a rank that has to end waits until rank 0 has said why
+FAREWELL = 10.0  # seconds for which a rank that is cut off waits until rank 0 has said why
 SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off say that they live
 REASON, HEARD, LIVES = "reason", "heard", "lives"  # keys of the store
 
@@ -104,7 +105,7 @@ class Ranks:
             gloo.wait([f"joined/{rank}" for rank in range(self.size)], joining)
         except (RuntimeError, ValueError, OSError) as error:
             raise not_joined(error) from None
-        self._connections = {each: it for each, it in _sockets().items() if before.get(each) != it}
+        self._connections = _sockets() - before
         self._store = PrefixStore("rankdad", store)
         self._wait_for_others(PATIENCE)
         self.group: dist.ProcessGroup | None = None
@@ -131,11 +132,12 @@ class Ranks:
 
     def _end(self, error: BaseException) -> None:
         """End a rank that is not rank 0, which says why."""
-        if not isinstance(error, RankdadError) and not _is_cut_off(error):
+        cut_off = _is_cut_off(error)
+        if not isinstance(error, RankdadError) and not cut_off:
             _log.error("rank %d: an unexpected error", self.rank, exc_info=error)
-        self._break(None if _is_cut_off(error) else error)
+        self._break(None if cut_off else error)
         code = getattr(error, "exit_code", 1)
-        until = time.monotonic() + FAREWELL
+        until = time.monotonic() + (FAREWELL if cut_off else PATIENCE.total_seconds())
         while not self._store.check([HEARD]) and time.monotonic() < until:
             time.sleep(0.05)
         missing = self._missing()
@@ -166,13 +168,19 @@ class Ranks:
         if self.has_own_gpu:
             self.group = dist.new_group(backend="nccl")
 
+    def meet(self) -> None:
+        """Wait until all ranks are here, which may take minutes: they have read or computed for themselves."""
+        self._wait_for_others(PATIENCE)
+        dist.barrier()
+        self._wait_for_others(self._in_step)
+
     def _wait_for_others(self, most: timedelta) -> None:
         """Have rank 0 wait so long for the others, which wait for it without end: it waits for other sites."""
         _set_pg_timeout(most if not self.rank else ENDLESS, dist.group.WORLD)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Say which rank it was, if what all do together fails.
+        """Say at rank 0 which rank it was, if what all do together fails.
 
         Raises:
             RankError: another rank could not go on.
@@ -181,7 +189,7 @@ class Ranks:
         try:
             yield
         except Exception as error:
-            explained = self.explain(error)
+            explained = error if self.rank else self.explain(error)
             if explained is error:
                 raise
             raise explained from None
@@ -189,21 +197,37 @@ class Ranks:
     def explain(self, error: BaseException) -> BaseException:
         """Cut this rank off, so that all others end, and return why it ends: its own error or that of another rank."""
         cut_off = _is_cut_off(error)
-        if not dist.is_initialized() or isinstance(error, RankError | LostRankError):
+        if not dist.is_initialized():  # it is cut off
             return error
         self._break(None if cut_off else error)
         if not cut_off and not isinstance(error, ShutdownError):
             return error
         until = time.monotonic() + SIGN_OF_LIFE
         while time.monotonic() < until:
-            said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
-            if said["rank"] != self.rank:
-                return RankError(**said)
+            if (said := self._said()) is not None:
+                return said
             if not cut_off and not self._missing():  # told to stop, and nobody is to blame
                 return error
             time.sleep(0.02)
         missing = self._missing()
         return LostRankError(missing, self.size) if missing else error
+
+    def look(self) -> None:
+        """Look whether another rank has said why it cannot go on, where this one waits for something else.
+
+        Raises:
+            RankError: one has.
+        """
+        said = None
+        with suppress(dist.DistError):  # torchrun is gone, and with it the store
+            said = self._said()
+        if said is not None:
+            raise said
+
+    def _said(self) -> RankError | None:
+        """Return what another rank has said; None where none has."""
+        said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
+        return None if said["rank"] == self.rank else RankError(**said)
 
     def _break(self, reason: BaseException | None) -> None:
         """Close this rank's connections, and say why: the first reason counts, the others follow from it."""
@@ -217,9 +241,8 @@ class Ranks:
                 said |= {"sentence": sentence, "public": sentence, "code": "unexpected-error", "field": ""}
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
-        now = _sockets()
-        for number in [each for each, it in self._connections.items() if now.get(each) == it]:
-            # What is sharded holds the group, and with it its connections: nothing else closes them.
+        for number, _ in self._connections & _sockets():
+            # What is sharded holds the group, and with it its connections: torch's own abort leaves gloo's open.
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
                 connection.getpeername()  # which what listens has not: gloo ends the process with its listener
                 if connection.getsockname()[1] != int(os.environ["MASTER_PORT"]):  # where rank 0 keeps the store
@@ -236,15 +259,14 @@ class Ranks:
             self._store.set(key, "1")
 
 
-def _sockets() -> dict[int, str]:
-    """Return which sockets this process has open, by their numbers; none where the system does not list them."""
-    found = dict[int, str]()
+def _sockets() -> set[tuple[int, int]]:
+    """Return the numbers of this process's open sockets, each with what it is; none where the system lists none."""
+    found = set[tuple[int, int]]()
     with suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
             with suppress(OSError):
-                link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-                if link.startswith("socket:"):
-                    found[int(name)] = link
+                if stat.S_ISSOCK((file := os.fstat(number)).st_mode):
+                    found.add((number, file.st_ino))
     return found
 
 

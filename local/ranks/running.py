@@ -1,15 +1,27 @@
-"""Runs one rank of a site that torchrun has started."""
+"""Runs one rank of a site that torchrun has started: rank 0 is the site, the others compute with it."""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from rankdad.common.run.checkpoints import Checkpoints
+from rankdad.common.run.replica import weights_sha256
+from rankdad.common.run.state import RunState
 from rankdad.local.config import SiteConfig
-from rankdad.local.ranks.follower import follow
+from rankdad.local.drivers.drive import carry, is_long
 from rankdad.local.ranks.group import Ranks
-from rankdad.local.ranks.sharing import Leader
+from rankdad.local.ranks.sharing import Sharing
 from rankdad.local.shutdown_signals import ShutdownSignals
-from rankdad.local.site import run_site
+from rankdad.local.site import run_site, taking_part
+from rankdad.local.starting import shared_state
+from rankdad.local.training import train
+
+_log = logging.getLogger(__name__)
 
 
 def run_rank(read: Callable[[], SiteConfig]) -> None:
@@ -25,7 +37,39 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
         config = read()
         config = config.model_copy(update={"device": ranks.device(config.device)})
         if ranks.rank:
-            follow(config, ranks)
+            follow(config, Sharing(ranks, config))
         else:
-            with ShutdownSignals() as signals:
-                run_site(config, signals, ranks=Leader(ranks, config))
+            with ShutdownSignals(ranks.look) as signals:
+                run_site(config, signals, ranks=Sharing(ranks, config))
+
+
+def follow(config: SiteConfig, ranks: Sharing) -> None:
+    """Train as rank 0 does, with the answers that it has from the aggregator; nothing is sent or written here.
+
+    Args:
+        config: the site's own file.
+        ranks: of the site.
+
+    Raises:
+        RankdadError: this rank could not go on.
+    """
+    logging.getLogger("rankdad").setLevel(logging.ERROR)  # rank 0 logs all that they have in common
+    own = taking_part(config, json.loads(ranks.share() or b""))
+    spec, plan = own.spec, own.plan
+    run = RunState(spec, plan, ranks.replica(spec, plan, own.data, own.replica))
+    with TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder), plan, config.name, data_sha256=own.data.sha256())
+        state = shared_state(config.name, run, checkpoints, ranks.share())
+    parts = own.data.parts
+    data = replace(own.data, parts=None if parts is None else parts.unnoted())
+
+    def between_steps() -> None:
+        if ranks.share():  # rank 0 writes a checkpoint, of which this rank may have rows
+            run.tensors()
+
+    training = train(spec, plan, data, state, own.policy, between_steps=between_steps, ranks=ranks)
+    device = run.replica.device
+    result = carry(training, lambda message: ranks.share(patiently=is_long(message)), plan, device=device)
+    ranks.share()  # once rank 0 has written what the site keeps
+    if config.parallel == "data" and weights_sha256(result.final) != result.weights_sha256[config.name]:
+        _log.error("rank %d: ends with other weights than rank 0: do their machines compute alike?", ranks.rank)

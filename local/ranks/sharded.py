@@ -1,14 +1,14 @@
 """A replica that a site's ranks share: each has some rows of every weight, and of its moments (FSDP).
 
-torch's `fully_shard` gathers a block's whole weights for its passes. Gradients travel to rank 0 as without it, so that
+torch's `fully_shard` gathers a block's whole weights for its passes. Gradients travel as without it, so that
 FSDP adds up none. What comes back each rank applies to its own rows: optimizers that go element by element change these
-as they would change the whole.
+as they would change the whole. All ranks call each method at the same time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 
@@ -19,20 +19,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rankdad.common.collectives import all_gather_equal, all_gather_rows, broadcast_bytes
+from rankdad.common.collectives import all_gather_equal, all_gather_rows
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.layers import has_hooks, linear_layers
+from rankdad.common.run.batches import batch_sizes, parts
 from rankdad.common.run.optimizer import load_moments, moments_of
-from rankdad.common.run.replica import Replica, copies, pack_parameters, unpack_parameters, weights_sha256
-from rankdad.common.run.weight_sketch import sketch
+from rankdad.common.run.replica import Replica, copies
+from rankdad.common.run.snapshot import under
 from rankdad.common.spec import Adam, RunSpec
 
-# What rank 0 needs the others for: weights; moments, too; a whole model; to take over a state.
-WEIGHTS, STATE, WHOLE, LOAD = b"W", b"M", b"U", b"L"
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose members are blocks
-Summon = Callable[[bytes], AbstractContextManager[None]]
 
 
 class ShardedReplica(Replica):
@@ -44,12 +42,10 @@ class ShardedReplica(Replica):
         spec: the run.
         model: with its initial weights; all ranks have the same, and of each keep their rows from here on.
         group: the process group of the ranks; the default one where it is None.
-        summon: of rank 0 has the others `join`, for as long as it is entered; theirs does nothing.
     """
 
-    def __init__(self, spec: RunSpec, model: nn.Module, group: dist.ProcessGroup | None, summon: Summon) -> None:
-        self._group, self._summon = group, summon
-        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, spec: RunSpec, model: nn.Module, group: dist.ProcessGroup | None) -> None:
+        self._group, self._rank, self._size = group, dist.get_rank(group), dist.get_world_size(group)
         self._layers = linear_layers(model)
         device = next(model.parameters()).device.type
         world = dist.group.WORLD if group is None else group
@@ -57,7 +53,8 @@ class ShardedReplica(Replica):
         mesh = DeviceMesh.from_group(world, device)
         self._blocks = _sharded(model, mesh)
         super().__init__(spec, model=model)
-        with summon(b""), self._whole():
+        self._parameters = dict[str, nn.Parameter]()
+        with self._gathering(alike=False):
             self._parameters = dict(model.named_parameters())  # as passes use them: their memory comes and goes
 
     def _trained(self) -> dict[str, nn.Parameter]:
@@ -73,59 +70,38 @@ class ShardedReplica(Replica):
         """Return what captures the gradients of the model's passes, whole as of these: see `FactorCapture`."""
         return FactorCapture(self.model, only, layers=self._layers, parameters=self._parameters)
 
-    @contextmanager
-    def passes(self, *, alike: bool = True) -> Iterator[None]:
-        """Have whole weights within a step's passes: block by block, if all ranks come to each as often, else all.
+    def passes(self, samples: Sequence[int] = (), largest: int = 1) -> AbstractContextManager[None]:
+        """Return a context for passes: whole weights block by block, if all ranks come to each as often, else all.
 
         Args:
-            alike: whether they do.
+            samples: of each of the step's batches.
+            largest: samples that go through the model at once.
         """
-        with self._summon(b""):
-            for block in self._blocks:
-                block.set_reshard_after_forward(alike and block is not self._blocks[-1], recurse=False)
-                block.set_reshard_after_backward(alike, recurse=False)
-                if not alike:
-                    block.unshard()
-            yield
-            for block in self._blocks:
-                block.reshard()
-            for parameter in self._parameters.values():
-                parameter.grad = None
+        sizes = [parts(count, self._size) for count in samples]  # of the ranks' parts: the first has most samples
+        alike = all(len(batch_sizes(each[0], largest)) == len(batch_sizes(each[-1], largest)) for each in sizes)
+        return self._gathering(alike=alike)
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _gathering(self, *, alike: bool) -> Iterator[None]:
         for block in self._blocks:
-            block.set_reshard_after_forward(False, recurse=False)
-            block.unshard()
+            block.set_reshard_after_forward(alike and block is not self._blocks[-1], recurse=False)
+            block.set_reshard_after_backward(alike, recurse=False)
+            if not alike:
+                block.unshard()
         yield
         for block in self._blocks:
             block.reshard()
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     @contextmanager
     def evaluating(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[nn.Module]:
-        """Yield the whole model at rank 0, for passes without gradients, with these weights in place of its own."""
-        with self._summon(WHOLE), self._whole(), torch.no_grad():
-            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-            named = {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
-            for name, value in weights.items():
-                named[name].copy_(value)
+        """Yield the model, for passes without gradients at all ranks, with these weights in place of its own."""
+        own = {name: _rows_of(value).clone() for name, value in self.model.state_dict().items()} if weights else {}
+        self.load(weights)
+        with self.passes():
             yield self.model
-            for name, value in buffers.items():
-                named[name].copy_(value)
-
-    def join(self, order: bytes) -> None:
-        """Do what rank 0 needs this rank for.
-
-        Args:
-            order: `WEIGHTS`, `STATE`, `WHOLE` or `LOAD`.
-        """
-        if order == WHOLE:
-            with self._whole():
-                return
-        if order == LOAD:
-            self.load_state(unpack_parameters(broadcast_bytes(b"")), self.step)
-        else:
-            self.weights() if order == WEIGHTS else self.state()
+        self.load(own)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over this rank's rows of weights, or of what `weights` has returned here, and buffers."""
@@ -138,37 +114,26 @@ class ShardedReplica(Replica):
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of all weights and buffers on the CPU; at ranks other than 0 of their own rows."""
-        with self._summon(WEIGHTS):
-            return self._gathered(self.model.state_dict())
+        return self._gathered(self.model.state_dict())
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return copies of the parameters."""
-        weights = self.weights()
-        return {name: weights[name] for name in self._parameters}
-
-    def sketch(self) -> Tensor:
-        """Return the sketch of the parameters; see `common.run.weight_sketch`."""
-        return sketch(self.parameters())
-
-    def digest(self) -> str:
-        """Return the sha256 of all weights and buffers."""
-        return weights_sha256(self.weights())
+        """Return copies of the parameters, whole at all ranks."""
+        return self._gathered(dict(self.model.named_parameters()), at_all=True)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and moments by name: of one process's replica, or of this rank's rows."""
-        with self._summon(STATE):
-            weights = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
-            return self._gathered(weights | moments_of(self._optimizer, self.trained))
+        weights = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
+        return self._gathered(weights | moments_of(self._optimizer, self.trained))
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go back to a state of one process's replica, after so many steps; rank 0 takes the others along.
+        """Go back to a state of one process's replica, after so many steps.
 
         Raises:
             ValueError, KeyError, RuntimeError: it is not that of this model.
         """
         self.step = step
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        weights = {n.removeprefix("weights/"): value for n, value in tensors.items() if n.startswith("weights/")}
+        weights = under("weights", tensors)
         moments = {name: value for name, value in tensors.items() if not name.startswith("weights/")}
         if {name: value.shape for name, value in self.model.state_dict().items()} != {
             name: value.shape for name, value in weights.items()
@@ -177,9 +142,6 @@ class ShardedReplica(Replica):
         for key, value in moments.items():
             if value.ndim and value.shape != shapes.get(key.partition("/")[2]):
                 raise ValueError(f"{key}: got {list(value.shape)}, which is not its weight's shape")
-        if not self._rank:
-            with self._summon(LOAD):
-                broadcast_bytes(pack_parameters(tensors))
         self.load(weights)
         own = {name: value[self.rows(len(value))] if value.ndim else value for name, value in moments.items()}
         load_moments(self._optimizer, self.trained, own)
@@ -192,15 +154,20 @@ class ShardedReplica(Replica):
         nn.utils.clip_grads_with_norm_(self.trained.values(), most, total.to(gradients[0].dtype))
         return float(total)
 
-    def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies on the CPU of what ranks have the rows of, one after the other; buffers are whole anyway."""
+    def _gathered(self, rows: Mapping[str, Tensor], *, at_all: bool = False) -> dict[str, Tensor]:
+        """Return copies on the CPU of what ranks have the rows of, one after the other; buffers are whole anyway.
+
+        Args:
+            rows: by name.
+            at_all: whether all ranks return what is whole, not rank 0 alone.
+        """
         found = dict[str, Tensor]()
         for name in sorted(rows):  # moments from a file come in an order of their own
             value = rows[name]
             own = _rows_of(value)
             divided = value.ndim and (isinstance(value, DTensor) or name.partition("/")[2] in self.trained)
             whole = torch.cat(all_gather_rows(own, self._group)) if divided else own
-            found |= copies({name: own if self._rank else whole})
+            found |= copies({name: whole if at_all or not self._rank else own})
         return found
 
 
@@ -222,7 +189,7 @@ def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -
         f"method.local_steps {own.local_steps} changes weights between two updates": spec.local is not None,
         'training.optimizer.second_moment "factored" needs sums over whole columns': isinstance(optimizer, Adam)
         and optimizer.second_moment == "factored",
-        'evaluation.references "local" trains a whole model at rank 0': "local" in spec.evaluation.references,
+        'evaluation.references "local" trains a whole model': "local" in spec.evaluation.references,
         f"device {device} is maybe one GPU for several ranks": device != CPU and not has_own_gpu,
     }
     for reason, holds in cannot.items():
@@ -255,7 +222,7 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
     sharded: list[FSDPModule] = [module for module in (*blocks, model) if isinstance(module, FSDPModule)]
     for before, block in zip((sharded[0], *sharded), sharded, strict=False):
         block.set_requires_gradient_sync(False, recurse=False)
-        # Else torch goes by the forward passes before, of which rank 0 has more: those of evaluation.
+        # Else torch goes by the forward passes before, those of evaluation included.
         block.set_modules_to_backward_prefetch([before])
     return sharded
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import DataError, one_line
-from rankdad.common.metrics import Tally, pack_tally, unpack_tally
+from rankdad.common.metrics.sums import Tally
+from rankdad.common.metrics.tally_codec import pack_tally, unpack_tally
 from rankdad.common.protocol.messages import Digest
 from rankdad.common.run.artifacts import PREPARATION, load_model
 from rankdad.common.spec import RunSpec

@@ -8,9 +8,10 @@ from itertools import islice
 from torch import nn
 
 from rankdad.common.errors import SpecError
+from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.spec import RankDad, RunSpec
+from rankdad.common.spec import RunSpec
 
 MAX_BYTES = 100 * 2**20  # of one message over the platform's WebSocket
 ENVELOPE = 2048  # bytes of JSON around a body, with the site's name and progress
@@ -87,10 +88,6 @@ def _lower_ranks(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     method = spec.method
     base = method if method.tuned else RankDad(name="rank-dad", rank=RANKS[0] + 1)
     for rank in (rank for rank in RANKS if rank < (base.most_rows or 0)):
-        try:
-            base.check_rank(rank)
-        except ValueError:
-            continue
         lower = {"method": base.model_copy(update={"rank": rank})}
         yield f"{base.name} with rank {rank}", spec.model_copy(update=lower)
 

@@ -20,6 +20,7 @@ from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecErro
 from rankdad.common.files import write_json
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
+from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.prediction import inert, inert_cell
@@ -185,7 +186,7 @@ class SiteNode:
         plan = make_plan(spec, build_model(spec, self._allow_factories))
         anyhow = member.policy.model_copy(update={"min_sites": 1})  # how many take part is not known yet
         samples = read_data(spec, plan, replace(member, policy=anyhow))
-        for note in (*plan.warnings, *member.policy.warnings(spec), *samples.notes):
+        for note in (*plan.warnings, *policy_warnings(member.policy, spec), *samples.notes):
             self._say(f"warning: {note}")
         return description.public
 
@@ -198,7 +199,7 @@ class SiteNode:
         with suppress(FormError, SpecError):  # what a table has to fill in, or what is said once that is read
             spec = complete_unread(filled, sites)
             plan = make_plan(spec, build_model(spec, self._allow_factories))
-            member.policy.check(spec.at(member.name), plan)
+            check_run(member.policy, spec.at(member.name), plan)
 
     def _open(self, opened: outputs.Opened, state: outputs.NodeState) -> None:
         """Begin the run, if it is the one that this member's form asks for.

@@ -14,6 +14,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.models import build_network
+from rankdad.common.policy_checks import check_run
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -63,7 +64,7 @@ class SiteRun:
         spec = self._spec = validate(RunSpec, opened.run)
         self._folder, self._site, self._say = folder, member.name, say
         use_threads(spec.training.threads)
-        member.policy.check(spec.at(member.name), make_plan(spec, build_network(spec, allow_factories)))
+        check_run(member.policy, spec.at(member.name), make_plan(spec, build_network(spec, allow_factories)))
         replica = Replica(spec, allow_factories, weights=member.model)
         plan = self._plan = make_plan(spec, replica.model)
         data = read_data(spec, plan, member, beginning_of(folder))
@@ -214,7 +215,7 @@ def read_data(spec: RunSpec, plan: Plan, member: Member, beginning: str = "") ->
         DataError: the data cannot be used.
         PolicyError: the policy refuses the run.
     """
-    member.policy.check(spec.at(member.name), plan)
+    check_run(member.policy, spec.at(member.name), plan)
     assert member.data is not None
     dealing = None
     if not member.policy.keyed_folds:  # no folder lasts: the same secret and patients give the same parts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankdad.common.metrics.paired import WITHIN, Difference
+from rankdad.common.metrics.paired import WITHIN
+from rankdad.common.metrics.paired_sums import Difference
 from rankdad.remote.report.differences import measure, of_site
 from rankdad.remote.report.narrative import NAMES
 from rankdad.remote.report.plot_style import BLACK, BLUE, legend, plain_axes, shortened

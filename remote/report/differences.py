@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rankdad.common.metrics.paired import IN_FOLDS, Difference
 from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
+from rankdad.common.metrics.paired_sums import IN_FOLDS, Difference
 from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression

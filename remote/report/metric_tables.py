@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rankdad.common.metrics import Spread
+from rankdad.common.metrics.sites import Spread
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, measured
 from rankdad.remote.report.narrative import NAMES, number, percent

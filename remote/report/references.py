@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankdad.common.metrics import Interval
-from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN, Difference
+from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN
+from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, judged, measure, of_site
 from rankdad.remote.report.metric_tables import NumberTable

@@ -19,9 +19,11 @@ from pydantic import Field
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
 from rankdad.common.files import check_file
-from rankdad.common.metrics import BINS, Interval, Risks, Spread
-from rankdad.common.metrics.auc import bin_edges
-from rankdad.common.metrics.paired import Difference
+from rankdad.common.metrics.auc import BINS, bin_edges
+from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.paired_sums import Difference
+from rankdad.common.metrics.risk import Risks
+from rankdad.common.metrics.sites import Spread
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.common.spec.written import Tabular

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.privacy import differences
 from benchmarks.privacy.bench import ATTACKS, attacked
-from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Seen, run_sites
+from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Refused, Seen, run_sites
 from benchmarks.privacy.inversion import COLUMNS, Case, invert, specified
 from benchmarks.privacy.judge import Claim, judge
 from benchmarks.privacy.least_squares import logistic
@@ -96,6 +97,27 @@ def test_batches_at_a_model_that_stays_are_refused_though_its_weights_move(
     by_weights_alone = attack("five layers of 3", rate, 160 if feint == "shift" else 40, RULES, feint=feint)
     assert by_weights_alone.refused == ""
     assert feint == "bias" or by_weights_alone.patients > PATIENTS // 2
+
+
+@pytest.mark.xfail(strict=True, reason="units that answer to few patients are not withheld")
+def test_no_difference_of_a_units_sums_is_one_patients() -> None:
+    """With a seed that an owner has chosen, at an ordinary learning rate, and both hospitals honest."""
+    assert differences.attack([10], "relu", 28608, 0.05, RULES).rows == 0
+
+
+def test_rounds_of_local_steps_at_weights_that_hardly_move_are_refused(tmp_path: Path) -> None:
+    """By momentum a round weighs the second batch more than the first: of 700 a program had all 45 rows."""
+    for site in SITES:
+        drawn = np.random.default_rng(len(site))
+        (tmp_path / site / "data").mkdir(parents=True)
+        labels = np.arange(PATIENTS) % 2
+        np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(PATIENTS, COLUMNS)), y=labels)
+    document = specification("five layers of 3", 3e-7, 30, None, 0)
+    document["training"] |= {"batch_size": 23, "optimizer": {"name": "sgd", "lr": 3e-7, "momentum": 0.9}}
+    document["method"] |= {"local_steps": "epoch", "moments": "reset", "outer": {"name": "average", "lr": 1e-12}}
+    seen = run_sites(validate(RunSpec, document), tmp_path, RULES)
+    assert isinstance(seen, Refused)
+    assert seen.code == "weights-hardly-move"
 
 
 @pytest.mark.parametrize(("begins", "right"), [("once", True), ("again", False)])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks import floor
+from benchmarks.against import HERE as ROOT
 from benchmarks.cli import SPECS
 from benchmarks.step import barrier_seconds, measure_barriers, measure_step
+from benchmarks.turns import NETWORKS
 from rankdad.common.errors import UserError
 from rankdad.simulations.simulator import import_before_forking
 from rankdad.simulations.spec import read_simulation
@@ -47,3 +50,20 @@ def test_a_step_without_training_costs_at_most_three_times_the_barest_one() -> N
     found = measure_barriers(4, 200_000, 200)
     print(found)
     assert found.ratio <= 3
+
+
+def test_a_tree_against_itself_costs_as_much(tmp_path: Path) -> None:
+    changes = ("--set", "run.training.epochs=1", "--set", 'run.federation.sites=["a", "b"]')
+    done = benchmark("step", "--against", ROOT, "--turns", "3", *changes, timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "here / there" in done.stdout
+    refused = benchmark("low-rank", "--against", str(tmp_path), timeout=60)
+    assert refused.returncode == 2
+    assert "[not-a-tree]" in refused.stderr
+
+
+@pytest.mark.exhaustive
+def test_low_rank_is_measured_in_turns_on_three_networks() -> None:
+    done = benchmark("low-rank", "--against", str(ROOT), "--turns", "3", "--steps", "5", timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(done.stdout.count(name) == 2 for name in NETWORKS)

@@ -151,3 +151,18 @@ def test_what_earlier_versions_knew_is_told_what_takes_its_place(changes: dict[s
         run_spec(training=changes)
     assert caught.value.field == field
     assert GONE[field, "float16" if field.endswith("autocast") else None] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"method": {"name": "top-rows"}}, ("method.name", "top-rows")),
+        ({"method": {"name": "rank-dad", "rank": 2, "preset": "authors"}}, ("method.preset", "authors")),
+        ({"method": {"name": "rank-dad", "rank": 2, "reducer": "published"}}, ("method.reducer", "published")),
+        ({"data": {"reader": "ts"}}, ("data.reader", "ts")),
+    ],
+)
+def test_a_kind_or_value_that_went_is_told_what_takes_its_place(changes: dict[str, Any], key: tuple[str, str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        validate(RunSpec, run_document(**changes))
+    assert GONE[key] in str(caught.value)

@@ -11,40 +11,46 @@ import pytest
 from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need, needs
-from rankdad.common.policy import MinLevel, Policy, refusals
+from rankdad.common.policy import MinLevel, Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.refusals import refusals
 from rankdad.local.admission import admitted, checks
 from rankdad.local.data import read_site
 from rankdad.local.privacy.dealing import Dealing
 from tests.conftest import run_spec
 
-TOP_ROWS: dict[str, Any] = {"name": "top-rows", "rows": 3}
+EDAD: dict[str, Any] = {"name": "edad"}
+RANK_DAD: dict[str, Any] = {"name": "rank-dad", "rank": 3}
 
 
 def found(policy: Policy, **changes: Any) -> dict[str, Need]:
     spec = run_spec(**changes)
     plan = make_plan(spec, build_model(spec))
-    return {one.line: one for one in needs(policy, lambda one: one.check(spec.at("alpha"), plan))}
+    return {one.line: one for one in needs(policy, lambda one: check_run(one, spec.at("alpha"), plan))}
 
 
-def test_each_line_has_the_strictest_value_that_lets_the_run_in() -> None:
-    spec = run_spec(method=TOP_ROWS)
+@pytest.mark.parametrize("method", [EDAD, RANK_DAD], ids=lambda method: method["name"])
+def test_each_line_has_the_strictest_value_that_lets_the_run_in(method: dict[str, Any]) -> None:
+    spec = run_spec(method=method)
     plan = make_plan(spec, build_model(spec))
-    asked = found(Policy(), method=TOP_ROWS)
+    asked = found(Policy(), method=method)
     least = Policy().model_copy(update={line: one.needed for line, one in asked.items()})
-    least.check(spec.at("alpha"), plan)
-    assert {"min_rows", "methods", "unreduced_factors", "max_rank", "min_sites"} <= asked.keys()
+    check_run(least, spec.at("alpha"), plan)
+    assert {"min_rows", "methods", "max_rank", "min_sites"} <= asked.keys()
+    assert ("unreduced_factors" in asked) == (method is EDAD)
     assert all(one.lets_out for one in asked.values())
-    for line, stricter in (("min_rows", 1), ("min_sites", 1), ("max_rank", -1)):
+    ranked = [("max_rank", -1)] if method is RANK_DAD else []
+    for line, stricter in (("min_rows", 1), ("min_sites", 1), *ranked):
         needed = asked[line].needed
         assert isinstance(needed, int)
         with pytest.raises(Exception, match=line):
-            least.model_copy(update={line: needed + stricter}).check(spec.at("alpha"), plan)
+            check_run(least.model_copy(update={line: needed + stricter}), spec.at("alpha"), plan)
 
 
 def test_what_a_site_refuses_is_told_beside_what_it_allows() -> None:
-    asked = found(Policy(min_rows=500, min_sites=2), method=TOP_ROWS)
+    asked = found(Policy(min_rows=500, min_sites=2), method=EDAD)
     assert {line: one.code for line, one in asked.items() if one.refused} == {
         "min_rows": "policy-refuses",
         "methods": "policy-refuses",
@@ -85,7 +91,7 @@ def test_of_a_sites_data_each_line_has_the_strictest_value_over_all_folds_sums_a
     plan = make_plan(spec, build_model(spec))
     read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, Secret(bytes(32)), 8))
     own = checks(spec, plan, read)
-    asked = {one.line: one for one in needs(Policy(), lambda one: one.check(spec, plan), *own)}
+    asked = {one.line: one for one in needs(Policy(), lambda one: check_run(one, spec, plan), *own)}
     tested = [len(split.test) for split in read.splits if len(split.test)]
     few, per_rank = asked["min_rows"].needed, asked["rows_per_rank"].needed
     assert isinstance(few, int)

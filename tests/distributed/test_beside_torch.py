@@ -17,8 +17,7 @@ from benchmarks.low_rank import contenders, sent_bytes
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.methods import Contribution, MethodState
 from rankdad.common.methods.dsgd import DsgdMethod
-from rankdad.common.methods.powersgd import PowerSgdMethod
-from rankdad.common.spec import PowerSgd
+from rankdad.common.methods.powersgd import PowerSgd, PowerSgdMethod
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from tests.common.lowrank.steps import exchange, matrix_of
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled

@@ -15,13 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 
 from rankdad.common.errors import RankdadError
+from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 from tests.common.lowrank.test_hooks import megabytes
@@ -406,3 +408,62 @@ def test_nothing_is_kept_alive_and_models_are_copied_at_any_moment() -> None:
         assert found["hooks"] == found["after"] == [0] * 6
         assert found["closed"] == ("closed", "")
         assert found["repr"].startswith("LowRank(rank=2, feedback='both', wire='float32'")
+
+
+def captured_in_parts() -> list[float]:
+    """Return how far factors of layers that tensor parallel has divided are from whole gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 80), nn.Tanh(), nn.Linear(80, 3)).double()
+    x = torch.randn(5, 60, dtype=torch.float64)
+    model(x).square().sum().backward()
+    whole = grads(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    with FactorCapture(model) as capture:
+        capture.backward(model(x).square().sum())
+    found = {name: factor.gradient() for name, factor in capture.factors().items()}
+    parts = {name: value.full_tensor() for name, value in found.items() if isinstance(value, DTensor)}
+    return [error({name: value}, {name: whole[name]}) for name, value in parts.items()]
+
+
+def test_layers_that_tensor_parallel_divides_have_factors() -> None:
+    for found in run_ranks(2, captured_in_parts):
+        assert len(found) == 2
+        assert max(found) < 1e-14
+
+
+def described_by_the_hook() -> list[tuple[str, str, int | None, int | None]]:
+    state = LowRankState(nn.Sequential(nn.Embedding(50, 16, sparse=True), nn.Linear(16, 64)), rank=2)
+    return [(one.name, one.how, one.rows, one.bytes) for one in state.describe()]
+
+
+def test_the_hook_says_how_parameters_travel() -> None:
+    assert run_ranks(2, described_by_the_hook)[0] == [
+        ("1.weight", "reduced", 2, 2 * (16 + 64) * 4),
+        ("1.bias", "dense", None, 64 * 4),
+        ("0.weight", "sparse", None, None),
+    ]
+
+
+def compiled() -> tuple[float, str]:
+    """Return how far a compiled model's gradients are from those of the model as it is, and a digest of them."""
+    errors, found = list[float](), dict[str, Tensor]()
+    expected: dict[str, Tensor] = {}
+    torch._dynamo.reset()
+    for wrapped in (False, True):
+        model = perceptron().double()
+        with LowRank(model, rank=3, seed=1) as sync:
+            called = torch.compile(model, fullgraph=True, backend="aot_eager") if wrapped else model
+            inputs, labels = batches_of((4, 4), 0, torch.float64)[place()]
+            sync.backward(F.cross_entropy(called(inputs), labels))
+        found = grads(model)
+        errors.append(error(found, expected or found))
+        expected = expected or found
+    torch._dynamo.reset()
+    return max(errors), digest(found)
+
+
+def test_a_compiled_model_has_one_graph_and_the_same_gradients() -> None:
+    (error_, digest_), (_, other) = run_ranks(2, compiled)
+    assert error_ < 1e-12
+    assert digest_ == other

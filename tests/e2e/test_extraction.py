@@ -22,6 +22,7 @@ from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Body, Kind, Message
@@ -111,7 +112,7 @@ class Attack:
         aggregator = Aggregator(spec, Replica(spec), folder, time.perf_counter)
         plan = aggregator.plan
         with contextlib.closing(aggregator), contextlib.suppress(StopIteration):
-            self.policy.check(spec, plan)
+            check_run(self.policy, spec, plan)
             data = admitted(self.policy, spec, plan, data)
             self.run_state = RunState(spec, plan, Replica(spec))
             state = TrainingState("alpha", self.run_state)
@@ -206,7 +207,7 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
     assert len(attack.left) == 1
     assert recovered(attack.rows, data) == 0
     assert attack.run_state is not None
-    assert (attack.run_state.steps, attack.run_state.compared) == (1, 0), "it stands where it stood"
+    assert (attack.run_state.steps, attack.run_state.progress.compared) == (1, 0), "it stands where it stood"
     assert not torch.equal(attack.run_state.replica.model.get_parameter("1.bias"), trap["1.bias"])
     assert not attack.notices
 
@@ -296,7 +297,7 @@ class Members:
         self.data = {site: data_of(spec, folder / site, index) for index, site in enumerate(spec.federation.sites)}
         self.aggregator = Aggregator(spec, Replica(spec), folder / "run", time.perf_counter)
         self.plan: Plan = self.aggregator.plan
-        policy.check(spec, self.plan)
+        check_run(policy, spec, self.plan)
         self.trainings = {}
         for site, data in self.data.items():
             state = TrainingState(site, RunState(spec, self.plan, Replica(spec)))

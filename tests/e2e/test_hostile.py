@@ -23,8 +23,7 @@ import msgpack
 import pytest
 import torch
 
-from rankdad.common.metrics import Tally
-from rankdad.common.metrics.sums import parts
+from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_limit

@@ -279,6 +279,25 @@ def test_ranks_with_rows_go_on_to_the_same_bits_and_other_ranks_from_their_check
         assert furthest(found.done(2), undisturbed) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["data", "fsdp"])
+def test_ranks_that_have_lost_their_checkpoints_go_on_from_the_aggregators(tmp_path: Path, parallel: str) -> None:
+    changes: dict[str, Any] = {"method": {"name": "dsgd"}, "training": LONG | {"epochs": 16}}
+    with house(tmp_path / "undisturbed", **changes) as found:
+        undisturbed = found.done(1)
+    with house(tmp_path / "killed", **changes) as found:
+        found.share(parallel)
+        ranks = found.start(2)
+        found.until(56)
+        for rank in ranks:
+            rank.kill()
+        found.ended(20)
+        for path in (found.folder / "out" / "checkpoints").rglob("*.safetensors"):
+            path.unlink()
+        assert furthest(found.done(2), undisturbed) < 1e-5
+        assert (found.folder / "out" / "notices.txt").exists()
+
+
 def ranks_of(torchrun: int) -> dict[str, int]:
     """Return the processes that torchrun has started, by rank."""
     found = dict[str, int]()

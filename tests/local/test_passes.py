@@ -58,7 +58,7 @@ def test_a_model_that_stays_has_not_moved(change: Callable[[list[nn.Linear]], No
     assert before is not None
     assert after is not None
     assert float((replica.sketch() - sketched).norm() / sketched.norm()) > NEAR
-    assert before.near(after) == stays
+    assert before.near([after]) == [stays]
 
 
 def test_samples_of_one_name_have_ids_of_their_own() -> None:
@@ -68,8 +68,8 @@ def test_samples_of_one_name_have_ids_of_their_own() -> None:
     assert found is not None
     assert len(found.ids.unique()) == len(found.ids) == 64
     fewer = Flows(found.ids[10:], found.kinds[10:], found.values[10:])
-    assert found.near(fewer)
-    assert fewer.near(found)
+    assert found.near([fewer]) == [True]
+    assert fewer.near([found]) == [True]
 
 
 def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None:
@@ -80,7 +80,7 @@ def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None
         run = passes._run
         looks = []
         for epoch, step in itertools.product(range(40), range(5)):
-            run.epoch, run.step = epoch, step
+            run.note(epoch=epoch, step=step)
             stretch, at = contributions.stretch(Policy(rows_per_rank=1))
             assert step in stretch
             assert at in stretch

@@ -23,11 +23,13 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.methods import METHODS, MethodState
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need
-from rankdad.common.policy import EVERYTHING, Policy, refuse_together, rows_sent
+from rankdad.common.policy import EVERYTHING, Policy
+from rankdad.common.policy_checks import check_run, check_step, rows_sent
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import Failure
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.refusals import refuse_together
 from rankdad.common.run.batches import drawn_sizes
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
@@ -58,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "policy let out what each sample .* raw data, to the aggregator and,",
     ),
     ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
-    (OPEN | {"unreduced_factors": False}, {"name": "top-rows"}, r'method.name: .*; "unreduced_factors": true in its'),
+    (OPEN | {"unreduced_factors": False}, {"name": "dad"}, r'method.name: .*; "unreduced_factors": true in its'),
     (
         OPEN | {"methods": ["rank-dad"]},
         {"name": "dsgd"},
@@ -77,7 +79,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({}, {"name": "powersgd", "rank": 2}, r'method.name: .* "methods": \[.*"powersgd"\] .* directions that the aggr'),
     (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
-    (OPEN | {"max_rank": 2}, {"name": "top-rows"}, "method.rows: .* 3 rows"),
     ({"max_rank": 2}, {"name": "dsgd"}, 'method.name: .* whole, of rank 16, .* at most 4 .*; "max_rank": 8 in its'),
     (
         {"rows_per_rank": 9},
@@ -130,17 +131,17 @@ def test_units_of_a_layer_that_is_sent_whole_are_at_most_half_the_samples() -> N
     """However few its columns are: units are told apart by the patients behind them, and 30 are too many of 32."""
     spec = run_spec(model={"name": "mlp", "hidden": [30]}, method={"name": "dsgd"})
     plan = make_plan(spec, build_model(spec))
-    Policy().check_step(spec, plan, 60)
+    check_step(Policy(), spec, plan, 60)
     for samples, people in ((32, None), (60, 40)):
         with pytest.raises(
             PolicyError, match=r"gradient of 1.weight whole, of 30 units, .* \(rows_per_rank 4\)"
         ) as caught:
-            Policy().check_step(spec, plan, samples, people)
+            check_step(Policy(), spec, plan, samples, people)
         assert caught.value.field == "method.name"
 
 
 def check(policy: dict[str, Any], spec: RunSpec) -> None:
-    validate(Policy, policy).check(spec, make_plan(spec, build_model(spec)))
+    check_run(validate(Policy, policy), spec, make_plan(spec, build_model(spec)))
 
 
 def test_a_policy_knows_every_method() -> None:
@@ -172,7 +173,7 @@ def test_every_line_of_every_site_that_refuses_is_told_at_once() -> None:
     plan = make_plan(spec, build_model(spec))
     policies = {"alpha": Policy(max_upload=1), "beta": Policy(methods=("top-k",)), "gamma": EVERYTHING}
     with pytest.raises(PolicyError) as caught:
-        refuse_together({site: lambda policy: policy.check(spec, plan) for site in policies}, policies)
+        refuse_together({site: lambda policy: check_run(policy, spec, plan) for site in policies}, policies)
     told = [(line.partition(": ")[0], re.findall(r'"(\w+)":', line)) for line in caught.value.quoted]
     assert told == [("alpha", ["methods", "rows_per_rank"]), ("alpha", ["max_upload"]), ("beta", ["rows_per_rank"])]
     assert (caught.value.code, caught.value.field, caught.value.site) == ("policy-refuses", "method.name", "alpha")
@@ -580,7 +581,7 @@ def test_projections_are_one_of_the_rows_that_a_policy_lets_out() -> None:
         spec = run_spec(method={"name": "rank-dad", "rank": 3}, training=training)
         assert rows_sent(spec) == most
         plan = make_plan(spec, build_model(spec))
-        Policy(max_rank=most, rows_per_rank=None).check(spec, plan)
+        check_run(Policy(max_rank=most, rows_per_rank=None), spec, plan)
         of_them = r' \(one for "second_moment": "factored"\)' if moment == "factored" else ""
         with pytest.raises(PolicyError, match=f"asks for {most} rows{of_them}, but"):
-            Policy(max_rank=most - 1, rows_per_rank=None).check(spec, plan)
+            check_run(Policy(max_rank=most - 1, rows_per_rank=None), spec, plan)

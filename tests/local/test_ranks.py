@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,10 +20,9 @@ from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.run.replica import Replica
-from rankdad.local.ranks.gradients import pooled, summed
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
-from rankdad.local.ranks.sharing import check_model
+from rankdad.local.ranks.sharing import check_model, pooled
 from tests.conftest import run_spec
 from tests.ranks import free_port, run_ranks
 from tests.warm import CONTEXT
@@ -42,24 +40,18 @@ def parts_of(rank: int) -> tuple[Factor | torch.Tensor, ...]:
     return first, second.gradient() if rank else second, matrix
 
 
-def at_a_rank() -> tuple[list[list[float]] | None, float, list[float], float]:
+def at_a_rank() -> tuple[list[list[float]], float]:
     rank = torch.distributed.get_rank()
     found = pooled(parts_of(rank), rank + 0.5)
-    weights = {"a": torch.zeros(2, 2), "b": torch.zeros(3)}
-    gradients = {"a": torch.full((2, 2), float(rank))} if rank else {"b": torch.ones(3)}
-    total, loss = summed(gradients, float(rank), weights)
-    flat = torch.cat([total[name].reshape(-1) for name in weights]).tolist()
-    if found is None:
-        return None, math.nan, flat, loss
     first, second, third = found[0]
     assert isinstance(first, Factor)
     assert isinstance(second, torch.Tensor)
     assert isinstance(third, torch.Tensor)
-    return [m.reshape(-1).tolist() for m in (first.delta, first.activation, second, third)], found[1], flat, loss
+    return [m.reshape(-1).tolist() for m in (first.delta, first.activation, second, third)], found[1]
 
 
 @pytest.mark.slow
-def test_rank_0_has_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_factors() -> None:
+def test_all_ranks_have_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_factors() -> None:
     answers = run_ranks(2, at_a_rank)
     parts = [parts_of(rank) for rank in range(2)]
     factors = [part[0] for part in parts if isinstance(part[0], Factor)]
@@ -69,12 +61,11 @@ def test_rank_0_has_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_f
         sum((one.gradient() if isinstance(one, Factor) else one for _, one, _ in parts), torch.zeros(4, 5)),
         sum((one for *_, one in parts if isinstance(one, torch.Tensor)), torch.zeros(2, 3)),
     ]
-    values, loss, *_ = answers[0]
+    values, loss = answers[0]
     for value, wanted in zip(values, expected, strict=True):
         torch.testing.assert_close(torch.tensor(value).view(wanted.shape), wanted)
     assert loss == 2.0
-    assert all(answer[0] is None for answer in answers[1:])
-    assert [answer[2:] for answer in answers] == [([1.0] * 7, 1.0)] * 2
+    assert answers[1] == answers[0]
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
@@ -104,17 +95,25 @@ def test_what_cannot_be_done_with_rows_of_weights_is_refused_by_its_field(change
         check_sharded(run_spec(), "alpha", "cuda:0", has_own_gpu=False)
 
 
-def with_rows(alike: bool) -> tuple[float, float, float] | int:
-    """Train a whole replica and one of which this rank has rows; return how far they are apart in the end."""
+def furthest(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def with_rows(alike: bool) -> tuple[tuple[float, float], int, float]:
+    """Train a whole replica and one of which this rank has rows; return how far they are apart in the end.
+
+    Args:
+        alike: whether all ranks have as many parts of a batch.
+    """
     spec = run_spec(training={"clip": 0.5, "dtype": "float64"})
     whole = Replica(spec)
-    rows = ShardedReplica(spec, Replica(spec).model, None, lambda order: nullcontext())
+    rows = ShardedReplica(spec, Replica(spec).model, None)
     inputs, labels = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(8)
     apart = 0.0
     for _ in range(3):
         found = []
         for replica in (whole, rows):
-            with replica.passes(alike=alike), replica.capture() as capture:
+            with replica.passes((3 if alike else 4,), 1), replica.capture() as capture:
                 for part in (slice(0, 4), slice(4, 8)):
                     capture.backward(nn.functional.cross_entropy(replica.model(inputs[part]), labels[part] % 3) / 2)
                 factors = {name: factor.gradient() for name, factor in capture.factors().items()}
@@ -126,20 +125,21 @@ def with_rows(alike: bool) -> tuple[float, float, float] | int:
     state, held = rows.state(), sum(parameter.numel() for parameter in rows.trained.values())
     with rows.evaluating() as model, torch.no_grad():
         outputs = model(inputs)
-    if torch.distributed.get_rank():
-        return held
     expected = whole.state()
     assert state.keys() == expected.keys()
-    off = max(float((state[name] - expected[name]).abs().max()) for name in expected)
+    off = 0.0 if torch.distributed.get_rank() else furthest(expected, state)
     with torch.no_grad():
-        return apart, off, float((outputs - whole.model(inputs)).abs().max())
+        off = max(
+            off, float((outputs - whole.model(inputs)).abs().max()), float((rows.sketch() - whole.sketch()).norm())
+        )
+    return (apart, off), held, furthest(whole.parameters(), rows.parameters())
 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
-    (apart, off, outputs), held, last = run_ranks(3, with_rows, alike)
-    assert max(apart, off, outputs) < 1e-12
-    assert held + last < sum(p.numel() for p in Replica(run_spec()).trained.values())
+    found = run_ranks(3, with_rows, alike)
+    assert max(max(apart, off, parameters) for (apart, off), _, parameters in found) < 1e-12
+    assert sum(held for _, held, _ in found) == sum(p.numel() for p in Replica(run_spec()).trained.values())
 
 
 def torchrun(rank: int, port: int) -> dict[str, str]:
@@ -208,6 +208,26 @@ def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group(
     said, seconds, _ = answer_of(cannot_go_on)
     assert said == "rank 1: has no data"
     assert seconds < 8, "not only when its process has ended"
+
+
+def waits_elsewhere(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+    ranks = Ranks()
+    if rank:
+        with suppress(SystemExit), ranks:
+            raise UserError("has no data", code="no-data", field="data")
+        return
+    with suppress(RankError), ranks:
+        while True:
+            try:
+                ranks.look()
+            except RankError as error:
+                answers.put((str(error), error.code))
+                raise
+
+
+def test_a_rank_that_cannot_go_on_is_heard_by_rank_0_while_that_waits_for_other_sites() -> None:
+    assert answer_of(waits_elsewhere) == ("rank 1: has no data", "no-data")
 
 
 ENDS = """

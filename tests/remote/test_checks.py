@@ -13,7 +13,7 @@ import torch
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.metrics import monitored
+from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.rounds.buffers import Buffers
@@ -124,7 +124,6 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "dsgd": ({}, set()),
     "dad": ({"method": {"name": "dad"}, "model": {"name": "mlp", "hidden": [64, 64]}}, set()),
     "edad": ({"method": {"name": "edad"}}, set()),
-    "top-rows": ({"method": {"name": "top-rows", "rows": 1}, "model": {"name": "mlp", "hidden": [64, 64]}}, set()),
     "rank-dad": ({"method": {"name": "rank-dad", "rank": 2}}, set()),
     "powersgd": ({"method": {"name": "powersgd", "rank": 2}}, set()),
     "top-k": ({"method": {"name": "top-k", "density": 0.1, "wire": "int8"}}, set()),

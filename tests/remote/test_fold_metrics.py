@@ -14,9 +14,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import auc, average_precision_score, roc_auc_score
 from torch import Tensor
 
-from rankdad.common.metrics import Tally, empty, paired, summarise, tally
-from rankdad.common.metrics.paired import NORMAL, Rows, histograms, positives, smoothed, squares
+from rankdad.common.metrics import paired
+from rankdad.common.metrics.intervals import QUANTILE
+from rankdad.common.metrics.paired import Rows, histograms, positives, smoothed, squares
 from rankdad.common.metrics.risk import mean_curve, precision_recall, roc
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification, TaskSpec
@@ -128,7 +131,7 @@ def test_the_difference_within_sites_is_delongs_of_each_weighted_by_its_pairs() 
     found = study.differences()["local"]
     within, everywhere = found["auc_within"], found["auc"]
     assert within["value"] == pytest.approx(np.mean(values), rel=1e-12), "of exact scores, not of bins"
-    assert (within["high"] - within["value"]) / NORMAL == pytest.approx(np.hypot(*errors) / 2, rel=5e-4)
+    assert (within["high"] - within["value"]) / QUANTILE == pytest.approx(np.hypot(*errors) / 2, rel=5e-4)
     assert everywhere["high"] < 0 < within["low"], "all rows together say the opposite"
     in_a_region = FoldMetrics(task, SITES, ("local",), regions=SITES[:1])
     in_a_region.add(model, guess, {"local": local})

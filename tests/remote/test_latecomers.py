@@ -31,7 +31,8 @@ LEFT_OUT = ((4, (0,)), (5, ()), (8, (0, 1)))
 
 
 def asked(late: Latecomers, place: int, round_: int, body: bytes = b"own", **state: Any) -> str:
-    run: Any = SimpleNamespace(left_out=LEFT_OUT, trains=True, weight=lambda place, ago: 8.0)
+    progress = SimpleNamespace(left_out=LEFT_OUT)
+    run: Any = SimpleNamespace(progress=progress, trains=True, weight=lambda place, ago: 8.0)
     vars(run).update(state)
     message = Message(Kind.STEP, round_, STEP)
     try:
@@ -84,7 +85,9 @@ def test_what_is_late_joins_the_next_step_to_close_and_no_quorum_counts_it() -> 
     joined = [(late.age, late.place, late.message.round, late.size) for late in close(barrier, Kind.STEP).late]
     assert joined == [(1, 0, 8, 3), (1, 1, 8, 3), (3, 0, 4, 3)], "in order of age and place, whoever came first"
     assert close(barrier, Kind.STEP).late == (), "once"
-    assert asked(barrier.latecomers, 1, 10, b"other", left_out=((10, (0,)),)).startswith("409 beta has already sent")
+    joined_since = SimpleNamespace(left_out=((10, (0,)),))
+    again = asked(barrier.latecomers, 1, 10, b"other", progress=joined_since)
+    assert again.startswith("409 beta has already sent")
 
 
 def test_a_site_that_has_lost_its_state_takes_back_what_is_late() -> None:
@@ -112,7 +115,7 @@ def test_a_site_that_lies_about_what_is_late_is_refused_by_name_and_the_others_e
     taken: list[int] = []
 
     def lie(run: Run) -> None:
-        left_out = run.aggregator.state.left_out
+        left_out = run.aggregator.state.progress.left_out
         if not left_out or not run.aggregator.state.trains:
             return
         last, _ = left_out[-1]

@@ -14,8 +14,9 @@ import torch
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.metrics import Tally, monitored
+from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.metrics.paired import measures
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation.coefficients import OWN
 from rankdad.common.protocol.codec import pack, unpack

@@ -31,7 +31,7 @@ def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, d
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=RANK_DAD, training={"dtype": dtype})
     data = {site: part_of(own, "train") for site, own in site_data(spec).items()}
     found = {verification.method: verification for verification in verify(spec, data)[0]}
-    assert list(found) == ["dsgd", "dad", "edad", "top-rows", "top-k", "rank-dad", "powersgd"]
+    assert list(found) == ["dsgd", "dad", "edad", "top-k", "rank-dad", "powersgd"]
     assert {name for name, one in found.items() if one.is_exact(dtype)} == {"dsgd", "dad", "edad"}
     for deviation in found["rank-dad"].deviations:
         assert deviation.rank == 2
@@ -102,7 +102,7 @@ def test_a_step_has_as_many_batches_as_the_site_that_takes_most(tmp_path: Path) 
 def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64], "activation": "gelu"}, method=RANK_DAD)
     found, misfits = verify(spec, {site: part_of(own, "train") for site, own in site_data(spec).items()})
-    assert [one.method for one in found] == ["dsgd", "dad", "top-rows", "top-k", "rank-dad", "powersgd"]
+    assert [one.method for one in found] == ["dsgd", "dad", "top-k", "rank-dad", "powersgd"]
     assert len(misfits) == 1
     assert "edad is left out" in misfits[0]
     assert "GELU" in misfits[0]
@@ -114,7 +114,6 @@ def test_a_method_that_does_not_fit_is_left_out_and_says_why(site_data: Data) ->
         {"name": "dsgd"},
         {"name": "dad"},
         {"name": "edad"},
-        {"name": "top-rows"},
         {"name": "rank-dad", "rank": 2},
         {"name": "rank-dad", "rank": 2, "wire": "int8"},
         {"name": "powersgd", "rank": 2},

@@ -224,13 +224,13 @@ def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_shor
     checkpoints = Checkpoints(folder, plan, "aggregator")
     checkpoints.load(state)
     first = state.round
-    state.round += 1
+    state.note(round=state.round + 1)
     checkpoints.save(state, {})
     assert checkpoints.oldest() == first
     flip(cut_short.checkpoints("run/checkpoints")[-1], 100)
     assert checkpoints.snapshot() is not None
     assert checkpoints.oldest() is None
-    state.round += 1
+    state.note(round=state.round + 1)
     checkpoints.save(state, {})
     assert checkpoints.oldest() == first
     assert len(list(folder.glob("*.damaged"))) == 1
@@ -264,7 +264,10 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> N
         (lambda document: "[]", "is no checkpoint of rankdad"),
         (lambda document: "{" + document, "is no checkpoint of rankdad"),
         (lambda document: document.replace('"format"', '"form"'), "of another run, version or owner"),
-        (lambda document: document.replace('"course"', '"curse"'), "is no checkpoint of this run: KeyError: 'course'"),
+        (
+            lambda document: document.replace('"progress"', '"process"'),
+            "is no checkpoint of this run: KeyError: 'progress'",
+        ),
     ],
 )
 def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(

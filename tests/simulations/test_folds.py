@@ -68,7 +68,7 @@ class Trace:
 
     def _note(self, aggregator: Aggregator) -> None:
         state = aggregator.state
-        if state.roster and state.stage is None and not state.trains and not state.study.over:
+        if state.roster and state.stage is None and not state.trains and not state.over:
             self.final[state.fold], self.best[state.fold] = state.replica.weights(), state.best_weights
             self.fit[state.fold] = Preparing(self.spec).fit(state.totals_of(state.fold)).tensors()
 

@@ -14,14 +14,15 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import PolicyError, SpecError
 from rankdad.common.lowrank.factors import Factor
+from rankdad.common.methods.top_k import TopK
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_run
 from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
-from rankdad.common.spec import TopK
 from rankdad.local.batch import StepBatch
 from rankdad.local.data import SiteData, read_site
 from rankdad.local.local_steps import differences
@@ -203,7 +204,7 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
     assert rows == {1}
     few = run_spec(method={"name": "rank-dad", "rank": 4, "local_steps": "epoch"}, training={"batch_size": 7})
     with pytest.raises(PolicyError, match=r"training.batch_size: .* none of fewer than 8 \(min_rows\)"):
-        Policy().check(few, make_plan(few, build_model(few)))
+        check_run(Policy(), few, make_plan(few, build_model(few)))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,6 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
     [
         ({"name": "dsgd", "local_steps": 0}, "method.local_steps: got 0"),
         ({"name": "edad", "local_steps": 2}, "local_steps: edad sends rows of single batches"),
-        ({"name": "top-rows", "local_steps": 2}, "local_steps: top-rows sends rows of single batches"),
         ({"name": "top-k", "decay": 0.9, "feedback": "none"}, "decay: got 0.9, but with feedback none"),
         ({"name": "top-k", "density": 0}, "method.density: got 0"),
         ({"name": "dsgd", "preset": "sparseloco"}, '^method.preset: got "sparseloco", expected'),

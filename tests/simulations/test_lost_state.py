@@ -81,11 +81,13 @@ def test_a_site_that_lost_its_disk_in_the_middle_of_a_step_ends_it_with_the_othe
 @pytest.mark.parametrize(
     "changes",
     [
-        {"fold": 3},
+        {"study": {"fold": 3}},
+        {"study": {"fold": 2, "began": 10**6}},
+        {"study": {"fold": 2, "before": 10**6}},
         {"roster": [[9, 9, 9]]},
         {"roster": [[9, 9]] * 3},
         {"total": torch.ones(3, 1)},
-        {"tried": [[0.5, 0]]},
+        {"study": {"fold": 2, "tried": [[0.5, 0]]}},
     ],
 )
 def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
@@ -112,7 +114,7 @@ def test_a_snapshot_of_other_folds_is_refused_and_changes_nothing(
         take_over(run_state, len(standing).to_bytes(4, "little") + standing + safetensors.torch.save(tensors))
     assert (run_state.round, run_state.fold, run_state.roster) == (0, 0, ())
     take_over(run_state, snapshot)
-    assert run_state.fold == document["fold"] == 2
+    assert run_state.fold == document["study"]["fold"] == 2
 
 
 @pytest.mark.parametrize("method", [{"name": "rank-dad", "rank": 2}, {"name": "powersgd", "rank": 2}])

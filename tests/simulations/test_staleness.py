@@ -143,7 +143,7 @@ def test_all_that_is_applied_and_all_that_is_kept_add_up_to_all_that_took_part(
 
     def check(message: int) -> None:
         states = [run.aggregator.state, *(site.state.run for site in run.sites.values())]
-        if len({state.round for state in states}) > 1 or states[0].study.over:
+        if len({state.round for state in states}) > 1 or states[0].over:
             return
         updates = list(updates_of(run).values())
         steps = [(update, update.body) for update in updates if isinstance(update.body, Step)]

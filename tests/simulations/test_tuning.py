@@ -71,7 +71,7 @@ def test_what_a_fold_tests_takes_no_part_in_its_choice(tmp_path: Path, site_data
 
         def note(aggregator: Aggregator, trained: dict[int, dict[str, Tensor]] = trained) -> None:
             state = aggregator.state
-            if state.roster and state.stage is None and not state.trains and not state.study.over:
+            if state.roster and state.stage is None and not state.trains and not state.over:
                 trained[state.fold] = state.replica.weights()
 
         run(spec, samples, tmp_path / name, on_round=note)
@@ -115,7 +115,7 @@ def test_the_winner_is_trained_again_on_all_training_rows_for_its_best_epochs(tm
     last = {row["candidate"]: int(row["epoch"]) for row in rows_of(tmp_path / "tuned" / "steps.csv")}
     assert last == {"1": 4, "2": 4, "": best["best_epoch"]}
     tried = tuple((one["validation"], one["best_epoch"] - 1) for one in entry["candidates"])
-    settings, epochs = Study(spec, spec.folds, fold=2, tried=tried).settings
+    settings, epochs = Study(fold=2, tried=tried).settings(spec)
     assert (settings.training.epochs, epochs) == (4, best["best_epoch"]), "the schedule is that of four epochs"
     assert settings.training.optimizer.weight_decay == best["weight_decay"]
     rest = {site: replace(own, splits=(own.splits[2],)) for site, own in data.items()}

@@ -37,11 +37,11 @@ def plus_rows(gradient: Factor, residual: Factor | None, share: float) -> Factor
     return rows
 
 
-def minus_matrix(meant: Tensor, decoded: Matrix, share: float) -> Tensor:
-    """Return share · (meant − decoded), the new residual."""
+def minus_matrix(meant: Tensor, decoded: Matrix, share: float, out: Tensor | None = None) -> Tensor:
+    """Return share · (meant − decoded), the new residual, in the memory of `out` if that is given."""
     if isinstance(decoded, Factor):
-        return torch.addmm(meant, decoded.delta.T, decoded.activation, beta=share, alpha=-share)
-    return (meant - decoded) * share
+        return torch.addmm(meant, decoded.delta.T, decoded.activation, beta=share, alpha=-share, out=out)
+    return torch.sub(meant, decoded, out=out).mul_(share)
 
 
 def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:

@@ -19,7 +19,7 @@ from rankdad.common.lowrank.reduction.operators import (
 )
 
 # The paper's θ: sine of the angle between two iterates below which a component counts as found. It names no value; the
-# authors' code has 1e-3 for another measure, the distance of two components: see `published`.
+# authors' code has 1e-3 for another measure, the distance of two components: see `benchmarks.paper.authors`.
 CONVERGENCE = 1e-3
 MIN_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
 

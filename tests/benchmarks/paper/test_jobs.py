@@ -15,9 +15,8 @@ from benchmarks.paper.jobs import CurveJob, Job
 from benchmarks.paper.parts import PARTS, check_data, jobs, tables
 from benchmarks.paper.queue import do
 from benchmarks.paper.settings import SETTINGS
-from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, RankdadError, UserError
-from rankdad.common.spec import RunSpec
+from tests.benchmarks.paper.plugged import with_plugins
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,23 @@ def test_jobs_in_processes_of_their_own(tmp_path: Path) -> None:
         done([Count("f", fails="killed")], tmp_path, processes=1)
 
 
+VALIDATED = """
+from benchmarks.paper.jobs import CurveJob
+from rankdad.common.documents import validate
+from rankdad.common.spec import RunSpec
+from tests.benchmarks.paper.test_jobs import PARTS, SETTINGS, jobs
+runs = [job.description["run"] for key in SETTINGS for job in jobs(PARTS, SETTINGS[key]) if isinstance(job, CurveJob)]
+assert [validate(RunSpec, run) for run in runs]
+"""
+
+
+def test_every_setting_has_specifications() -> None:
+    with_plugins("-c", VALIDATED)
+
+
 @pytest.mark.parametrize("key", SETTINGS)
-def test_every_setting_has_runs_that_can_be_run(key: str) -> None:
+def test_every_setting_does_folds_in_order(key: str) -> None:
     found = jobs(PARTS, SETTINGS[key])
-    for job in found:
-        if isinstance(job, CurveJob):
-            validate(RunSpec, job.description["run"])
     folds = [job.fold for job in found if isinstance(job, CurveJob)]
     assert folds == sorted(folds)  # one fold of everything, then the next
     assert [job.alone for job in found] == sorted(job.alone for job in found)

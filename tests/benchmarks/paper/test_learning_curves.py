@@ -63,9 +63,8 @@ def test_curves_of_one_fold_can_be_compared(pool: ArrayDataset) -> None:
 
 
 def test_spectra_are_those_of_the_updates(pool: ArrayDataset) -> None:
-    document = {"name": "rank-dad", "preset": "authors", "rank": 3}
-    authors = replace(METHODS["authors-10"], document=document)
-    found = train(Panel(**{**PANEL.__dict__, "epochs": 5}), authors, 0, pool).spectra
+    watched = replace(METHODS["published-2"], family="authors")
+    found = train(Panel(**{**PANEL.__dict__, "epochs": 5}), watched, 0, pool).spectra
     assert {row["step"] for row in found} == {5, 10}
     for row in found:
         assert row["values"] == sorted(row["values"], reverse=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper import sizes
+from benchmarks.paper.top_rows import TopRows
 from rankdad.common.spec import MethodSpec
 from tests.conftest import run_spec
 
@@ -18,7 +19,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "rank-dad int8": {"name": "rank-dad", "rank": 8, "wire": "int8"},
     "rank-dad as published": {"name": "rank-dad", "rank": 4, "preset": "converged"},
     "powersgd": {"name": "powersgd", "rank": 4},
-    "top-rows": {"name": "top-rows", "rows": 3},
     "top-k": {"name": "top-k", "density": 0.01, "wire": "int8"},
 }
 
@@ -41,10 +41,11 @@ def test_formulas_are_those_of_the_paper() -> None:
         "rank-dad": (4 * (h + h + 1), 4 * (h + h + 1)),
         "rank-dad as published": (4 * (h + h) + h, 4 * (h + h) + h),
         "powersgd": (4 * (h + h) + h, 4 * (h + h) + h),
-        "top-rows": (3 * (h + h) + h, s * 3 * (h + h) + h),
     }
     for name, (up, down) in floats.items():
         assert _formula(name, h) == (4 * up, 4 * down), name
+    top_rows = TopRows(name="top-rows")
+    assert sizes.formula(top_rows, h, h) == (4 * (3 * (h + h) + h), 4 * (s * 3 * (h + h) + h))
     int8 = 8 * (h + h + 1) + 4 * 8 * (16 + 17)  # codes, and a scale for every 64 of a row
     assert _formula("rank-dad int8", h) == (int8, int8)
     assert _formula("dad", 64) == _formula("dsgd", 64), "64 rows of such a layer are larger than its matrix"

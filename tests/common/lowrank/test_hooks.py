@@ -146,7 +146,7 @@ def test_hooked_weights_and_biases_have_no_factor_and_are_named() -> None:
     assert unfollowed(with_tensor_hook()).keys() == {"0"}
 
 
-@pytest.mark.parametrize("method", ["rank-dad", "powersgd", "dad", "top-k", "top-rows", "dsgd"])
+@pytest.mark.parametrize("method", ["rank-dad", "powersgd", "dad", "top-k", "dsgd"])
 def test_hooked_parameters_travel_dense_in_a_run(method: str) -> None:
     own: dict[str, dict[str, Any]] = {"rank-dad": {"rank": 2}, "powersgd": {"rank": 2}, "top-k": {"density": 0.1}}
     spec = run_spec(method={"name": method, **own.get(method, {})})

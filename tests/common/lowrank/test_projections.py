@@ -22,9 +22,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "edad"},
     {"name": "rank-dad", "rank": 2},
     {"name": "rank-dad", "rank": 2, "feedback": "none"},
-    {"name": "rank-dad", "preset": "authors"},
     {"name": "powersgd", "rank": 2},
-    {"name": "top-rows"},
 ]
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from rankdad.common.lowrank.factors import Factor, concatenate, norm
 from rankdad.common.lowrank.reduction.block import block
 from rankdad.common.lowrank.reduction.exact import exact
-from rankdad.common.lowrank.reduction.published import published
 from rankdad.common.lowrank.reduction.spi import spi
 from tests.conftest import examples
 
@@ -170,7 +169,7 @@ def test_a_bad_number_is_a_named_error(reduce: Reducer, bad: float) -> None:
         reduce(Factor(torch.ones(3, 4), torch.ones(3, 5)), 0)
 
 
-@pytest.mark.parametrize("reduce", [*DEFAULTS, partial(published, tolerance=0.0)])
+@pytest.mark.parametrize("reduce", DEFAULTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dense", [False, True])
 def test_half_precision_is_reduced_in_full_and_rounded_in_the_end(
@@ -218,57 +217,3 @@ def test_a_basis_of_too_many_or_dependent_rows_is_no_error() -> None:
     for basis in (torch.ones(20, 8, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.float64)):
         reduced = block(gradient, 3, basis=basis, iterations=30)
         assert error(reduced, gradient) <= 1.001 * optimal_error(gradient, 3)
-
-
-def published_directly(g: Tensor, rank: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """The authors' recurrence on the dense matrix, as eq. 5 writes it: one explicit deflated operator per component."""
-    generator = torch.Generator().manual_seed(seed)
-    pairs: list[tuple[Tensor, Tensor]] = []
-    vectors: list[Tensor] = []
-    for _ in range(rank):
-        b = torch.rand(len(g), generator=generator, dtype=torch.float64)
-        deflated = g @ g.T
-        for vector, (q, _) in zip(vectors, pairs, strict=True):
-            deflated = deflated - q.norm() ** 2 * torch.outer(vector, vector)
-        for _ in range(5):
-            b = deflated @ b
-            b = b / b.norm()
-        sigma = (g.T @ b).norm()
-        if sigma.isnan():
-            return pairs
-        if len(pairs) >= 2 and (b - vectors[-1]).norm() < 1e-3:
-            return pairs[:-1]
-        vectors.append(b)
-        pairs.append((sigma * b, g.T @ b / sigma))
-    return pairs[:-1]
-
-
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize(("n", "decay"), [(30, 0.7), (30, 0.95), (4, 0.9), (1, 1.0)])
-def test_published_is_the_authors_recurrence(dense: bool, n: int, decay: float) -> None:
-    factor = factor_of(n, 20, 15, 3, torch.float64, decay)
-    found = published(factor.gradient() if dense else factor, 10, seed=7)
-    expected = published_directly(factor.gradient(), 10, 7)
-    well = min(len(expected), n - 1)  # components of rounding errors are nobody's
-    assert found.rows <= 9
-    for row, (q, p) in enumerate(expected[:well]):
-        assert torch.allclose(found.delta[row], q, rtol=0, atol=1e-10 * float(expected[0][0].norm()))
-        assert torch.allclose(found.activation[row], p, rtol=0, atol=1e-10)
-
-
-def test_what_published_gets_wrong() -> None:
-    """A tenth row is lost, rows are not orthogonal, and five iterations leave an error that convergence does not."""
-    factor = factor_of(30, 24, 24, 0, torch.float64, 0.95)
-    found, best = published(factor, 10), optimal_error(factor.gradient(), 9)
-    gram = found.activation @ found.activation.T
-    assert found.rows == 9
-    assert float((gram - torch.eye(9)).abs().max()) > 1e-2
-    assert error(found, factor.gradient()) > 1.02 * best
-    assert error(spi(factor, 9, iterations=100), factor.gradient()) < 1.001 * best
-
-
-def test_published_ends_where_directions_coincide_and_survives_a_zero_matrix() -> None:
-    assert published(Factor(torch.zeros(3, 5), torch.ones(3, 4)), 10).rows == 0
-    equal = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0, 1.0], dtype=torch.float64))
-    deflated = published(equal, 10, tolerance=1.5)  # any two unit vectors at an acute angle coincide
-    assert deflated.rows < 9

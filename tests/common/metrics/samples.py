@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.metrics import Tally, empty, tally
+from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 TASKS: tuple[TaskSpec, ...] = (

@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
-from rankdad.common.metrics import empty
 from rankdad.common.metrics.agreement import agreement, cells
-from rankdad.common.metrics.sums import parts
+from rankdad.common.metrics.sums import empty, parts
 from rankdad.common.spec.tasks import Regression
 from tests.common.metrics.samples import draw, tallied
 

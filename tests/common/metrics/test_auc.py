@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.metrics import Metrics, summarise
+from rankdad.common.metrics.summary import Metrics, summarise
 from rankdad.common.spec.tasks import Classification, MultiLabel
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 from tests.conftest import examples

@@ -12,8 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rankdad.common.metrics import Tally, intervals, tally
-from rankdad.common.metrics.sums import parts
+from rankdad.common.metrics.intervals import intervals
+from rankdad.common.metrics.sums import Tally, parts, tally
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses
 

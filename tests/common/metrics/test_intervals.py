@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics import Interval, empty, intervals
-from rankdad.common.metrics.intervals import wilson
+from rankdad.common.metrics.intervals import Interval, intervals, wilson
+from rankdad.common.metrics.sums import empty
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from tests.common.metrics.samples import TASKS, draw, tallied
 

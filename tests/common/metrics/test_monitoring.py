@@ -10,18 +10,12 @@ import torch
 from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_auc_score
 from torch import Tensor
 
-from rankdad.common.metrics import (
-    Tally,
-    measured_on,
-    monitored,
-    monitoring_bytes,
-    pack_tally,
-    summarise,
-    tally_bytes,
-    unpack_monitoring,
-    within_sites,
-)
 from rankdad.common.metrics.auc import class_log_odds
+from rankdad.common.metrics.monitoring import measured_on, monitored
+from rankdad.common.metrics.sites import within_sites
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally
+from rankdad.common.metrics.tally_codec import monitoring_bytes, pack_tally, tally_bytes, unpack_monitoring
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, tallied
 

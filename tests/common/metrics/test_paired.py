@@ -13,29 +13,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.paired.bootstrap import auc, deviation, drawn, mean
-from rankdad.common.metrics import BINS, Tally, tally
+from rankdad.common.metrics.auc import BINS
 from rankdad.common.metrics.paired import (
     APART,
     DIGITS,
     EDGE,
     LEAST,
-    Difference,
     Rows,
-    Sums,
     coarse,
     compared,
-    contradiction,
-    differences,
     histograms,
     influences,
-    mean_differences,
     measures,
     positives,
     rows,
     smoothed,
     squares,
-    sums_of,
 )
+from rankdad.common.metrics.paired_sums import Difference, Sums, contradiction, differences, sums_of
+from rankdad.common.metrics.repeats import mean_intervals
+from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 BINARY, TERNARY = Classification(classes=2), Classification(classes=3)
@@ -287,6 +284,6 @@ def test_sums_that_no_rows_have_are_refused_and_those_that_some_have_are_not(tas
 
 def test_repeats_add_no_rows() -> None:
     one, other = Difference(0.1, 0.0, 0.2, "paired"), Difference(0.2, 0.1, 0.3, "paired")
-    found = mean_differences([{"auc": one, "loss": one}, {"auc": other}])
+    found = mean_intervals([{"auc": one, "loss": one}, {"auc": other}])
     assert found.keys() == {"auc"}
     assert (found["auc"].value, found["auc"].low, found["auc"].high) == pytest.approx((0.15, 0.05, 0.25))

@@ -15,9 +15,9 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.proportion import proportion_confint
 from torch import Tensor
 
-from rankdad.common.metrics import Tally, within_sites
 from rankdad.common.metrics.site_calibration import FEWEST
-from rankdad.common.metrics.sites import site_alone
+from rankdad.common.metrics.sites import site_alone, within_sites
+from rankdad.common.metrics.sums import Tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
 from tests.common.metrics.samples import draw, tallied

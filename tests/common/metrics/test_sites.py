@@ -9,7 +9,9 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
-from rankdad.common.metrics import Metrics, Spread, empty, mean_over_sites, summarise, within_sites
+from rankdad.common.metrics.sites import Spread, mean_over_sites, within_sites
+from rankdad.common.metrics.summary import Metrics, summarise
+from rankdad.common.metrics.sums import empty
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 

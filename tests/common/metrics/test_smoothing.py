@@ -13,21 +13,15 @@ from sklearn import metrics as oracle
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.metrics import (
-    Tally,
-    intervals,
-    measured_on,
-    pack_tally,
-    parts,
-    summarise,
-    tally,
-    unpack_tally,
-    within_sites,
-)
 from rankdad.common.metrics.auc import bin_edges
+from rankdad.common.metrics.intervals import intervals
+from rankdad.common.metrics.monitoring import measured_on
 from rankdad.common.metrics.recalibration import recalibrations
+from rankdad.common.metrics.sites import within_sites
 from rankdad.common.metrics.smoothing import Scored, curve, smooth
-from rankdad.common.metrics.sums import default_log_odds, empty
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, tally
+from rankdad.common.metrics.tally_codec import pack_tally, unpack_tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 TWO = Classification(classes=2)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 from torch import Tensor
 
-from rankdad.common.metrics import Tally, calibration, confusion, empty, summarise, tally
+from rankdad.common.metrics.summary import calibration, confusion, summarise
+from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, pooled, tallied
 from tests.conftest import examples

@@ -11,18 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankdad.common.metrics import (
-    BINS,
-    Tally,
-    empty,
-    intervals,
-    pack_tally,
-    summarise,
-    tally,
-    tally_bytes,
-    unpack_tally,
-)
-from rankdad.common.metrics.sums import parts, shape
+from rankdad.common.metrics.auc import BINS
+from rankdad.common.metrics.intervals import intervals
+from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.sums import Tally, empty, parts, shape, tally
+from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, tallied
 from tests.conftest import examples

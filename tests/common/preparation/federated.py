@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows, in_memory
+from rankdad.common.preparation import Fit, Inputs, OwnFit, Preparing, Rows, in_memory
 from rankdad.common.spec import RunSpec
 from tests.conftest import run_spec
 
@@ -33,20 +33,19 @@ def rows(inputs: Array, labels: Array | None = None, covariates: Array | None = 
     )
 
 
-def fitted(preparing: Preparing, sites: Sequence[Rows]) -> Fit:
-    """Run every stage over the sites."""
-    totals: dict[str, Tensor] = {}
-    for stage in preparing.stages:
-        totals[stage] = torch.stack([preparing.contribution(stage, totals, site) for site in sites]).sum(0)
-    return preparing.fit(totals)
+def applied(
+    preparing: Preparing, fit: Fit, own: OwnFit | None, inputs: Inputs, covariates: Tensor | None = None
+) -> Tensor:
+    """Return prepared inputs."""
+    return in_memory(preparing.transform(fit, own).prepared(inputs, covariates, torch.float64))
 
 
 def prepared(preparing: Preparing, sites: Sequence[Rows]) -> tuple[Fit, list[OwnFit], list[Array]]:
     """Return the fit, every site's own, and its prepared rows."""
-    fit = fitted(preparing, sites)
+    fit = preparing.fitted(sites)
     owns = [preparing.own(fit, site) for site in sites]
-    applied = [
-        preparing.apply(fit, own, in_memory(site.inputs), site.covariates, torch.float64).numpy()
+    found = [
+        applied(preparing, fit, own, site.inputs, site.covariates).numpy()
         for own, site in zip(owns, sites, strict=True)
     ]
-    return fit, owns, applied
+    return fit, owns, found

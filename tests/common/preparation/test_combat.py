@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows, in_memory
 from rankdad.common.spec import RunSpec
-from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
+from tests.common.preparation.federated import Array, applied, prepared, rows, table_spec
 from tests.conftest import examples, sampled
 
 FEATURES = 12
@@ -118,8 +118,8 @@ def test_neither_order_nor_a_site_without_rows_matters(order: list[int], seed: i
     sites = sites_of(cohort((8, 1, 5), seed))
     preparing = Preparing(combat_spec(data={"missing": "impute"} if gaps else None))
     none = rows(np.zeros((0, FEATURES)), covariates=np.zeros((0, 2)))
-    first = fitted(preparing, sites).tensors()
-    again = fitted(preparing, [sites[i] for i in order] + [none]).tensors()
+    first = preparing.fitted(sites).tensors()
+    again = preparing.fitted([sites[i] for i in order] + [none]).tensors()
     for name, value in first.items():
         torch.testing.assert_close(again[name], value, rtol=1e-9, atol=1e-12)
     totals: dict[str, torch.Tensor] = {}
@@ -168,7 +168,7 @@ def test_one_row_has_no_scale_and_no_rows_no_effects() -> None:
     assert owns[2].spread.eq(1).all()
     unseen = in_memory(sites[0].inputs) + 5
     for own in (None, preparing.own(fit, rows(np.zeros((0, FEATURES)), covariates=np.zeros((0, 2))))):
-        assert preparing.apply(fit, own, unseen, None, torch.float64).equal(unseen)
+        assert applied(preparing, fit, own, unseen).equal(unseen)
 
 
 def test_one_site_alone_has_no_location() -> None:
@@ -224,12 +224,10 @@ def test_totals_that_no_rows_have_are_an_error_or_finite() -> None:
 def test_a_fit_is_saved_and_read_again(keep: int) -> None:
     spec = combat_spec(keep)
     preparing, sites = Preparing(spec), sites_of(cohort((9, 8), keep=keep))
-    fit, owns, applied = prepared(preparing, sites)
+    fit, owns, found = prepared(preparing, sites)
     again, own = Fit.of(spec, load(save(fit.tensors()))), OwnFit.of(spec, load(save(owns[0].tensors())))
     site = sites[0]
-    assert np.array_equal(
-        preparing.apply(again, own, in_memory(site.inputs), site.covariates, torch.float64), applied[0]
-    )
+    assert np.array_equal(applied(preparing, again, own, site.inputs, site.covariates), found[0])
     with pytest.raises(ValueError, match="slopes"):
         Fit.of(combat_spec(1), fit.tensors())
 
@@ -258,6 +256,4 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fi
         totals[stage] = true + told
     assert lies > 50
     fit = preparing.fit(totals)
-    given = in_memory(honest.inputs)
-    applied = preparing.apply(fit, preparing.own(fit, honest), given, honest.covariates, torch.float64)
-    assert applied.isfinite().all()
+    assert applied(preparing, fit, preparing.own(fit, honest), honest.inputs, honest.covariates).isfinite().all()

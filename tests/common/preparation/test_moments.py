@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 
 from rankdad.common.errors import SpecError
 from rankdad.common.preparation import Fit, OwnFit, Preparing, Rows
-from tests.common.preparation.federated import Array, fitted, prepared, rows, table_spec
+from tests.common.preparation.federated import Array, applied, prepared, rows, table_spec
 from tests.conftest import examples, run_spec
 
 RNG = np.random.default_rng
@@ -42,7 +42,7 @@ def test_standardisation_is_that_of_pandas_on_all_rows() -> None:
 
 def test_a_mean_of_a_billion_deviations_costs_no_digits() -> None:
     pooled = 1e9 + RNG(1).integers(-1, 2, (5000, 1)).astype(np.float64)
-    fit = fitted(Preparing(table_spec(1, standardise="federated")), [rows(part) for part in np.split(pooled, 5)])
+    fit = Preparing(table_spec(1, standardise="federated")).fitted([rows(part) for part in np.split(pooled, 5)])
     assert fit.mean is not None
     assert fit.scale is not None
     assert abs(fit.mean.item() - pooled.mean()) < 2e-7
@@ -56,8 +56,8 @@ def test_it_does_not_matter_which_site_has_which_row(owner: list[int], seed: int
     pooled[RNG(seed).random(pooled.shape) < 0.2] = np.nan
     of = np.array(owner)
     preparing = Preparing(table_spec(5, data={"missing": "impute"}, standardise="federated"))
-    one = fitted(preparing, [rows(pooled, labels)])
-    four = fitted(preparing, [rows(pooled[of == site], labels[of == site]) for site in range(4)])
+    one = preparing.fitted([rows(pooled, labels)])
+    four = preparing.fitted([rows(pooled[of == site], labels[of == site]) for site in range(4)])
     for name, value in one.tensors().items():
         torch.testing.assert_close(four.tensors()[name], value, rtol=1e-12, atol=0)
 
@@ -104,12 +104,12 @@ def test_a_site_by_itself() -> None:
     sites = [rows(table(20, 1)), rows(10 * table(30, 2)), rows(table(0))]
     preparing = Preparing(table_spec(5, standardise="site"))
     assert preparing.stages == ("labels", "label-squares")
-    fit, owns, applied = prepared(preparing, sites)
-    for part in applied[:2]:
+    fit, owns, found = prepared(preparing, sites)
+    for part in found[:2]:
         np.testing.assert_allclose(part[:, :3].std(0), 1, atol=1e-9)
     assert owns[2].tensors() == {}
     unseen = torch.from_numpy(table(4, 3))
-    assert preparing.apply(fit, owns[2], unseen, None, torch.float64).equal(unseen)
+    assert applied(preparing, fit, owns[2], unseen).equal(unseen)
 
 
 def test_stages_are_those_that_are_needed() -> None:
@@ -161,7 +161,7 @@ def test_numbers_too_large_to_be_squared_are_refused_where_they_are() -> None:
 
 def test_a_fit_is_saved_and_read_again() -> None:
     spec = table_spec(5, data={"missing": "impute"}, standardise="federated")
-    fit = fitted(Preparing(spec), [rows(table(9), np.arange(9.0))])
+    fit = Preparing(spec).fitted([rows(table(9), np.arange(9.0))])
     again = Fit.of(spec, load(save(fit.tensors())))
     assert (
         again.tensors().keys()

@@ -17,7 +17,8 @@ from rankdad.common.errors import NonFiniteError, ProtocolError, RankdadError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.lowrank.wire import as_received, decode, encode, is_lossless, wire_bytes
-from rankdad.common.metrics import monitored, pack_tally, tally_bytes
+from rankdad.common.metrics.monitoring import monitored
+from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes
 from rankdad.common.models import build_model
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
@@ -25,7 +26,7 @@ from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
 from rankdad.common.rounds.goodbye import Goodbye
-from rankdad.common.rounds.scores import scores_bytes
+from rankdad.common.rounds.scores import scores_shape
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import PARTS
@@ -81,7 +82,6 @@ METHODS: list[dict[str, Any]] = [
     {"name": "dsgd"},
     {"name": "dad"},
     {"name": "edad"},
-    {"name": "top-rows"},
     {"name": "rank-dad", "rank": 3},
     {"name": "powersgd", "rank": 3},
     {"name": "top-k", "density": 0.1},
@@ -229,7 +229,7 @@ def test_nonsense_is_refused_with_a_reason(body: bytes, reason: str) -> None:
 
 
 COMPARED = plan_of(evaluation={"name": "holdout", "references": ["site"]})
-COUNTS = torch.ones(scores_bytes(COMPARED) // 4)
+COUNTS = torch.ones(scores_shape(COMPARED)).flatten()
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def trained(**changes: Any) -> SavedModel:
 
 def by_predict(model: SavedModel, inputs: Tensor) -> Any:
     """The numbers of `predict`'s table."""
-    preparing = Preparing(model.spec)
+    transform = Preparing(model.spec).transform(model.fit, model.site_fit)
     with torch.no_grad():
-        outputs = model.network(preparing.apply(model.fit, model.site_fit, inputs, None, inputs.dtype))
-    table = predictions(model.spec, preparing.invert_labels(model.fit, outputs.double()))
+        outputs = model.network(transform.prepared(inputs, None, inputs.dtype))
+    table = predictions(model.spec, transform.in_units(outputs.double()))
     number = model.spec.task.name == "regression"
     return table.drop(columns=[] if number else ["predicted"], errors="ignore").to_numpy(float)
 

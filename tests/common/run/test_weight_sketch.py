@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import policy_warnings
 from rankdad.common.protocol.arrays import pack_sums
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
-from rankdad.common.run.weight_sketch import SKETCH_BYTES, distance, furthest, sketch, unpack_sketch
+from rankdad.common.run.weight_sketch import PARTS, distance, furthest, sketch, unpack_sketch
 from rankdad.local.data import SiteData
 from rankdad.local.training import TrainingState, train
 from rankdad.simulations import lockstep
@@ -34,7 +35,7 @@ def test_the_distance_of_sketches_is_near_that_of_the_weights(apart: float) -> N
         moved = weights | {"b": weights["b"] + change / change.norm() * size * apart}
         estimates.append(distance(sketch(weights), sketch(moved)) / apart)
     assert all(0.5 < estimate < 2 for estimate in estimates), estimates
-    assert len(pack_sums(sketch(weights))) == SKETCH_BYTES
+    assert len(pack_sums(sketch(weights))) == 8 * PARTS
     assert distance(sketch(weights), sketch(dict(reversed(weights.items())))) == 0.0
 
 
@@ -85,8 +86,8 @@ def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
 
 def test_a_drift_is_made_equal_by_default_where_a_policy_still_takes_it_over() -> None:
     spec = run_spec()
-    assert not Policy().warnings(spec)
-    (said,) = Policy(accept_replica=1e-5).warnings(spec)
+    assert not policy_warnings(Policy(), spec)
+    (said,) = policy_warnings(Policy(accept_replica=1e-5), spec)
     assert said.startswith(
         "a comparison of weights may end the run: they are made equal where they are more than 0.0001"
     )
@@ -110,5 +111,5 @@ def test_a_comparison_follows_every_so_many_steps_and_goes_on_after_a_checkpoint
     for step in range(10):
         replica.step = step
         due.append(state.comparison_due)
-        state.compared = step
+        state.note(compared=step)
     assert due == [False, False, False, False, True, False, False, False, True, False]

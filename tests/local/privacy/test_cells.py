@@ -180,3 +180,12 @@ def test_a_picture_that_was_scaled_up_has_no_more_cells_than_its_file_has_pixels
     data = {"reader": "images", "size": [32, 32], "mode": "grey", "resize": True, "values": ["0", "1"]}
     spec = run_spec(task={"name": "classification", "classes": 2}, data=data)
     assert cells_of_row(spec, read_site(spec, tmp_path / "data", 0)) == pytest.approx(cells, abs=1)
+
+
+@pytest.mark.parametrize(("stays", "cells"), [(True, 7), (False, 1201)])
+def test_a_channel_that_stays_for_a_patient_has_one_cell(stays: bool, cells: int) -> None:
+    """Of 200 times each counted, where more columns differ than are looked at one by one."""
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(80, 1 if stays else 200, 6, generator=random).expand(-1, 200, -1)
+    data = SiteData(Samples(inputs, torch.arange(80) % 2), ())
+    assert cells_of_row(asked(8, shape=(200, 6)), data) == pytest.approx(cells, rel=0.02)

@@ -462,6 +462,8 @@ def test_a_specification_that_begins_again_has_other_batches_and_one_that_goes_o
         orders.append(dealt.order("rows"))
         _, goes_on = Dealing(spec, SECRET, 8, log, run).deal(reading)
         assert goes_on.order("rows") == orders[-1]
+        goes_on.unnoted().begun()
+        assert goes_on.order("rows") == orders[-1]
     assert len(set(orders)) == 3
     _, simulated = Dealing(spec, SECRET, 8).deal(reading)
     assert simulated.order("rows") == orders[0]  # what is simulated can be simulated again

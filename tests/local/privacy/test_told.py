@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdad.common.errors import FewSamplesError, PolicyError, UserError
-from rankdad.common.metrics import monitored
+from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret

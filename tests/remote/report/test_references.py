@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.metrics.paired import Difference
+from rankdad.common.metrics.paired_sums import Difference
 from rankdad.remote.report.compare import compare
 from rankdad.remote.report.differences import apart as in_words
 from rankdad.remote.report.references import reference_table, worth

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics import Risks, calibration_by_site
-from rankdad.common.metrics.site_calibration import SURE, differing
+from rankdad.common.metrics.risk import Risks
+from rankdad.common.metrics.site_calibration import SURE, calibration_by_site, differing
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.narrative import sent
 from rankdad.remote.report.run_plots import figures

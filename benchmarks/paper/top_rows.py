@@ -1,4 +1,4 @@
-"""Top rows: send the first rows of every factor, and nothing of the rest. The baseline that is easy to beat."""
+"""Top rows: send the first rows of every factor, and nothing of the rest: the paper's crude baseline."""
 
 from __future__ import annotations
 

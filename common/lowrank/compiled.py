@@ -1,0 +1,87 @@
+"""Linear layers in compiled graphs: an operator of the backward pass takes the place of hooks, which would break them.
+
+The operator's arguments are tensors alone, so that a capture is found by the address of a weight, and listens only
+while it runs a backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Listener = Callable[[Tensor, Tensor], None]
+_listeners: dict[int, Listener] = {}  # in a backward pass, by the address of a weight
+
+
+@contextmanager
+def listening(listeners: Mapping[int, Listener]) -> Iterator[None]:
+    """Have Δ [n, out] and A [n, in] of compiled layers given to listeners, whose weights then get a gradient of zeros.
+
+    Args:
+        listeners: by the address of a weight.
+    """
+    _listeners.update(listeners)
+    try:
+        yield
+    finally:
+        for place in listeners:
+            _listeners.pop(place, None)
+
+
+def linear(source: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
+    """Return a linear layer's output, [..., out].
+
+    Args:
+        source: [..., in].
+        weight: [out, in], or [in, out] if it is transposed.
+        bias: [out], if the layer has one.
+        transposed: see above.
+    """
+    output: Tensor = _Linear.apply(source, weight, bias, transposed)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+        ctx.save_for_backward(source, weight)
+        ctx.transposed, ctx.bias = transposed, None if bias is None else bias.dtype
+        return F.linear(source, weight.T if transposed else weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
+        source, weight = ctx.saved_tensors
+        rows, activation = delta.reshape(-1, delta.shape[-1]), source.reshape(-1, source.shape[-1]).to(delta.dtype)
+        matrix = weight.to(delta.dtype)
+        before = (
+            (delta @ (matrix.T if ctx.transposed else matrix)).to(source.dtype) if ctx.needs_input_grad[0] else None
+        )
+        own = None
+        if ctx.needs_input_grad[1]:
+            own = torch.ops.rankdad.weight_gradient(rows, activation, weight, ctx.transposed)
+        bias = rows.sum(dim=0).to(ctx.bias) if ctx.bias is not None and ctx.needs_input_grad[2] else None
+        return before, own, bias, None
+
+
+@torch.library.custom_op(
+    "rankdad::weight_gradient",
+    mutates_args=(),
+    schema="(Tensor delta, Tensor activation, Tensor weight, bool transposed) -> Tensor",
+)
+def _weight_gradient(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    listener = _listeners.get(weight.data_ptr())
+    if listener is not None:
+        listener(delta, activation)
+        return torch.zeros_like(weight)
+    gradient = activation.T @ delta if transposed else delta.T @ activation
+    return gradient.to(weight.dtype)
+
+
+@_weight_gradient.register_fake
+def _(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(weight)

@@ -1,0 +1,110 @@
+"""Capture in compiled graphs: no graph is broken, and what comes of them is what autograd has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.layers import linear_layers
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Turned(nn.Module):
+    """A layer whose weight is [in, out], as GPT-2's Conv1D."""
+
+    low_rank_layout = "in-out"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(5, 4) / 3), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], 4)
+
+
+class Penalised(nn.Module):
+    """The first weight is used outside its layer, too; the second layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.second(torch.tanh(self.second(self.first(x))))
+        return hidden + self.first.weight.square().mean()
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3, bias=False))
+
+
+def turned() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Turned(), nn.GELU(), nn.Linear(4, 3))
+
+
+def grads(model: Any, x: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("make", "captured"),
+    [
+        (plain, {"0.weight", "2.weight"}),
+        (turned, {"0.weight", "2.weight", "4.weight"}),
+        (Penalised, {"second.weight"}),
+    ],
+)
+@pytest.mark.parametrize("listens", [False, True])
+def test_one_graph_has_factors_of_all_layers(make: Callable[[], nn.Module], captured: set[str], listens: bool) -> None:
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(4, 2, 6, dtype=torch.float64)
+    expected = grads(model, x)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    layers = linear_layers(model, transposed=True)
+    with FactorCapture(model, layers=layers, plain=listens) as capture:
+        for passes in (1, 2):
+            capture.begin()
+            for _ in range(passes):
+                capture.backward(compiled(x).square().sum())
+            assert capture.factors().keys() == captured
+            found = {name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense()
+            for name, gradient in expected.items():
+                assert torch.allclose(found[name], passes * gradient, rtol=1e-12, atol=1e-13), name
+        capture.begin()
+        compiled(x).square().sum().backward()  # not by the capture: dense, and right
+        assert not capture.factors()
+        found = capture.dense()
+    assert all(torch.allclose(found[name], gradient, rtol=1e-12, atol=1e-13) for name, gradient in expected.items())
+    again = grads(compiled, x)  # the graph stays as it was compiled, and nobody listens
+    assert all(torch.allclose(again[f"_orig_mod.{name}"], expected[name], atol=1e-13) for name in expected)
+
+
+def test_capture_breaks_no_graph() -> None:
+    model = plain()
+    with FactorCapture(model):
+        assert torch._dynamo.explain(model)(torch.randn(4, 6)).graph_break_count == 0
+
+
+def test_a_layer_that_is_called_beside_its_graph_too_is_dense() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6)).double(), torch.randn(4, 6, dtype=torch.float64)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = grads(nn.Sequential(model, model), x)
+    with FactorCapture(model) as capture:
+        capture.backward(model(compiled(x)).square().sum())
+    found = {name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense()
+    assert all(torch.allclose(found[name], expected[f"0.{name}"], rtol=1e-12) for name in ("0.weight", "0.bias"))
