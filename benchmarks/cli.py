@@ -444,6 +444,21 @@ def check(
 
 
 @app.command()
+def tables(
+    rows: Annotated[int, typer.Option(help="Of each table.", min=100)] = 20_000,
+    columns: Annotated[int, typer.Option(help="That each has.", min=10)] = 100,
+    pairs: Annotated[int, typer.Option(help="Of readings.", min=1)] = 9,
+) -> None:
+    """Time how tables become samples, beside `pandas.read_csv`: half a minute."""
+    from rich.console import Console
+
+    from benchmarks.tables import bench_tables, holds
+
+    if not holds(bench_tables(rows, columns, pairs, Console())):
+        raise UserError("a table takes too long: see above", code="promise-missed")
+
+
+@app.command()
 def ts(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.ts", help="Series to train on, and maybe to test.")],
     output: Annotated[Path, typer.Option(help="The npz file.")],

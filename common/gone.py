@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 PAPERS = "was there to be compared with, and went to the benchmarks (benchmarks/plugins of a checkout)"
-GONE = {  # by the last two names of a field, and by its value where other values stay
+TRANSFORMS = (  # of MONAI
+    *("RandAffine", "Rand3DElastic", "RandZoom", "RandGaussianSmooth", "RandGaussianSharpen", "RandAdjustContrast"),
+    *("RandBiasField", "RandRicianNoise", "RandGibbsNoise", "RandHistogramShift", "RandCoarseDropout"),
+    *("RandGridDistortion", "RandSimulateLowResolution"),
+)
+# By the last two names of a field, and by its value where other values stay.
+GONE: dict[tuple[str, str | None], str] = {
     ("data.reader", "ts"): "convert it by python -m benchmarks ts, and read it as npz; of tables series is the reader",
     ("simulation.source", "uea"): "convert it by python -m benchmarks ts, and take the source npz",
     ("loading.disk_mib", None): "there is no cache on disk any more: leave it out, and read ahead (loading.workers)",
@@ -14,10 +22,14 @@ GONE = {  # by the last two names of a field, and by its value where other value
     ("method.exchanges", None): "all gradients travel in one message: leave it out",
     ("training.autocast", "float16"): "float16 and its loss scale are gone: take bfloat16",
     ("training.loss_scale", None): "it went with autocast float16: leave it out",
+    **{
+        ("augmentation.name", name): "MONAI's are gone: flip, crop, noise and intensity vary volumes, too"
+        for name in TRANSFORMS
+    },
 }
 
 
 def gone(path: str, value: object) -> str | None:
     """Return what to write in the place of a field, or of a value, that earlier versions knew; None of others."""
-    name = ".".join(path.split(".")[-2:])
+    name = ".".join(re.sub(r"\[\d+\]", "", path).split(".")[-2:])
     return GONE.get((name, None)) or (GONE.get((name, value)) if isinstance(value, str) else None)

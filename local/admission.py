@@ -25,8 +25,7 @@ from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.data import SiteData
-from rankdad.local.data.behind import levels_of
-from rankdad.local.data.folds import Split
+from rankdad.local.data.folds import Split, levels_of
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.told import (
     REPEATED,

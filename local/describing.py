@@ -19,8 +19,9 @@ from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Tabular, Written
+from rankdad.local.data.compared import compared
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, compared, profile_of
+from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
 
 FEW = 8  # levels that are shown of a column

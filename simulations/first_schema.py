@@ -12,8 +12,8 @@ from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import spelling
 from rankdad.local.data.identifiers import MANY_VISITS
-from rankdad.local.data.outcomes import outcome_of
-from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column, ordered
+from rankdad.local.data.levels import ordered, outcome_of
+from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column
 from rankdad.local.data.reading import shown, told_together
 from rankdad.local.data.tables import no_column
 from rankdad.simulations.first_inputs import (

@@ -10,9 +10,10 @@ from typing import Any
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
 from rankdad.local.data.files import left_out, places_of_sites, tables_in
+from rankdad.local.data.joining import append
 from rankdad.local.data.profile import Column, Profile, profile_of
 from rankdad.local.data.table_files import TABLES, read_guessing
-from rankdad.local.data.tables import Table, append
+from rankdad.local.data.tables import Table
 
 
 @dataclass(frozen=True)

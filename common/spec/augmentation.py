@@ -13,10 +13,10 @@ from rankdad.common.numbers import Fraction, NonNegativeFloat, PositiveFloat, Po
 from rankdad.common.spec.axes import space
 from rankdad.common.spec.data import AnyData, TableData
 from rankdad.common.spec.model import ModelSpec
-from rankdad.common.spec.monai_transforms import MonaiTransform, Transforms, check_size, check_transform
 
 Axis = Annotated[int, Field(ge=0, le=15)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+MAX_NUMBERS = 1 << 28  # that a sample may become on its way: 1 GiB in float32
 
 
 class Flip(Part):
@@ -59,7 +59,7 @@ class Intensity(Part):
     """How much is added or subtracted at most, in the unit that inputs have after preparation."""
 
 
-Augmentation = Flip | Crop | Noise | Intensity | Transforms
+Augmentation = Flip | Crop | Noise | Intensity
 
 
 def check_augmentation(entries: Sequence[Augmentation], data: AnyData, model: ModelSpec) -> None:
@@ -75,7 +75,7 @@ def check_augmentation(entries: Sequence[Augmentation], data: AnyData, model: Mo
             what = "a table's columns have" if isinstance(data, TableData) else "tokens have"
             raise ValueError(f"{name}: {what} meanings of their own, expected pictures, volumes or series")
         shape, axes = list(data.shape), space(data, model)
-        if isinstance(entry, Flip | Crop | MonaiTransform) and not axes:
+        if isinstance(entry, Flip | Crop) and not axes:
             grey = "; a picture without channels has the shape [1, height, width]" * (len(shape) == 2)
             problem = f"samples of shape {shape} have no axes of space, expected pictures or volumes"
             raise ValueError(f"{name}: {problem}{grey}")
@@ -84,9 +84,9 @@ def check_augmentation(entries: Sequence[Augmentation], data: AnyData, model: Mo
         if isinstance(entry, Crop):
             _check_crop(name, entry, [shape[axis] for axis in axes])
             grown = math.prod(side + 2 * entry.padding * (axis in axes) for axis, side in enumerate(shape))
-            check_size(f"{name}: padding: got {entry.padding}", grown)
-        if isinstance(entry, MonaiTransform):
-            check_transform(name, entry, [shape[axis] for axis in axes], math.prod(shape))
+            if grown > MAX_NUMBERS:
+                problem = f"got {entry.padding}, which makes {grown:,} numbers of a sample"
+                raise ValueError(f"{name}: padding: {problem}, expected at most {MAX_NUMBERS:,}")
         if isinstance(entry, Intensity) and not entry.scale and not entry.shift:
             raise ValueError(f"{name}: changes nothing, expected scale or shift above 0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what sta
 NOISE = 1e-12  # of a number: what computing leaves of it, where all rows have the same
 MAX_ROUNDING = 1e-3  # standard deviations: more moves coefficients
 LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
+ISO = re.compile(r"([1-9][0-9]{3}-[0-9]{2}-[0-9]{2}\n)*")  # dates, a line each
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
@@ -34,12 +36,12 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
     Raises:
         DataError: a cell holds something else.
     """
-    found = np.array(table.numbers(column), np.float64)
+    found = table.numbers(column)
     most = min(float(np.finfo(dtype).max), MOST)
-    odd = np.flatnonzero(~(np.abs(found) <= most)).tolist()
-    texts = table.texts(column) if odd else []
-    wrong = [row for row in odd if texts[row].lower() not in MISSING]
+    odd = ~(np.abs(found) <= most)
+    wrong = np.flatnonzero(odd & ~table.missing(column)).tolist() if odd.any() else []
     if wrong:
+        found, texts = found.copy(), table.texts(column)
         hint = hint or _advice(table, column, texts, wrong)
     for row in wrong:
         problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
@@ -103,24 +105,27 @@ def column_codes(
     """
     places = {value: float(place) for place, values in enumerate(levels) for value in values}
     rest = float(len(levels)) if other else None
-    codes: list[float] = []
-    for row, text in enumerate(table.texts(column)):
-        code = math.nan if text.lower() in MISSING and canonical(text) not in places else rest
-        code = places.get(canonical(text), code)
-        if code is None:
-            alike = next((value for value in places if spelling(value) == spelling(text)), None)
-            if alike is not None and not BROKEN.fullmatch(text):
-                said = f"holds {shown(text)}, which differs from {shown(alike)} only in how it is written"
-                advice = ": write it alike at every site, as the spec lists it"
-                table.refuse(row, column, said, advice, code="values-spelled-apart")
-                codes.append(math.nan)
-                continue
-            some = ", ".join(list(places)[:10]) + ", …" * (len(places) > 10)
-            advice, kind = (f": {BROKEN_ADVICE}", "formula") if BROKEN.fullmatch(text) else (hint, "level-unknown")
-            table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", advice, code=kind)
-            code = math.nan
-        codes.append(code)
-    return np.array(codes, np.float64)
+    rows, texts = table.levels(column)
+    codes = [
+        places.get(canonical(text), math.nan if text.lower() in MISSING and canonical(text) not in places else rest)
+        for text in texts
+    ]
+    wrong = np.array([code is None for code in codes], bool)
+    for row in np.flatnonzero(wrong[rows]).tolist():
+        _refuse_level(table, row, column, texts[rows[row]], list(places), hint)
+    return np.array([math.nan if code is None else code for code in codes], np.float64)[rows]
+
+
+def _refuse_level(table: Table, row: int, column: str, text: str, known: Sequence[str], hint: str) -> None:
+    alike = next((value for value in known if spelling(value) == spelling(text)), None)
+    if alike is not None and not BROKEN.fullmatch(text):
+        said = f"holds {shown(text)}, which differs from {shown(alike)} only in how it is written"
+        advice = ": write it alike at every site, as the spec lists it"
+        table.refuse(row, column, said, advice, code="values-spelled-apart")
+        return
+    some = ", ".join(known[:10]) + ", …" * (len(known) > 10)
+    advice, kind = (f": {BROKEN_ADVICE}", "formula") if BROKEN.fullmatch(text) else (hint, "level-unknown")
+    table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", advice, code=kind)
 
 
 def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
@@ -135,16 +140,32 @@ def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
 
 
 def _days(table: Table, column: str, date: Date) -> Array:
-    days = np.full(len(table), np.nan)
-    for row, text in enumerate(table.texts(column)):
-        if text.lower() not in MISSING:
-            try:
-                days[row] = date.day(text)
-            except ValueError as error:
-                code = "formula" if BROKEN.fullmatch(text) else "not-a-date"
-                advice = f": {BROKEN_ADVICE}" if code == "formula" else _count_of_days(text)
-                table.refuse(row, column, f"holds {shown(text)}, {error}", advice, code=code)
-    return days
+    rows, texts = table.levels(column)
+    days, wrong = np.full(len(texts), np.nan), dict[int, str]()
+    known = [place for place, text in enumerate(texts) if text.lower() not in MISSING]
+    if (found := _iso_days([texts[place] for place in known])) is not None:
+        days[known], known = found, []
+    for place in known:
+        try:
+            days[place] = date.day(texts[place])
+        except ValueError as error:
+            wrong[place] = str(error)
+    for row in np.flatnonzero(np.isin(rows, list(wrong))).tolist():
+        text = texts[rows[row]]
+        code = "formula" if BROKEN.fullmatch(text) else "not-a-date"
+        advice = f": {BROKEN_ADVICE}" if code == "formula" else _count_of_days(text)
+        table.refuse(row, column, f"holds {shown(text)}, {wrong[rows[row]]}", advice, code=code)
+    return days[rows]
+
+
+def _iso_days(texts: Sequence[str]) -> Array | None:
+    """Return the days of dates such as 2020-04-03 as `Date.day` counts them, at once; None if one is something else."""
+    if not ISO.fullmatch("".join(f"{text}\n" for text in texts)):
+        return None
+    try:
+        return np.array(texts, "datetime64[D]").astype(np.int64) + datetime.date(1970, 1, 1).toordinal()
+    except ValueError:  # of a day that is not in the calendar
+        return None
 
 
 def _count_of_days(text: str) -> str:
@@ -177,8 +198,18 @@ def labels_of(data: Tabular, tables: Sequence[Table]) -> Array:
     return np.column_stack(columns) if several else columns[0]
 
 
-def known_labels(data: Tabular, tables: Sequence[Table]) -> tuple[Array | None, Array, tuple[str, ...]]:
-    """Return labels of rows that are predicted, which of them are missing or none of the run's, and a word on these."""
+def labels_for(
+    data: Tabular, tables: Sequence[Table], *, training: bool
+) -> tuple[Array | None, Array, tuple[str, ...]]:
+    """Return labels as `labels_of` does, which rows have none that is the run's, bool [rows], and a word on these.
+
+    To train on, a cell has to be a label or missing. Predictions need none: labels may be None.
+    """
+    nothing = np.zeros(len(tables[0]), bool)
+    if training:
+        return labels_of(data, tables), nothing, ()
+    if not all(any(target in table.frame for table in tables) for target in data.targets):
+        return None, nothing, ()
     wrong: dict[int, DataError] = {}
     labels = labels_of(data, [replace(table, refused=wrong) for table in tables])
     unknown: Array = np.asarray(np.isnan(labels.reshape(len(labels), len(data.targets))).any(axis=1))

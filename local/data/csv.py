@@ -8,10 +8,11 @@ from pathlib import Path
 from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData
 from rankdad.local.data.encoding import encode
-from rankdad.local.data.files import each, matching_files, read_each, read_one
+from rankdad.local.data.files import each, matching_files, read_each, read_first
+from rankdad.local.data.joining import aligned, join, keys_of
 from rankdad.local.data.reading import Reading, is_folder
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, aligned, join, keys_of
+from rankdad.local.data.tables import Table
 
 
 def read_csv(
@@ -29,9 +30,11 @@ def read_csv(
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    folder = path if is_folder(path) else path.parent
-    table, told = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
-    others, told_too = read_each(folder, data.covariates, data)
+    numbers = {column for column in (*data.inputs, *keep) if column not in {*data.categorical, *data.dates}}
+    numbers |= {data.label} if isinstance(data.label, str) and not data.values else set()
+    numbers -= {data.key, data.group, *(date.since for date in data.dates.values()), *(beside or ())}
+    folder, table, told = read_first(path, data.file, data, numbers)
+    others, told_too = read_each(folder, data.covariates, data, numbers)
     return csv_samples(data, [table, *others], dtype, keep=keep, notes=told + told_too, beside=beside)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdad.common.errors import DataError
+from rankdad.local.data.formats import opened
 from rankdad.local.data.reading import shown
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -27,6 +28,14 @@ def marked(text: str) -> str | None:
     """Return the delimiter that a first row such as "sep=;", as spreadsheets write it, names."""
     found = re.fullmatch(r'"?sep=(.?)"?', text.strip("\r\n"), re.IGNORECASE)
     return found[1] if found and found[1] in DELIMITERS else None
+
+
+def first_rows(path: Path) -> str:
+    """Return the whole rows at a file's beginning; letters may be wrong."""
+    with opened(path) as file:
+        sample = file.read(SAMPLE)
+    text = sample.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return text.rpartition("\n")[0] if len(sample) == SAMPLE and "\n" in text else text
 
 
 def delimiter_of(path: Path, sample: str) -> str:

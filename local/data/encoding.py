@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.patterns import fits
-from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, known_labels, labels_of
+from rankdad.local.data.cells import as_labels, column_codes, column_dates, column_numbers, labels_for
+from rankdad.local.data.joining import told_apart
 from rankdad.local.data.reading import MISSING, AllRows, Array, Reading, by_column, shown
-from rankdad.local.data.tables import Table, holder, told_apart
+from rankdad.local.data.tables import Table, holder
 
 
 def encode(
@@ -58,14 +60,11 @@ def encode(
         if place.is_indicated:
             inputs.append(np.isnan(own.reshape(rows, -1)[:, 0]).astype(np.float64))
     kept_columns = [_column(data, tables, column, "float64", gaps, full_rank=True) for column in keep]
-    labels, unlabelled = None, np.zeros(rows, bool)
+    labels, unlabelled, told = labels_for(data, tables, training=training)
+    notes += told
     if training:
-        labels = labels_of(data, tables)
-        for target, column in zip(data.targets, np.atleast_2d(labels.T), strict=True):
+        for target, column in zip(data.targets, np.atleast_2d(np.asarray(labels).T), strict=True):
             gaps.note(holder(tables, target), target, np.isnan(column))
-    elif all(any(target in table.frame for table in tables) for target in data.targets):
-        labels, unlabelled, told = known_labels(data, tables)
-        notes += told
     groups: list[str] | None = None
     if training and key is not None:
         notes += told_apart(tables[0], key, tables[0].ids(key))
@@ -81,7 +80,8 @@ def encode(
         kept, left_out = np.array([row for row in range(rows) if row not in refused], np.int64), ()
         if refused and not len(kept):
             raise UserError(f"no row can be predicted: {refused[min(refused)]}", code="nothing-to-predict")
-    encoded = np.column_stack(inputs)[kept].astype(dtype)
+    blocks = [own if own.ndim > 1 else own[:, None] for own in inputs]
+    encoded = np.concatenate(blocks, axis=1, dtype=dtype, casting="same_kind")[kept]
     if not len(encoded):
         raise DataError(source, "has no rows", code="no-rows")
     constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # of what is not to be imputed
@@ -105,7 +105,7 @@ def encode(
         notes=notes + left_out,
         rows=None if refused is None else all_rows(tables, (data.key, data.group), beside or (), refused, unlabelled),
         named_by=by_column(None if groups is None else data.group, key),
-        stands=_stands(data, tables, keep, kept) if training else {},
+        stands=partial(_stands, data, tables, keep, kept) if training else dict,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +11,10 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec import site_name
 from rankdad.common.spec.patterns import fits, is_pattern
 from rankdad.common.spec.written import Written
+from rankdad.local.data.joining import append
+from rankdad.local.data.reading import is_folder
 from rankdad.local.data.table_files import TABLES, read_table
-from rankdad.local.data.tables import Table, append
+from rankdad.local.data.tables import Table
 
 OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".por", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata",
                 ".mdb", ".accdb", ".feather", ".csv.zip", ".csv.bz2", ".csv.xz")  # fmt: skip
@@ -133,7 +135,9 @@ def _files(folder: Path, chosen: Callable[[str], bool]) -> list[Path]:
     return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
 
 
-def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tuple[Table, tuple[str, ...]]:
+def read_one(
+    folder: Path, names: str | tuple[str, ...], written: Written, numbers: Collection[str] = ()
+) -> tuple[Table, tuple[str, ...]]:
     """Read a table, of all the rows if names stand for several files, and return what is to be told of these.
 
     Raises:
@@ -141,12 +145,31 @@ def read_one(folder: Path, names: str | tuple[str, ...], written: Written) -> tu
     """
     files = matching_files(folder, names)
     if isinstance(names, str) and not is_pattern(names):
-        return read_table(files[0], written), ()
-    table = append([read_table(file, written) for file in files])
+        return read_table(files[0], written, numbers=numbers), ()
+    table = append([read_table(file, written, numbers=numbers) for file in files])
     if len(files) == 1:
         return table, ()
     some = ", ".join(file.name for file in files[:10]) + ", …" * (len(files) > 10)
     return table, (Fact(f"{folder}: {len(table)} rows of {some} are read as one table"),)
+
+
+def read_first(
+    path: Path, names: str | tuple[str, ...], written: Written, numbers: Collection[str] = ()
+) -> tuple[Path, Table, tuple[str, ...]]:
+    """Read the table with which a schema begins, and return its folder and what is to be told of it, too.
+
+    Args:
+        path: the folder, or a file in it that takes the place of what `names` stands for.
+        names: of the table in the schema.
+        written: what the schema says of tables.
+        numbers: see `read_table`.
+
+    Raises:
+        DataError: a file is missing or no table, or several have different columns.
+    """
+    if is_folder(path):
+        return path, *read_one(path, names, written, numbers)
+    return path.parent, read_table(path, written, numbers=numbers), ()
 
 
 def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -155,8 +178,8 @@ def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def read_each(
-    folder: Path, names: str | tuple[str, ...] | None, written: Written
+    folder: Path, names: str | tuple[str, ...] | None, written: Written, numbers: Collection[str] = ()
 ) -> tuple[list[Table], tuple[str, ...]]:
     """Read tables of the same subjects, and return what is to be told of them."""
-    read = [read_one(folder, name, written) for name in each(names)]
+    read = [read_one(folder, name, written, numbers) for name in each(names)]
     return [table for table, _ in read], tuple(note for _, notes in read for note in notes)

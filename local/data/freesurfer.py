@@ -14,11 +14,11 @@ from rankdad.common.errors import DataError
 from rankdad.common.files import is_within
 from rankdad.common.spec.data import FreesurferData
 from rankdad.local.data.encoding import encode
-from rankdad.local.data.files import each, read_each, read_one
+from rankdad.local.data.files import each, read_each, read_first
 from rankdad.local.data.formats import check_text
-from rankdad.local.data.reading import MISSING, Reading, is_folder, number, shown
-from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, aligned, holder, join, nearest
+from rankdad.local.data.joining import aligned, join
+from rankdad.local.data.reading import MISSING, Reading, number, shown
+from rankdad.local.data.tables import Table, holder, nearest
 
 COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
 VOLUME = "Volume_mm3"
@@ -50,9 +50,8 @@ def read_freesurfer(
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    folder = path if is_folder(path) else path.parent
     first, *others = each(data.covariates)
-    table, notes = read_one(folder, first, data) if path is folder else (read_table(path, data), ())
+    folder, table, notes = read_first(path, first, data)
     more, told = read_each(folder, tuple(others), data)
     tables, training, left_out, dropped = [table, *more], beside is None, tuple[str, ...](), 0
     refused: dict[int, DataError] | None = None
@@ -94,8 +93,7 @@ def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
     Raises:
         DataError: a file is missing, or holds nothing.
     """
-    folder = path if is_folder(path) else path.parent
-    table = read_one(folder, each(data.covariates)[0], data)[0] if path is folder else read_table(path, data)
+    folder, table, _ = read_first(path, each(data.covariates)[0], data)
     holder((table,), data.key)
     if not len(table):
         raise DataError(table.source, "has no rows", code="no-rows")

@@ -12,13 +12,14 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file, is_within
 from rankdad.common.spec.images import ImagesData, ListedData, NiftiData
 from rankdad.common.spec.series import SeriesData
-from rankdad.local.data.cells import as_labels, known_labels, labels_of
+from rankdad.local.data.cells import as_labels, labels_for
 from rankdad.local.data.encoding import all_rows
 from rankdad.local.data.file_samples import FileSamples
 from rankdad.local.data.formats import check_fits
-from rankdad.local.data.reading import MISSING, Array, Reading, by_column, shown
+from rankdad.local.data.joining import keys_of, told_apart
+from rankdad.local.data.reading import MISSING, PLACE, Array, Reading, by_column, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, keys_of, told_apart
+from rankdad.local.data.tables import Table, holder
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
@@ -47,70 +48,54 @@ def read_listed(
     group = data.group if training or data.group in table.frame else None  # predictions need none
     for column in filter(None, (data.key, data.image, group)):
         holder((table,), column)
-    if beside is not None:
-        return _predicted(table, data, dtype, load, beside)
-    labels = labels_of(data, (table,))
-    table, labels, notes = complete(table, data, labels, (data.image,))
-    keys_of(table, data.image, lambda text: str(Path(text)))
-    if data.key is not None:
-        keys_of(table, data.key)
-    names = table.texts(data.image)
-
-    def fault(row: int, problem: str) -> DataError:
-        return table.error(row, data.image, f"{names[row]!r} {problem}")
-
-    files: list[Path] = []
-    for row, name in enumerate(names):
-        try:
-            files.append(file_within(path.parent, name))
-        except DataError as error:
-            raise table.error(row, data.image, f"{shown(name)} {error.problem}") from None
-    return Reading(
-        path,
-        samples_of_files(path, files, data, dtype, load, fault),
-        as_labels(data, labels),
-        keys=tuple(table.ids(data.key or data.image)),
-        groups=None if group is None else tuple(table.ids(group)),
-        dropped=whole - len(table),
-        notes=notes if group is None else notes + told_apart(table, group, table.ids(group)),
-        named_by=by_column(group, data.key, data.image),
-        stands={column: table.stands(column) for column in data.targets},
-    )
-
-
-def _predicted(table: Table, data: NiftiData | ImagesData, dtype: str, load: Load, beside: Sequence[str]) -> Reading:
-    """Read the samples that are to be predicted; a row whose file cannot be used is refused."""
-    folder, refused = Path(table.source).parent, dict[int, DataError]()
+    refused: dict[int, DataError] | None = None if training else {}
     table = replace(table, refused=refused)
-    labels, unlabelled, notes = None, np.zeros(len(table), bool), tuple[str, ...]()
-    if set(data.targets) <= set(table.frame):
-        labels, unlabelled, notes = known_labels(data, (table,))
-    files, kept = list[Path](), list[int]()
-    for row, name in enumerate(table.texts(data.image)):
-        try:
-            file = file_within(folder, name)
-            load(file)
-            files.append(file)
-            kept.append(row)
-        except DataError as error:
-            missing = name.lower() in MISSING
-            table.refuse(row, data.image, "is missing" if missing else f"{shown(name)} {error.problem}")
-    if not kept:
-        raise UserError(f"no row can be predicted: {refused[0]}", code="nothing-to-predict")
-    names = (data.key or data.image, data.group)
-    used = table.take(kept)
+    labels, unlabelled, notes = labels_for(data, (table,), training=training)
+    if labels is not None and training:
+        table, labels, notes = complete(table, data, labels, (data.image,))
+        keys_of(table, data.image, lambda text: str(Path(text)))
+        if data.key is not None:
+            keys_of(table, data.key)
+    files = _files(table, data.image, file_within if training else lambda folder, name: _loaded(folder, name, load))
+    if not files:
+        raise UserError(f"no row can be predicted: {(refused or {})[0]}", code="nothing-to-predict")
+    used, names = table.take(list(files)), (data.key or data.image, data.group)
 
     def fault(row: int, problem: str) -> DataError:
         return used.error(row, data.image, f"{shown(used.texts(data.image)[row])} {problem}")
 
+    groups = tuple(used.ids(group)) if training and group is not None else None
     return Reading(
-        table.source,
-        samples_of_files(table.source, files, data, dtype, load, fault),
-        None if labels is None else as_labels(data, labels[kept]),
+        path,
+        samples_of_files(path, list(files.values()), data, dtype, load, fault),
+        None if labels is None else as_labels(data, labels[list(files)]),
         keys=tuple(used.ids(names[0])),
-        notes=notes,
-        rows=all_rows((table,), names, beside, refused, unlabelled),
+        groups=groups,
+        dropped=whole - len(table),
+        notes=notes if groups is None or group is None else notes + told_apart(used, group, groups),
+        rows=None if refused is None else all_rows((table,), names, beside or (), refused, unlabelled),
+        named_by=by_column(group, data.key, data.image) if training else PLACE,
+        stands=lambda: {column: used.stands(column) for column in data.targets},
     )
+
+
+def _files(table: Table, column: str, find: Callable[[Path, str], Path]) -> dict[int, Path]:
+    """Return the files that a table's rows name; a row whose file cannot be found is refused."""
+    found = dict[int, Path]()
+    for row, name in enumerate(table.texts(column)):
+        try:
+            found[row] = find(Path(table.source).parent, name)
+            continue
+        except DataError as error:
+            problem = error.problem
+        table.refuse(row, column, "is missing" if name.lower() in MISSING else f"{shown(name)} {problem}")
+    return found
+
+
+def _loaded(folder: Path, name: str, load: Load) -> Path:
+    file = file_within(folder, name)
+    load(file)
+    return file
 
 
 def complete(
@@ -121,11 +106,11 @@ def complete(
     Raises:
         DataError: a row lacks one, and the schema leaves none out; or all do.
     """
-    lacking = {column: _empty(table, column) for column in needed}
+    lacking = {column: table.missing(column) for column in needed}
     for place, column in enumerate(data.targets):
         lacking[column] = np.isnan(labels.reshape(len(labels), -1)[:, place])
     if data.group is not None:
-        lacking[data.group] = _empty(table, data.group)
+        lacking[data.group] = table.missing(data.group)
     left_out = np.logical_or.reduce(list(lacking.values()))
     if not left_out.any():
         return table, labels, ()
@@ -138,10 +123,6 @@ def complete(
     kept = np.flatnonzero(~left_out)
     note = str(table.error(row, column, f"is missing; {count} and are left out"))
     return table.take(kept.tolist()), labels[kept], (note,)
-
-
-def _empty(table: Table, column: str) -> Array:
-    return np.array([text.lower() in MISSING for text in table.texts(column)], bool)
 
 
 def file_within(folder: Path, name: str) -> Path:

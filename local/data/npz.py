@@ -1,27 +1,25 @@
-"""Plain arrays, from npz files or elsewhere: read and checked, every fault named with its array and row."""
+"""Plain arrays, from npz files or a function of the user's own: every fault is named with its array and row."""
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.errors import DataError, one_line
+from rankdad.common.errors import DataError, RankdadError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.spec.data import NpzData
 from rankdad.common.spec.images import FunctionData
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.user_code import resolve
 from rankdad.local.data.formats import HEAD, check_fits, format_of
 from rankdad.local.data.reading import LOST_DIGITS, MISSING, PLACE, Array, Reading, fingerprints, has_lost_digits, shown
 
 ArrayData = NpzData | FunctionData
-READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-MAGIC = np.lib.format.MAGIC_PREFIX
-DEFLATED = 1100  # bytes that zip makes of one, at most
 NAMES = ("x", "y", "split", "key", "group", "length")
 
 
@@ -86,8 +84,53 @@ def samples_of(
         groups,
         notes=notes,
         named_by=next((f"the array {name}" for name in ("group", "key") if name in arrays), PLACE),
-        stands={"samples": fingerprints(arrays["x"])} if training and data.tokens is None else {},
+        stands=lambda: {"samples": fingerprints(arrays["x"])} if training and data.tokens is None else {},
     )
+
+
+def read_function(path: Path, data: FunctionData, task: TaskSpec, dtype: str, allowed: Collection[str] = ()) -> Reading:
+    """Call the schema's function with a folder, and check what it returns.
+
+    Args:
+        path: the site's folder.
+        data: the schema.
+        task: what the labels belong to.
+        dtype: of the inputs, such as "float32".
+        allowed: names of functions that the caller permits.
+
+    Raises:
+        PolicyError: the function is not among them.
+        SpecError: it cannot be imported.
+        DataError: it raised an error, or naming the array and row of what cannot be used.
+    """
+    function, source = resolve(data.function, allowed, "data.function"), f"{path} ({data.function})"
+    try:
+        returned = function(path, **data.arguments)
+    except RankdadError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            source, f"the function raised {one_line(error)!r}", code="function-raised"
+        ) from error  # quoted: it may tell of samples
+    if not isinstance(returned, Mapping):
+        raise DataError(
+            source,
+            f"the function returned {type(returned).__name__}, expected a dict of arrays",
+            code="function-returned-no-arrays",
+        )
+    arrays: dict[str, Array] = {}
+    for name, array in returned.items():
+        if name not in NAMES:
+            raise DataError(
+                source,
+                f"the function returned an array {name!r}, expected one of {', '.join(NAMES)}",
+                code="array-unknown",
+            )
+        try:
+            arrays[name] = np.asarray(array)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise DataError(source, f"{name} is no array: {one_line(error)!r}", code="not-an-array") from None
+    return samples_of(source, arrays, data, task, dtype)
 
 
 def padded(series: Sequence[Array], frames: int, dtype: str) -> tuple[Array, Array]:
@@ -103,26 +146,22 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
     """Return those of the named arrays that a file has.
 
     Raises:
-        DataError: the file is missing, damaged, no npz file, or holds objects; or an array is not as large as it says,
-            or larger than the memory.
+        DataError: the file is missing, damaged, no npz file, or holds objects; an array is not as large as it says; or
+            they are larger than the memory.
     """
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name: info for name in names if (info := archive.NameToInfo.get(f"{name}.npy"))}
-            needed = sum(_declared_bytes(path, archive, name, info) for name, info in members.items())
-            check_fits(path, "its arrays", needed)
+            check_fits(path, "its arrays", sum(info.file_size for info in members.values()))
             return {name: _array(archive, info) for name, info in members.items()}
     except DataError:
         raise
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise errors of many kinds
-        raise _unreadable(path, _what(path) or one_line(error)) from None
-
-
-def _unreadable(path: Path, why: str) -> DataError:
-    return DataError(path, f"is not a readable npz file of plain arrays: {why}", code="npz-unreadable")
+        why = _what(path) or one_line(error)
+        raise DataError(path, f"is not a readable npz file of plain arrays: {why}", code="npz-unreadable") from None
 
 
 def _what(path: Path) -> str | None:
@@ -133,35 +172,11 @@ def _what(path: Path) -> str | None:
     return meaning and f"it is {meaning}"
 
 
-def _declared_bytes(path: Path, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> int:
-    """Return how many bytes an array says that it has, which are there, without reading them.
-
-    Raises:
-        DataError: they are not there, or it is no plain array.
-    """
-    if info.file_size > DEFLATED * info.compress_size:
-        raise _unreadable(path, f"{name} says that {info.compress_size:,} bytes hold {info.file_size:,}")
-    with archive.open(info) as member:
-        if member.read(len(MAGIC)) != MAGIC:
-            raise _unreadable(path, f"{name} is no array in npy format")
-        member.seek(0)
-        read_header = READERS.get(np.lib.format.read_magic(member))
-        if read_header is None:
-            raise _unreadable(path, f"{name} is of a version of npy for other than numbers and text")
-        shape, _, dtype = read_header(member)
-        there = info.file_size - member.tell()
-    if dtype.hasobject:
-        raise _unreadable(path, f"{name} holds objects")
-    declared: int = math.prod(shape) * dtype.itemsize
-    if declared != there or not dtype.itemsize:
-        says = f"{name} says that it has shape {list(shape)} of {dtype}, {declared:,} bytes"
-        raise _unreadable(path, f"{says}, but {there:,} are there")
-    return declared
-
-
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as member:
         found: Array = np.lib.format.read_array(member, allow_pickle=False)
+        if member.read(1):  # at its end it is checked, too
+            raise ValueError(f"{info.filename} is longer than its shape {list(found.shape)} says")
     return found
 
 

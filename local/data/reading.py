@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,8 @@ class Reading:
         notes: what the person at the site should be told, one sentence each.
         rows: of a table that is predicted from; else None.
         named_by: what the groups, or else the keys, come from: two readings call a sample alike only by the same.
-        stands: of each column what the source holds for every sample, whatever the schema makes of it: text, or of
-            arrays 8 bytes that follow from a sample's numbers.
+        stands: returns of each column what the source holds for every sample, whatever the schema makes of it: text, or
+            of arrays 8 bytes that follow from a sample's numbers.
     """
 
     source: str | Path
@@ -81,7 +81,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     rows: AllRows | None = None
     named_by: str = PLACE
-    stands: Mapping[str, Array] = field(default_factory=dict)
+    stands: Callable[[], Mapping[str, Array]] = dict
 
     def take(self, rows: Array) -> Reading:
         """Return some of the samples.
@@ -97,9 +97,11 @@ class Reading:
         keys, groups = (
             None if own is None else tuple(own[place] for place in places) for own in (self.keys, self.groups)
         )
-        stands = {name: own[rows] for name, own in self.stands.items()}
-        found = replace(self, inputs=inputs, labels=labels, split=split, covariates=covariates, stands=stands)
-        return replace(found, keys=keys, groups=groups)
+        found = replace(self, inputs=inputs, labels=labels, split=split, covariates=covariates)
+        stands = self.stands
+        return replace(
+            found, keys=keys, groups=groups, stands=lambda: {name: own[rows] for name, own in stands().items()}
+        )
 
 
 def fingerprints(values: Array) -> Array:

@@ -13,14 +13,15 @@ import pandas as pd
 
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.series import SeriesData
-from rankdad.local.data.cells import as_labels, column_numbers, known_labels, labels_of
+from rankdad.local.data.cells import as_labels, column_numbers, labels_for
 from rankdad.local.data.encoding import all_rows
-from rankdad.local.data.files import read_one
+from rankdad.local.data.files import read_first
 from rankdad.local.data.formats import check_fits
+from rankdad.local.data.joining import keys_of, told_apart
 from rankdad.local.data.listed import complete
-from rankdad.local.data.reading import MISSING, Array, Reading, by_column, fingerprints, is_folder, number, shown
+from rankdad.local.data.reading import MISSING, Array, Reading, by_column, fingerprints, number, shown
 from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, holder, keys_of, told_apart
+from rankdad.local.data.tables import Table, holder
 
 
 def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[str] | None = None) -> Reading:
@@ -36,8 +37,8 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
     Raises:
         DataError: naming file, row and column of what cannot be used.
     """
-    folder, refused = (path if is_folder(path) else path.parent), dict[int, DataError]()
-    rows, notes = read_one(folder, data.file, data) if path is folder else (read_table(path, data), ())
+    folder, rows, notes = read_first(path, data.file, data)
+    refused = dict[int, DataError]()
     if not len(rows):
         raise DataError(rows.source, "has no rows", code="no-rows")
     if beside is not None:
@@ -59,66 +60,61 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
         f"samples of shape {list(data.shape)}",
         len(samples) * math.prod(data.shape) * np.dtype(dtype).itemsize,
     )
-    if beside is None:
-        return _trained(samples, data, dtype, taken, values, notes)
-    refused = {}
-    samples = replace(samples, refused=refused)
+    refused, whole = {}, len(samples)
     keys = samples.ids(data.key)
-    for place, name in enumerate(keys):
-        if name in wrong:
-            refused[place] = wrong[name]
-        elif name not in taken:
-            samples.refuse(
-                place, data.key, f"{shown(name)} has no rows in {Path(rows.source).name}", code="series-empty"
-            )
-    labels, unlabelled = None, np.zeros(len(samples), bool)
-    if set(data.targets) <= set(samples.frame):
-        labels, unlabelled, told = known_labels(data, (samples,))
-        notes += told
-    kept = [place for place in range(len(keys)) if place not in refused]
+    empty = [place for place, name in enumerate(keys) if name not in taken and name not in wrong]
+    if beside is None:
+        samples, told = _without(samples, data, empty)
+    else:
+        refused |= {place: wrong[name] for place, name in enumerate(keys) if name in wrong}
+        samples, told = replace(samples, refused=refused), ()
+        for place in empty:
+            problem = f"{shown(keys[place])} has no rows in {Path(rows.source).name}"
+            samples.refuse(place, data.key, problem, code="series-empty")
+    notes += told
+    labels, unlabelled, told = labels_for(data, (samples,), training=beside is None)
+    if labels is not None and beside is None:
+        samples, labels, told = complete(samples, data, labels, ())
+    kept = [place for place in range(len(samples)) if place not in refused]
     if not kept:
         raise UserError(f"no row can be predicted: {refused[0]}", code="nothing-to-predict")
-    return Reading(
-        rows.source,
-        _padded([values[taken[keys[place]]] for place in kept], data.shape, dtype),
-        None if labels is None else as_labels(data, labels[kept]),
-        keys=tuple(keys[place] for place in kept),
-        notes=notes,
-        rows=all_rows((samples,), (data.key, data.group), beside, refused, unlabelled),
-        named_by=by_column(None, data.key),
-    )
-
-
-def _trained(
-    samples: Table, data: SeriesData, dtype: str, taken: dict[str, Array], values: Array, notes: tuple[str, ...]
-) -> Reading:
-    whole, keys = len(samples), samples.ids(data.key)
-    empty = [place for place, name in enumerate(keys) if name not in taken]
-    if empty:
-        count = f"{len(empty)} of {whole} series have no rows"
-        error = samples.error(empty[0], data.key, f"{shown(keys[empty[0]])} has no rows: {count}", code="series-empty")
-        if data.missing == "refuse":
-            raise error
-        notes += (f"{error}; they are left out",)
-        samples = samples.take([place for place, name in enumerate(keys) if name in taken])
-    labels = labels_of(data, (samples,))
-    samples, labels, told = complete(samples, data, labels, ())
-    keys = samples.ids(data.key)
-    groups = None if data.group is None else samples.ids(data.group)
+    used = samples.take(kept)
+    keys = used.ids(data.key)
+    groups = None if data.group is None or beside is not None else tuple(used.ids(data.group))
     if data.group is not None and groups is not None:
-        notes += told_apart(samples, data.group, groups)
+        notes += told_apart(used, data.group, groups)
     return Reading(
-        samples.source,
+        rows.source if beside is not None else used.source,
         _padded([values[taken[name]] for name in keys], data.shape, dtype),
-        as_labels(data, labels),
+        None if labels is None else as_labels(data, labels[kept]),
         keys=tuple(keys),
-        groups=None if groups is None else tuple(groups),
-        dropped=whole - len(keys),
-        notes=(*notes, *told),
-        named_by=by_column(data.group, data.key),
-        stands={column: samples.stands(column) for column in data.targets}
-        | {"samples": np.concatenate([fingerprints(values[taken[name]][None]) for name in keys])},
+        groups=groups,
+        dropped=whole - len(samples),
+        notes=notes + told,
+        rows=None if beside is None else all_rows((samples,), (data.key, data.group), beside, refused, unlabelled),
+        named_by=by_column(None if groups is None else data.group, data.key),
+        stands=lambda: (
+            {column: used.stands(column) for column in data.targets}
+            | {"samples": np.concatenate([fingerprints(values[taken[name]][None]) for name in keys])}
+        ),
     )
+
+
+def _without(samples: Table, data: SeriesData, empty: Sequence[int]) -> tuple[Table, tuple[str, ...]]:
+    """Return samples without those that have no rows, and what is to be told of them.
+
+    Raises:
+        DataError: there are some, and the schema leaves none out.
+    """
+    if not empty:
+        return samples, ()
+    count = f"{len(empty)} of {len(samples)} series have no rows"
+    problem = f"{shown(samples.ids(data.key)[empty[0]])} has no rows: {count}"
+    error = samples.error(empty[0], data.key, problem, code="series-empty")
+    if data.missing == "refuse":
+        raise error
+    left = sorted(set(range(len(samples))).difference(empty))
+    return samples.take(left), (f"{error}; they are left out",)
 
 
 def _names(rows: Table, key: str) -> list[str]:

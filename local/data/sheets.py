@@ -23,7 +23,6 @@ from rankdad.local.data.reading import EXACT
 
 MEMORY_FACTOR = 20  # times its XML's size that a workbook takes as cells, at most
 CELL = 100  # bytes that a cell takes, about
-ROWS, COLUMNS = 1 << 20, 1 << 14  # of a sheet, at most
 
 
 def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
@@ -123,10 +122,7 @@ def _cells(path: Path, sheet: Any, unvalued: Mapping[int, Mapping[int, str]]) ->
     """
     sheet.reset_dimensions()  # what a file says of its size may be wrong
     rows: list[list[Any]] = []
-    width = checked = 0
     for number, row in enumerate(sheet.rows, start=1):
-        if number > ROWS or len(row) > COLUMNS:
-            raise DataError(path, f"has a sheet of more than {ROWS:,} rows or {COLUMNS:,} columns", code="too-large")
         cells = [_valued(cell) for cell in row]
         for column, formula in unvalued.get(number, {}).items():
             cells += [""] * (column - len(cells))
@@ -134,12 +130,10 @@ def _cells(path: Path, sheet: Any, unvalued: Mapping[int, Mapping[int, str]]) ->
         while cells and cells[-1] == "":
             cells.pop()
         if cells:
-            width = max(width, len(cells))
-            if (needed := CELL * width * number) > checked:
-                check_fits(path, f"its {number:,} rows of {width:,} columns", needed)
-                checked = needed + needed // 4  # asked again once they are a quarter more
             rows += [[]] * (number - 1 - len(rows))
             rows.append(cells)
+    width = max(map(len, rows), default=0)
+    check_fits(path, f"its {len(rows):,} rows of {width:,} columns", CELL * width * len(rows))
     return rows
 
 

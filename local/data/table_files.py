@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
-from rankdad.local.data.dialect import BLANK, DELIMITERS, SAMPLE, decimals_of, delimiter_of, marked
-from rankdad.local.data.formats import check_text, opened
-from rankdad.local.data.reading import number, shown
+from rankdad.local.data.dialect import BLANK, DELIMITERS, decimals_of, delimiter_of, first_rows, marked
+from rankdad.local.data.formats import check_text
+from rankdad.local.data.plain import read_cells, read_plain
+from rankdad.local.data.reading import Array, number, shown
 from rankdad.local.data.sheets import READERS, read_parquet
 from rankdad.local.data.tables import Table
 
@@ -27,7 +31,9 @@ class EncodingError(DataError):
     """A table is not in UTF-8, and nobody has said what else it is in."""
 
 
-def read_table(path: Path, written: Written | None = None, *, header: bool = False) -> Table:
+def read_table(
+    path: Path, written: Written | None = None, *, header: bool = False, numbers: Collection[str] = ()
+) -> Table:
     """Read a table: text (.csv, .tsv and what else it is called; .gz), a workbook (.xlsx) or a Parquet file.
 
     What separates columns and decimals is found where nobody says it. Empty rows are passed over.
@@ -36,6 +42,8 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
         path: of the file.
         written: what the schema says of it.
         header: whether to read no more of a text than the names of the columns.
+        numbers: columns that hold nothing else, if all is as it should be: of a plain text they are float64, and what
+            their cells hold is read when it is asked for.
 
     Raises:
         DataError: the file is missing, empty, in no encoding that is known or no table, or two columns have one name.
@@ -44,6 +52,10 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
     written = written or Written()
     delimiter: str | None = None
     read = READERS.get(path.suffix.lower())
+    if read is None:
+        check_text(path, "a table as text: save it as CSV in UTF-8", MEMORY_FACTOR)
+        if numbers and (plain := read_plain(path, written, numbers)) is not None:
+            return Table(path, plain, written, cells=functools.cache(functools.partial(read_cells, path, plain)))
     if read is read_parquet:
         frame = read(path, None)
     else:
@@ -51,15 +63,28 @@ def read_table(path: Path, written: Written | None = None, *, header: bool = Fal
             cells = read(path, written.sheet)
         else:
             cells, delimiter = _text(path, written, header)
-            cells = cells.map(str.strip)
+            stripped = {place: [*map(str.strip, cells[place].tolist())] for place in cells}
+            cells = pd.DataFrame(stripped, cells.index, dtype=object)
             _check_rows(path, cells, delimiter)
         frame = _named(path, cells, written.columns)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
-    frame = frame[(frame != "").any(axis=1)]
+    frame = frame.drop(index=frame.index[_empty(frame)])
     _check_names(path, frame)
     table = Table(path, frame, written)
-    texts = {name: [c for c in frame[name].tolist() if isinstance(c, str)] for name in frame.columns if name}
+    texts = {name: frame[name].tolist() for name in frame.columns if name}
+    if read is not None:  # of workbooks numbers are none
+        texts = {name: [cell for cell in cells if isinstance(cell, str)] for name, cells in texts.items()}
     return replace(table, decimals=decimals_of(texts, written.decimal, delimiter))
+
+
+def _empty(frame: pd.DataFrame) -> Array:
+    """Return the places of rows in which nothing stands."""
+    left = np.arange(len(frame))
+    for place in range(frame.shape[1]):
+        left = left[(frame.iloc[left, place] == "").to_numpy(bool)]
+        if not len(left):
+            break
+    return left
 
 
 def _named(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -107,15 +132,13 @@ def _check_names(path: Path, frame: pd.DataFrame) -> None:
 
 def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
     """Return all cells of a text, and what separates them."""
-    check_text(path, "a table as text: save it as CSV in UTF-8", MEMORY_FACTOR)
     try:
-        with opened(path) as file:
-            sample = file.read(SAMPLE)
-        first = _rows(sample).partition("\n")[0]
+        rows = first_rows(path)
+        first = rows.partition("\n")[0]
         delimiter = written.delimiter or marked(first)
         if delimiter is None:
             tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
-            delimiter = "\t" if tabs else delimiter_of(path, _rows(sample))
+            delimiter = "\t" if tabs else delimiter_of(path, rows)
         skipped = int(marked(first) is not None)
         for encoding in ("utf-8-sig", written.encoding):
             if encoding is None:
@@ -180,7 +203,7 @@ def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
                     raise DataError(
                         path, what, place=f"row {int(str(row)) + 1}", hint=f", {why}", code="columns-differ"
                     )
-    alone = cells[0][(cells.iloc[:, 1:] == "").all(axis=1)]
+    alone = cells[0].iloc[_empty(cells.iloc[:, 1:])]
     for row, text in alone.items():
         for other, name in DELIMITERS.items():
             if other != delimiter and text.count(other) == width - 1:
@@ -193,12 +216,6 @@ def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
                 )
 
 
-def _rows(sample: bytes) -> str:
-    """Return the whole rows at a file's beginning; letters may be wrong."""
-    text = sample.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return text.rpartition("\n")[0] if len(sample) == SAMPLE and "\n" in text else text
-
-
 def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int | None) -> pd.DataFrame:
     return pd.read_csv(
         path,
@@ -206,7 +223,7 @@ def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int |
         header=None,
         skiprows=skipped,
         nrows=rows,
-        dtype=str,
+        dtype=object,
         na_filter=False,
         skip_blank_lines=False,
         skipinitialspace=True,

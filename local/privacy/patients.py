@@ -15,10 +15,10 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.written import Tabular
 from rankdad.local.data.file_samples import FileSamples
+from rankdad.local.data.folds import STRATA, strata
 from rankdad.local.data.reading import Array, Reading, number
 from rankdad.local.privacy.usual import usual_inputs
 
-STRATA = 5  # of equally many samples, where labels are numbers
 GAP = np.float32(np.nan).tobytes()
 MOST_COLUMNS = 500  # that are compared one by one; of more, several together, and nobody else knows which
 
@@ -124,14 +124,6 @@ def names_of(reading: Reading) -> tuple[str, ...]:
     return reading.groups or reading.keys or tuple(map(str, range(len(reading.labels))))
 
 
-def strata(labels: Array) -> list[Sequence[int]]:
-    """Return the places of labels that are alike: of one class, or near one another where they are numbers."""
-    if labels.dtype.kind == "f" and labels.ndim == 1:
-        return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
-    _, inverse = np.unique(labels, axis=0, return_inverse=True)
-    return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
-
-
 def _told_apart(spec: RunSpec, reading: Reading, by: Collection[str] | None) -> Array:
     """Return of every sample that by which patients are dealt out: labels, or [samples, columns] codes."""
     data, labels = spec.data, reading.labels
@@ -195,7 +187,7 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
         found = _kept(data, spec.preparation.keep, reading.covariates) | found
     found |= {
         f"{name} as it stands": [one if isinstance(one, bytes) else one.encode() for one in own.tolist()]
-        for name, own in reading.stands.items()
+        for name, own in reading.stands().items()
     }
     if len(found) <= 2 * MOST_COLUMNS:
         return found

@@ -15,8 +15,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.patterns import is_pattern, literal
-from rankdad.local.data.profile import ordered
-from rankdad.local.data.spellings import respelled
+from rankdad.local.data.levels import ordered, respelled
 from rankdad.platforms.coinstac import pace
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError, Problem

@@ -24,9 +24,9 @@ from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
 from rankdad.local.data.columns import all_columns
 from rankdad.local.data.files import read_one
 from rankdad.local.data.identifiers import names_patients
-from rankdad.local.data.profile import ordered, profile_of
+from rankdad.local.data.levels import ordered, respelled
+from rankdad.local.data.profile import profile_of
 from rankdad.local.data.reading import MISSING
-from rankdad.local.data.spellings import respelled
 from rankdad.local.data.table_files import read_table
 from rankdad.local.data.tables import Table, nearest
 from rankdad.platforms.coinstac.fields import FIELDS

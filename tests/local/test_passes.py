@@ -21,8 +21,8 @@ from rankdad.common.run.state import RunState
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import Samples, SiteData
 from rankdad.local.data.folds import Split
+from rankdad.local.data.parts import Dealt
 from rankdad.local.passes import Passes
-from rankdad.local.privacy.dealing import Dealt
 from tests.conftest import run_spec
 
 

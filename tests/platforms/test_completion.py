@@ -11,8 +11,7 @@ import pytest
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
-from rankdad.local.data.profile import ordered
-from rankdad.local.data.spellings import respelled
+from rankdad.local.data.levels import ordered, respelled
 from rankdad.platforms.coinstac.completion import check_opened, complete, complete_alone
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import read

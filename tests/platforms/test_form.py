@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rankdad.common.spec import RunSpec
 from rankdad.local.data.identifiers import names_patients
-from rankdad.local.data.profile import ordered
+from rankdad.local.data.levels import ordered
 from rankdad.platforms.coinstac.completion import complete, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS, shown
 from rankdad.platforms.coinstac.form import FormError, columns

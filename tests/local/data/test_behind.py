@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,8 @@ from rankdad.common.preparation import in_memory
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import Samples, SiteData
-from rankdad.local.data.behind import fewest_behind
-from rankdad.local.data.folds import Split
+from rankdad.local.data import Samples, SiteData, site_data
+from rankdad.local.data.folds import Split, fewest_behind
 from tests.conftest import run_spec
 
 ALL, NONE = torch.arange(12), torch.arange(0)
@@ -179,3 +179,20 @@ def test_a_gap_of_few_beside_kept_columns_is_refused() -> None:
     assert (refused.value.field, refused.value.code) == ("preparation.harmonise.keep", "sums-of-too-few")
     inputs[[1, 5, 9]] = math.nan
     admitted(policy, KEPT, plan, data_of(inputs, (0, 1, 4, 5, 8, 9)))
+
+
+def test_what_too_few_samples_have_is_counted_once_for_all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = torch.randn(12, 3, dtype=torch.float64)
+    inputs[::5, 1] = math.nan
+    site, counted = SiteData(Samples(inputs, torch.zeros(12)), SPLITS), list[int]()
+
+    def counting(*values: Any) -> torch.Tensor:
+        counted.append(1)
+        return fewest_behind(*values)
+
+    monkeypatch.setattr(site_data, "fewest_behind", counting)
+    site.summed(0)
+    of_one = len(counted)
+    for fold in range(1, 4):
+        site.summed(fold)
+    assert len(counted) == of_one > 0

@@ -157,27 +157,18 @@ def npz(folder: Path, arrays: dict[str, bytes], compression: int = zipfile.ZIP_S
 
 
 X = npy("(2, 6)")
-LIES: list[tuple[dict[str, bytes], str]] = [
-    (
-        {"x": npy("(1000000000000, 6)")},
-        r"x says that it has shape \[1000000000000, 6\] of float64, 48,000,000,000,000 b",
-    ),
-    ({"x": npy("(18446744073709551617, 1)", "'<i1'")}, r"shape \[18446744073709551617, 1\]"),
-    ({"x": npy("(-1, 6)")}, r"x says that it has shape \[-1, 6\]"),
-    ({"x": npy("(2, 5)")}, r"x says that it has shape \[2, 5\] of float64, 80 bytes, but 96 are there"),
-    (
-        {"x": X, "y": npy("(3,)", data=bytes(8))},
-        r"y says that it has shape \[3\] of float64, 24 bytes, but 8 are there",
-    ),
-    ({"x": X, "key": npy("(1000000000000,)", "'<U0'", b"")}, "key says that it has shape"),
-    ({"x": X[6:]}, "x is no array in npy format"),
-    ({"x": b""}, "x is no array in npy format"),
-    ({"x": npy("(2, 6)", version=b"\x03\x00")}, "x is of a version of npy for other than numbers and text"),
-    ({"x": npy("(12,)", "'|O'")}, "x holds objects"),
-    ({"x": npy("(" + "(" * 9000)}, "is not a readable npz file of plain arrays: "),
-    ({"x": npy("(2, 6)", "-" * 9000 + "1")}, "is not a readable npz file of plain arrays: "),
-    ({"x": b"\x93NUMPY\x01\x00\xff\xff{'descr'"}, "is not a readable npz file of plain arrays: "),
-    ({"x": npy("(2, 6)", "[('a', '<f4'), ('b', '<f4')]")}, "x holds .*, expected numbers"),
+LIES: list[dict[str, bytes]] = [
+    {"x": npy("(1000000000000, 6)")},
+    {"x": npy("(18446744073709551617, 1)", "'<i1'")},
+    {"x": npy("(-1, 6)")},
+    {"x": npy("(2, 5)")},
+    {"x": X, "y": npy("(3,)", data=bytes(8))},
+    {"x": X[6:]},
+    {"x": b""},
+    {"x": npy("(12,)", "'|O'")},
+    {"x": npy("(" + "(" * 9000)},
+    {"x": npy("(2, 6)", "-" * 9000 + "1")},
+    {"x": b"\x93NUMPY\x01\x00\xff\xff{'descr'"},
 ]
 
 
@@ -185,14 +176,21 @@ def read(path: Path) -> None:
     read_npz(path, NpzData(shape=(6,)), Classification(classes=3), "float32")
 
 
-@pytest.mark.parametrize(("arrays", "said"), LIES, ids=[said[:40] for _, said in LIES])
+@pytest.mark.parametrize("arrays", LIES)
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_arrays_that_lie_are_found_out_before_they_are_made(
-    tmp_path: Path, arrays: dict[str, bytes], said: str, compression: int
+def test_arrays_that_are_not_what_they_say_are_refused(
+    tmp_path: Path, arrays: dict[str, bytes], compression: int
 ) -> None:
-    with pytest.raises(DataError, match=rf"data\.npz: .*{said}") as error:
+    with pytest.raises(DataError) as error:
         read(npz(tmp_path, arrays, compression))
+    assert error.value.code == "npz-unreadable"
     assert len(str(error.value)) < 400
+
+
+def test_records_are_no_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        read(npz(tmp_path, {"x": npy("(2, 6)", "[('a', '<f4'), ('b', '<f4')]")}))
+    assert error.value.code == "array-not-numbers"
 
 
 def test_an_array_larger_than_the_memory_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +219,6 @@ def test_samples_larger_than_the_memory_are_not_begun(
         read_samples(spec_of(reader, **large[reader]), tmp_path)
 
 
-def sized(data: bytes, size: int) -> bytes:
-    """Change what both headers of an archive's only member say of its size unpacked."""
-    for mark, place in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
-        at = data.index(mark) + place
-        data = data[:at] + struct.pack("<I", size) + data[at + 4 :]
-    return data
-
-
 def flagged(data: bytes) -> bytes:
     """Say of an archive's only member that it is encrypted."""
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -240,7 +230,6 @@ def flagged(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (sized(archived("x.npy", npy("(500000000,)")), 4_000_000_128), r"x says that \d+ bytes hold 4,000,000,128"),
         (flagged(archived("x.npy", X)), "encrypted"),
         (archived("x.npy", X)[:-30], "is not a readable npz file of plain arrays"),
         (TABLE, "is not a readable npz file of plain arrays: BadZipFile"),

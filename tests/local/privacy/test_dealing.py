@@ -27,8 +27,9 @@ from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
 from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from rankdad.local.data.folds import Split, folds
+from rankdad.local.data.parts import Dealt
 from rankdad.local.data.reading import Reading
-from rankdad.local.privacy.dealing import Dealing, Dealt, dealing_of, secret_of_files
+from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog, Waiting
 from rankdad.local.site import taking_part
 from tests.conftest import examples, run_spec, site_config, write_site

@@ -1,8 +1,8 @@
-"""Which of two classes is the outcome, whose risk is predicted."""
+"""Values of a column: their order, those written in two ways, and which of two is the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rankdad.common.spec.table_schema import spelling
 
@@ -23,3 +23,26 @@ def outcome_of(values: Sequence[str]) -> str | None:
     negated = [{f"{word}{other}" for word in NEGATED} for other in (last, first)]
     negative = [key in NEGATIVE or key in found for key, found in zip(keys, negated, strict=True)]
     return None if negative[0] == negative[1] else values[negative.index(False)]
+
+
+def respelled(levels: Iterable[str]) -> list[list[str]]:
+    """Return groups of values that differ only in how they are written, such as Case and case, stage II and stage-II.
+
+    See `spelling`.
+    """
+    groups: dict[str, list[str]] = {}
+    for level in ordered(set(levels)):
+        groups.setdefault(spelling(level), []).append(level)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def ordered(levels: Iterable[str]) -> list[str]:
+    """Return values in the order of numbers, then of the alphabet."""
+
+    def key(level: str) -> tuple[bool, float, str, str]:
+        try:
+            return False, float(level), "", level
+        except ValueError:
+            return True, 0.0, level.casefold(), level  # "m" and "M" have one order, whatever a set's is
+
+    return sorted(levels, key=key)
