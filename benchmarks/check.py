@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from rankdad.common.data import read_site
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
 

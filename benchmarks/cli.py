@@ -82,7 +82,7 @@ def volumes(
     from rich.console import Console
 
     from benchmarks.volumes import bench_volumes
-    from rankdad.local.data.loading import Loading
+    from rankdad.common.data.loading import Loading
 
     loading = Loading(cache_mib=cache_mib, workers=workers)
     widths = _whole_numbers("--filters", filters) if filters else []

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.privacy.hospitals import RULES, Hospitals, Refused, Seen, document, secret_of
 from benchmarks.privacy.tables import BINARY, LEVELS, NUMBERS, patients, write
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_network
@@ -26,7 +27,6 @@ from rankdad.common.rounds.evaluation import Evaluation
 from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted, linear_sets
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
 

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paired.data import HEART
+from rankdad.common.data import SiteData
 from rankdad.common.errors import DataError
 from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.local.admission import usual
-from rankdad.local.data import SiteData
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.given import given_simulation
 from rankdad.simulations.lockstep import simulate

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.networks import patches, pixels, sequences
+from rankdad.common.data import Batch, Samples
+from rankdad.common.data.npz import read_arrays
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.lowrank.capture import FactorCapture
@@ -31,8 +33,6 @@ from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Batch, Samples
-from rankdad.local.data.npz import read_arrays
 
 SITES, BATCH = 4, 64
 WARM_UP = 3  # steps left out of every figure: a residual kept as rows is then reduced for the first time

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.documents import validate
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
@@ -18,7 +19,6 @@ from rankdad.common.protocol.messages import Ask, Kind, Message
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.ledger import Retention

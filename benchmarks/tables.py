@@ -14,9 +14,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from rankdad.common.data.csv import read_csv
 from rankdad.common.documents import validate
 from rankdad.common.spec.data import CsvData
-from rankdad.local.data.csv import read_csv
 
 MOST = {"numbers": 3.0, "mixed": 5.0}  # times pandas' time
 LEVELS = ("low", "middle", "high")

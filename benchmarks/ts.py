@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankdad.common.data.npz import padded
+from rankdad.common.data.reading import Array
 from rankdad.common.errors import DataError
-from rankdad.local.data.npz import padded
-from rankdad.local.data.reading import Array
 
 
 class Series(NamedTuple):

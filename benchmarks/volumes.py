@@ -18,14 +18,14 @@ import torch
 from rich.console import Console
 
 from benchmarks.limited import run_limited
+from rankdad.common.data import Samples, read_site
+from rankdad.common.data.loading import Loading
 from rankdad.common.documents import validate
 from rankdad.common.models import build_model
 from rankdad.common.preparation import in_memory
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.local.alone import alone_spec, train_alone
-from rankdad.local.data import Samples, read_site
-from rankdad.local.data.loading import Loading
 
 WARM = 2  # steps before time is taken
 SITE = "hospital-a"

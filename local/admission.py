@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankdad.common.data import SiteData
+from rankdad.common.data.folds import Split, levels_of
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import Told, check_products, check_step, rows_sent
@@ -24,8 +26,6 @@ from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.local.data import SiteData
-from rankdad.local.data.folds import Split, levels_of
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.told import (
     REPEATED,

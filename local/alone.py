@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rankdad.common.data import SiteData
+from rankdad.common.data.folds import Split
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.methods import MethodState
@@ -22,8 +24,6 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import ALONE, Holdout, RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.local.contributions import Contributions
-from rankdad.local.data import SiteData
-from rankdad.local.data.folds import Split
 from rankdad.local.passes import Passes
 
 Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rankdad.local.data import Batch
+from rankdad.common.data import Batch
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predict new samples with a trained model: classes and probabilities, or numbers; status 3 if rows are refused."""
-    from rankdad.local.data.loading import Loading
+    from rankdad.common.data.loading import Loading
     from rankdad.local.prediction import predict_file
 
     loading = Loading(workers=workers, cache_mib=cache_mib)
@@ -149,10 +149,10 @@ def resolve(
     """Replace the patterns among a run's features by the columns that a site's tables have."""
     import json
 
+    from rankdad.common.data.columns import resolved
     from rankdad.common.documents import load_json, validate
     from rankdad.common.spec import RunSpec
     from rankdad.common.spec.data import TableData
-    from rankdad.local.data.columns import resolved
 
     document = load_json(file)
     under = "run" if isinstance(document, dict) and "run" in document else None

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
+from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.numbers import PositiveFloat, PositiveInt
 from rankdad.common.spec import SiteName
 from rankdad.common.user_code import Permitted
-from rankdad.local.data.loading import Loading
 
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "privacy", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.data import Samples, SiteData
+from rankdad.common.data.prepared import Prepared
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.smoothing import Scored
@@ -22,8 +24,6 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_steps
-from rankdad.local.data import Samples, SiteData
-from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import curves_of, guesses, monitored_of, outputs_of, tally_of, tested_rows
 from rankdad.local.privacy.told import check_repeated, check_standing, tell
 

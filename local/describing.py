@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from rankdad.common.data.compared import compared
+from rankdad.common.data.files import left_out, places_of_sites, tables_in
+from rankdad.common.data.profile import MAX_LEVELS, Column, Profile, profile_of
+from rankdad.common.data.table_files import TABLES, read_guessing
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.preparation.labels import counts_of, one_sided
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.spec.written import Tabular, Written
-from rankdad.local.data.compared import compared
-from rankdad.local.data.files import left_out, places_of_sites, tables_in
-from rankdad.local.data.profile import MAX_LEVELS, Column, Profile, profile_of
-from rankdad.local.data.table_files import TABLES, read_guessing
 
 FEW = 8  # levels that are shown of a column
 
@@ -103,7 +103,7 @@ def _tables(data: Path) -> Iterator[tuple[str, Path]]:
 
 def _refusals(data: Path, spec: RunSpec) -> tuple[list[str], list[str]]:
     """Return for every site the sentence with which it would be refused, if it would, and what else it is told."""
-    from rankdad.local.data import read_site
+    from rankdad.common.data import read_site
 
     sites = places_of_sites(data, spec.federation.sites) if data.is_dir() else {}
     named = {site: sites[site] for site in spec.federation.sites if site in sites}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.data.prepared import Prepared
 from rankdad.common.errors import ModelError, NonFiniteError
 from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.metrics.paired import Rows
@@ -17,7 +18,6 @@ from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.preparation import Inputs
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.baseline import guess
-from rankdad.local.data.prepared import Prepared
 from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients, where they are small

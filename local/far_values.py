@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankdad.common.data.file_samples import FileSamples
+from rankdad.common.data.reading import Array
 from rankdad.common.run.artifacts import SavedModel
 from rankdad.common.spec.data import TableData
-from rankdad.local.data.file_samples import FileSamples
-from rankdad.local.data.reading import Array
 
 FAR = 4.0  # standard deviations from the mean of training: of ten thousand values about one lies there by chance
 ALIKE = 1e-6  # of a value: what single precision rounds off

@@ -11,6 +11,8 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.data import Batch, Samples, SiteData
+from rankdad.common.data.prepared import MOST_SAMPLES, Prepared, prepare
 from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, concatenate
@@ -26,8 +28,6 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.augmentation import augmenting
 from rankdad.local.batch import StepBatch
-from rankdad.local.data import Batch, Samples, SiteData
-from rankdad.local.data.prepared import MOST_SAMPLES, Prepared, prepare
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.local_steps import Moments, differences
 from rankdad.local.losses import deltas, kinds_of, mean_loss

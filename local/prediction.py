@@ -13,6 +13,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData, lazy_or_whole, read_samples
+from rankdad.common.data.files import Fact
+from rankdad.common.data.loading import Loading
+from rankdad.common.data.reading import PLACE, AllRows, Array, Reading, number
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
@@ -25,10 +29,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import MultiLabel, Regression, shown
 from rankdad.common.spec.written import Tabular
-from rankdad.local.data import SiteData, lazy_or_whole, read_samples
-from rankdad.local.data.files import Fact
-from rankdad.local.data.loading import Loading
-from rankdad.local.data.reading import PLACE, AllRows, Array, Reading, number
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.far_values import far_sentences, far_values
 from rankdad.local.losses import losses

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankdad.common.data.files import tables_in
+from rankdad.common.data.profile import Column, Kind, profile_of
+from rankdad.common.data.table_files import TABLES, read_guessing
 from rankdad.common.errors import DataError
 from rankdad.common.policy import Policy
 from rankdad.common.spec.patterns import escaped
-from rankdad.local.data.files import tables_in
-from rankdad.local.data.profile import Column, Kind, profile_of
-from rankdad.local.data.table_files import TABLES, read_guessing
 
 MIN_SITES = 3  # of two, each learns the other's part
 LEFT_OUT: dict[Kind, str] = {"id": "identifiers", "text": "free text", "empty": "without a value"}

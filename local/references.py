@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData
+from rankdad.common.data.prepared import Prepared
 from rankdad.common.errors import RankdadError
 from rankdad.common.lowrank.layers import copied
 from rankdad.common.preparation import Preparing, in_memory, linear
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.alone import Tested, alone_spec, own_splits, train_alone
-from rankdad.local.data import SiteData
-from rankdad.local.data.prepared import Prepared
 
 
 class References:

@@ -15,6 +15,8 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from rankdad.common import __version__
+from rankdad.common.data import SiteData, read_site
+from rankdad.common.data.files import Fact
 from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import PolicyError, RankdadError, SpecError, UnreachableError, UserError, visible
@@ -40,8 +42,6 @@ from rankdad.common.user_code import permit
 from rankdad.local.admission import admitted, checks
 from rankdad.local.agent.words import what_is_loaded
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import SiteData, read_site
-from rankdad.local.data.files import Fact
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.followed import Followed
 from rankdad.local.drivers.http import AggregatorClient, RefusedError

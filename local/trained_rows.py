@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rankdad.common.data import SiteData
+from rankdad.common.data.reading import Array
 from rankdad.common.errors import UserError
 from rankdad.common.preparation import Inputs
 from rankdad.common.preparation.moments import blocks
-from rankdad.local.data import SiteData
-from rankdad.local.data.reading import Array
 
 FILE = "training-rows.npy"  # in the folder of a site's results
 

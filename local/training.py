@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import RunFailedError, counted
 from rankdad.common.lowrank.reduction.feedback import Residuals, plus
 from rankdad.common.methods import MethodState
@@ -28,7 +29,6 @@ from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.catching_up import CatchingUp, Steps
 from rankdad.local.contributions import Contributions, Tested
-from rankdad.local.data import SiteData
 from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
 from rankdad.local.passes import Passes

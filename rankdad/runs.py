@@ -15,6 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.data import read_samples
+from rankdad.common.data.files import Fact
+from rankdad.common.data.reading import Reading
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.files import check_file
@@ -23,9 +26,6 @@ from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import Standalone
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
-from rankdad.local.data import read_samples
-from rankdad.local.data.files import Fact
-from rankdad.local.data.reading import Reading
 from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
 from rankdad.remote.report.run_results import Summary, read_table

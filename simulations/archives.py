@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from rankdad.common.data.npz import padded, read_arrays, whole_numbers
+from rankdad.common.data.reading import Array
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError
-from rankdad.local.data.npz import padded, read_arrays, whole_numbers
-from rankdad.local.data.reading import Array
 from rankdad.simulations.datasets import ArrayDataset
 
 PARTS = ("train", "test")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import counted, visible
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import projections_wire
@@ -28,7 +29,6 @@ from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.local.admission import admitted, check_steps
-from rankdad.local.data import SiteData
 from rankdad.local.privacy.told import check_repeated
 from rankdad.remote.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer

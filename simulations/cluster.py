@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.documents import load_json, parse_json, validate
 from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.files import is_within, make_folder
@@ -24,7 +25,6 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
-from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.simulations.dealing import dealt_data, write_sites

@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rankdad.common.data.npz import labels_in, whole_numbers
+from rankdad.common.data.reading import Array
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
-from rankdad.local.data.npz import labels_in, whole_numbers
-from rankdad.local.data.reading import Array
 
 Rows = NDArray[np.intp]
 
@@ -26,7 +26,7 @@ class Dataset(Protocol):
         """Where they come from, named in errors."""
 
     def labels(self, run: RunSpec) -> Array:
-        """Return the rows' labels, as `local.data` has them; NaN where one is missing."""
+        """Return the rows' labels, as `common.data` has them; NaN where one is missing."""
 
     def marks(self) -> Array:
         """Return what each row is for, int64: 0 training, 1 validation, 2 test; 0 for all where it is not said."""

@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rankdad.common.data import SiteData, read_site
+from rankdad.common.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
 from rankdad.common.errors import SpecError
 from rankdad.common.policy import FILE
 from rankdad.common.privacy.parts import Secret
@@ -14,8 +16,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.patterns import is_pattern
 from rankdad.common.spec.written import Written
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import SiteData, read_site
-from rankdad.local.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.simulations.datasets import Dataset

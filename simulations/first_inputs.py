@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rankdad.common.data.cells import LIMIT
+from rankdad.common.data.compared import compared, is_pair, is_stand_in
+from rankdad.common.data.levels import ordered
+from rankdad.common.data.profile import MAX_LEVELS, Column
+from rankdad.common.data.reading import BROKEN, shown, told_together
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import COLUMN, canonical, spelling
-from rankdad.local.data.cells import LIMIT
-from rankdad.local.data.compared import compared, is_pair, is_stand_in
-from rankdad.local.data.levels import ordered
-from rankdad.local.data.profile import MAX_LEVELS, Column
-from rankdad.local.data.reading import BROKEN, shown, told_together
 from rankdad.simulations.hospitals import Hospital
 
 MANY_NOTES = 5  # of what looks odd

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rankdad.common.data.identifiers import MANY_VISITS
+from rankdad.common.data.levels import ordered, outcome_of
+from rankdad.common.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column
+from rankdad.common.data.reading import shown, told_together
+from rankdad.common.data.tables import no_column
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.preparation.labels import one_sided
 from rankdad.common.spec.patterns import escaped
 from rankdad.common.spec.table_schema import spelling
-from rankdad.local.data.identifiers import MANY_VISITS
-from rankdad.local.data.levels import ordered, outcome_of
-from rankdad.local.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column
-from rankdad.local.data.reading import shown, told_together
-from rankdad.local.data.tables import no_column
 from rankdad.simulations.first_inputs import (
     by_spelling,
     check_codes,

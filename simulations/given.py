@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from rankdad.common.data.dialect import BLANK
+from rankdad.common.data.tables import Table
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.method import named_method
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
-from rankdad.local.data.dialect import BLANK
-from rankdad.local.data.tables import Table
 from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.spec import SimulationFile, changed, numbered
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rankdad.common.data.files import left_out, places_of_sites, tables_in
+from rankdad.common.data.joining import append
+from rankdad.common.data.profile import Column, Profile, profile_of
+from rankdad.common.data.table_files import TABLES, read_guessing
+from rankdad.common.data.tables import Table
 from rankdad.common.errors import DataError
 from rankdad.common.spec.written import Written
-from rankdad.local.data.files import left_out, places_of_sites, tables_in
-from rankdad.local.data.joining import append
-from rankdad.local.data.profile import Column, Profile, profile_of
-from rankdad.local.data.table_files import TABLES, read_guessing
-from rankdad.local.data.tables import Table
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData
+from rankdad.common.data.files import Fact
 from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
@@ -35,8 +37,6 @@ from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
 from rankdad.local.admission import admitted
 from rankdad.local.alone import own_splits
-from rankdad.local.data import SiteData
-from rankdad.local.data.files import Fact
 from rankdad.local.prediction import write_predictions
 from rankdad.local.trained_rows import write_trained_rows
 from rankdad.local.training import Result, TrainingState, train

@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
+from rankdad.common.data import Samples, SiteData
+from rankdad.common.data.folds import Split
+from rankdad.common.data.lazy import concatenated
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Fit, Preparing
 from rankdad.common.spec import ALONE, LeaveOneSiteOut, RunSpec
 from rankdad.local.alone import without_ranks
-from rankdad.local.data import Samples, SiteData
-from rankdad.local.data.folds import Split
-from rankdad.local.data.lazy import concatenated
 
 SITE = "together"  # name of the one site that has everything
 

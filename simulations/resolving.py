@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rankdad.common.data.columns import resolved
 from rankdad.common.spec.data import TableData, resolve_features
-from rankdad.local.data.columns import resolved
 from rankdad.simulations.sources import Folders, OneTable
 from rankdad.simulations.spec import TABLES, SimulationFile
 

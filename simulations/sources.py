@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from rankdad.common.data.files import places_of_sites
+from rankdad.common.data.npz import NAMES, read_arrays
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import SiteName
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
-from rankdad.local.data.files import places_of_sites
-from rankdad.local.data.npz import NAMES, read_arrays
 from rankdad.simulations.archives import Archive, SpokenArabicDigits, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
 
@@ -87,7 +87,7 @@ class OneTable(Part):
 
     def load(self, written: Written | None = None) -> TableDataset:
         """Read the file, written as a schema says."""
-        from rankdad.local.data.table_files import read_table
+        from rankdad.common.data.table_files import read_table
         from rankdad.simulations.table_dataset import TableDataset
 
         path = Path(self.path)
@@ -153,7 +153,7 @@ def _scikit_learn(source: str) -> Any:
 
 def _table(origin: str, frame: DataFrame) -> TableDataset:
     """Return a table of texts, each as a file would have it: 59, not 59.0."""
-    from rankdad.local.data.tables import Table
+    from rankdad.common.data.tables import Table
     from rankdad.simulations.table_dataset import TableDataset
 
     return TableDataset(Table(origin, frame.astype(object).map(canonical)))

@@ -7,13 +7,13 @@ from typing import Annotated, Any, TypedDict, Unpack
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device, device_here
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData
-from rankdad.local.data.loading import Loading
 from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition
 from rankdad.simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source

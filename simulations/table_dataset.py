@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rankdad.common.data.cells import labels_of
+from rankdad.common.data.dialect import BLANK
+from rankdad.common.data.reading import MISSING, Array
+from rankdad.common.data.sheets import READERS, read_parquet, read_workbook
+from rankdad.common.data.tables import Table, holder
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.written import Tabular, Written
-from rankdad.local.data.cells import labels_of
-from rankdad.local.data.dialect import BLANK
-from rankdad.local.data.reading import MISSING, Array
-from rankdad.local.data.sheets import READERS, read_parquet, read_workbook
-from rankdad.local.data.tables import Table, holder
 from rankdad.simulations.datasets import Rows
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rankdad.common.data import Batch, Samples
 from rankdad.common.devices import CPU
 from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
@@ -31,7 +32,6 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.spec.tree import TOP, Node
-from rankdad.local.data import Batch, Samples
 from rankdad.local.losses import mean_loss
 
 EXACT = frozenset({"dsgd", "dad", "edad"})

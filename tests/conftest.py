@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from rankdad.common.data import Samples, SiteData, read_site
 from rankdad.common.documents import validate
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import Samples, SiteData, read_site
 
 SITES = ("alpha", "beta", "gamma")
 OPEN = EVERYTHING.model_dump(mode="json")  # the policy of sites in tests that are about something else

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from rankdad.common.data import SiteData
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.reduction.block import block
 from rankdad.common.lowrank.reduction.exact import exact
 from rankdad.common.lowrank.reduction.spi import spi
-from rankdad.local.data import SiteData
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 from tests.simulations.test_lockstep import final_weights, summary_of

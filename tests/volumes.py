@@ -9,10 +9,10 @@ from typing import Any
 import nibabel
 import numpy as np
 
+from rankdad.common.data import Samples, SiteData, read_site
+from rankdad.common.data.loading import Loading
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples, SiteData, read_site
-from rankdad.local.data.loading import Loading
 from tests.conftest import run_spec
 
 SHAPE = (6, 7, 8)

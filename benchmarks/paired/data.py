@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import validate
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData, read_site
 
 FILE, LABEL, GROUP = "rows.csv", "label", "patient"
 HEART = ("cleveland", "hungarian", "switzerland", "va")

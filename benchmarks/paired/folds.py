@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.paired.null import Rate, Tested, calls, compared, rates
+from rankdad.common.data import Samples, SiteData, split_samples
+from rankdad.common.data.prepared import Prepared
+from rankdad.common.data.reading import Reading
 from rankdad.common.documents import validate
 from rankdad.common.preparation import Preparing, in_memory
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
-from rankdad.local.data import Samples, SiteData, split_samples
-from rankdad.local.data.prepared import Prepared
-from rankdad.local.data.reading import Reading
 from rankdad.local.evaluation import guesses, tally_of, tested_rows
 from rankdad.remote.report.run_results import RunResults
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.paired.bootstrap import auc, drawn, half_interval, mean
+from rankdad.common.data import SiteData
 from rankdad.common.metrics.paired import WITHIN, Rows, positives
 from rankdad.common.rounds import paired
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
-from rankdad.local.data import SiteData
 from rankdad.simulations.lockstep import run
 
 

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from benchmarks.paper.compared_methods import ComparedMethod
 from benchmarks.paper.panels import FOLDS, Panel, run_document
+from rankdad.common.data import Samples, SiteData, split_samples
+from rankdad.common.data.npz import samples_of
 from rankdad.common.documents import validate
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import NpzData
-from rankdad.local.data import Samples, SiteData, split_samples
-from rankdad.local.data.npz import samples_of
 from rankdad.local.evaluation import outputs_of
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.datasets import ArrayDataset

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from rankdad.common.data import Samples, SiteData
+from rankdad.common.data.folds import Split
 from rankdad.common.documents import validate
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.dsgd import Dsgd
@@ -27,8 +29,6 @@ from rankdad.common.methods.powersgd import PowerSgd
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.methods.top_k import TopK
 from rankdad.common.spec import MethodSpec, RunSpec
-from rankdad.local.data import Samples, SiteData
-from rankdad.local.data.folds import Split
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.privacy.adversary_specs import VICTIM
+from rankdad.common.data import SiteData, read_site
+from rankdad.common.data.prepared import Prepared
 from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics.smoothing import Smooth
@@ -30,8 +32,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local import contributions
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, read_site
-from rankdad.local.data.prepared import Prepared
 from rankdad.local.evaluation import tally_of
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.remote.aggregator import Aggregator

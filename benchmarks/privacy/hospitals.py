@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.privacy.tables import BINARY, FILE, LABEL, LEVELS, NUMBERS, Row, patients, write
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.policy import EVERYTHING, Policy
@@ -24,7 +25,6 @@ from rankdad.common.protocol.messages import Failure, Message, failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.simulations.lockstep import Said, Trainers, carry
 from rankdad.simulations.tree import Tree

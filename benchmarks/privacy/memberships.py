@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.privacy.hospitals import NO_RULES, RULES, SITES, Lie, Refused, Seen, honest, run_sites
+from rankdad.common.data import SiteData
 from rankdad.common.documents import validate
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.policy import Policy
@@ -30,7 +31,6 @@ from rankdad.common.protocol.messages import Message
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 
 COLUMNS, PATIENTS, BATCH = 9, 45, 9
 NEAR, NEARLY = 0.01, 0.1  # standard deviations, of columns that have one each

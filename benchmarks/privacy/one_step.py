@@ -14,6 +14,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.privacy.least_squares import solve
+from rankdad.common.data import Samples, SiteData
+from rankdad.common.data.folds import Split
 from rankdad.common.documents import validate
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
@@ -21,8 +23,6 @@ from rankdad.common.privacy.repeated import numbers_of_step
 from rankdad.common.privacy.shares import scales, shared_units
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples, SiteData
-from rankdad.local.data.folds import Split
 from rankdad.local.privacy.cells import StepNumbers
 
 NEAR = 0.01  # standard deviations, of columns that have one each

@@ -15,12 +15,12 @@ from benchmarks.target.curves import Target, timed_as_processes, train
 from benchmarks.target.flower import LABEL, train_with_flower
 from benchmarks.target.settings import METHODS, partition
 from benchmarks.target.tables import NOTES, Trained, markdown, to_quality, to_targets, write
+from rankdad.common.data.table_files import read_table
 from rankdad.common.documents import replace, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.spec.data import CsvData
 from rankdad.common.spec.patterns import is_pattern
-from rankdad.local.data.table_files import read_table
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.sources import Folders

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.paper.learning_curves import macro_auc
+from rankdad.common.data import SiteData
 from rankdad.common.errors import RankdadError, SpecError
 from rankdad.common.files import write_json
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Classification, MultiLabel, TaskSpec
-from rankdad.local.data import SiteData
 from rankdad.local.evaluation import outputs_of
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.command import command, summary_of

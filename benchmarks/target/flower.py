@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from benchmarks.target.curves import HeldOut, Point
+from rankdad.common.data import SiteData
 from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.simulations.pooling import first_training_rows
 
 LABEL = "Flower FedAvg"

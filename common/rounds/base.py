@@ -183,7 +183,7 @@ class Tests(NamedTuple):
 
 
 class SiteRows(Protocol):
-    """What a round may ask of a site's data: see `local.data.SiteData`."""
+    """What a round may ask of a site's data: see `common.data.SiteData`."""
 
     @property
     def dropped(self) -> int: ...  # noqa: D102

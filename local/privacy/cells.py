@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import FewSamplesError, counted
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_network
@@ -23,7 +24,6 @@ from rankdad.common.spec.data import TableData
 from rankdad.common.spec.images import ImagesData
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
-from rankdad.local.data import SiteData
 
 MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
 MOST_ROWS, MOST_PAIRED = 2000, 256  # rows by which, and columns of which two, it is looked whether one follows

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rankdad.common.data.parts import LARGE, Dealt
+from rankdad.common.data.reading import PLACE, Array, Reading
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.parts import Secret, most_rows, refine
@@ -19,8 +21,6 @@ from rankdad.common.privacy.standing import Flows, Place, Places
 from rankdad.common.run.weight_sketch import unpack_sketch
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.local.data.parts import LARGE, Dealt
-from rankdad.local.data.reading import PLACE, Array, Reading
 from rankdad.local.privacy.log import DisclosureLog, Waiting
 from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
 

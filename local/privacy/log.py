@@ -18,13 +18,13 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdad.common.data.reading import PLACE
 from rankdad.common.errors import DataError, PolicyError, UserError, visible
 from rankdad.common.files import make_folder, sync_path
 from rankdad.common.privacy.heads import Heads, chained
 from rankdad.common.privacy.parts import Secret, refine
 from rankdad.common.privacy.versions import Version, changed, with_version
 from rankdad.common.spec.table_schema import spelling
-from rankdad.local.data.reading import PLACE
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from rankdad.common.data.file_samples import FileSamples
+from rankdad.common.data.folds import STRATA, strata
+from rankdad.common.data.reading import Array, Reading, number
 from rankdad.common.policy import MinLevel
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.written import Tabular
-from rankdad.local.data.file_samples import FileSamples
-from rankdad.local.data.folds import STRATA, strata
-from rankdad.local.data.reading import Array, Reading, number
 from rankdad.local.privacy.usual import usual_inputs
 
 GAP = np.float32(np.nan).tobytes()

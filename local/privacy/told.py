@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.policy import Policy
@@ -24,7 +25,6 @@ from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.refusals import refusal
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.local.privacy.cells import StepNumbers, cells_of_row, varies
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"

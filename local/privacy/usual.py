@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rankdad.common.data.encoding import bounds_of
 from rankdad.common.policy import MinLevel
 from rankdad.common.privacy.levels import without_rare
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.local.data.encoding import bounds_of
 
 FLAT = ("linear", "mlp", "factory")  # models that may see a sample's entries all at once
 

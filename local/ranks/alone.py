@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
+from rankdad.common.data import SiteData
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 
 
 class Alone:

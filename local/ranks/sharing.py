@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rankdad.common import __version__
 from rankdad.common.collectives import all_gather_bytes, all_gather_equal, all_gather_rows, broadcast_bytes, device_of
+from rankdad.common.data import SiteData
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.routes import Payload
@@ -20,7 +21,6 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import SiteData
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.ranks.group import Ranks
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from rankdad.common.data.levels import ordered, respelled
 from rankdad.common.documents import problems, validate
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.patterns import is_pattern, literal
-from rankdad.local.data.levels import ordered, respelled
 from rankdad.platforms.coinstac import pace
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError, Problem

@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rankdad.common.data import read_samples
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import DataError, one_line
 from rankdad.common.metrics.sums import Tally
@@ -21,7 +22,6 @@ from rankdad.common.protocol.messages import Digest
 from rankdad.common.run.artifacts import PREPARATION, load_model
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.local.data import read_samples
 from rankdad.local.prediction import Predicted, key_name, predict_samples
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rankdad.common.data.levels import outcome_of
 from rankdad.common.spec.table_schema import spelling
-from rankdad.local.data.levels import outcome_of
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 

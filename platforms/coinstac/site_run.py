@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json, write_whole
@@ -25,7 +26,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.notices import Notices
 from rankdad.local.prediction import write_predictions
 from rankdad.local.privacy.dealing import Dealing, secret_of_files

@@ -16,19 +16,19 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Field
 
+from rankdad.common.data.columns import all_columns
+from rankdad.common.data.files import read_one
+from rankdad.common.data.identifiers import names_patients
+from rankdad.common.data.levels import ordered, respelled
+from rankdad.common.data.profile import profile_of
+from rankdad.common.data.reading import MISSING
+from rankdad.common.data.table_files import read_table
+from rankdad.common.data.tables import Table, nearest
 from rankdad.common.documents import Part, validate
 from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData, FreesurferData, resolve_features
 from rankdad.common.spec.patterns import literal
 from rankdad.common.spec.table_schema import COLUMN, Column, Level, canonical
-from rankdad.local.data.columns import all_columns
-from rankdad.local.data.files import read_one
-from rankdad.local.data.identifiers import names_patients
-from rankdad.local.data.levels import ordered, respelled
-from rankdad.local.data.profile import profile_of
-from rankdad.local.data.reading import MISSING
-from rankdad.local.data.table_files import read_table
-from rankdad.local.data.tables import Table, nearest
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled

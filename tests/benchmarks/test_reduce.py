@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import networks
 from benchmarks.cli import app
 from benchmarks.reduce import METHODS, NETWORKS, REDUCERS, bench_reduce, error, optimal_error
+from rankdad.common.data import Samples
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor
@@ -27,7 +28,6 @@ from rankdad.common.methods import Contribution, MethodState
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples
 from rankdad.simulations.sources import Digits
 from tests.conftest import SHARED, run_spec, sampled
 

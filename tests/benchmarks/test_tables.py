@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.tables import MOST, measure_table, written
-from rankdad.local.data.csv import read_csv
+from rankdad.common.data.csv import read_csv
 
 
 @pytest.mark.parametrize("kind", MOST)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.ts import convert
+from rankdad.common.data.npz import read_npz
 from rankdad.common.errors import DataError
 from rankdad.common.spec.data import NpzData
 from rankdad.common.spec.tasks import Classification
-from rankdad.local.data.npz import read_npz
 
 HEADER = "# Of gestures\n@problemName some\n@timeStamps false\n@univariate false\n@classLabel true 1.0 up\n@data\n"
 

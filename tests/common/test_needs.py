@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankdad.common.data import read_site
 from rankdad.common.errors import FewSamplesError, PolicyError
 from rankdad.common.models import build_model
 from rankdad.common.needs import Need, needs
@@ -17,7 +18,6 @@ from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.refusals import refusals
 from rankdad.local.admission import admitted, checks
-from rankdad.local.data import read_site
 from rankdad.local.privacy.dealing import Dealing
 from tests.conftest import run_spec
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.data import read_site
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
 from rankdad.remote.ledger import Retention
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, write_site

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import PolicyError, ProtocolError, RankdadError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
@@ -37,7 +38,6 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from tests.conftest import run_spec

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.data import read_site
 from rankdad.common.errors import ProtocolError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
@@ -28,7 +29,6 @@ from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.audit import AUDIT, MAX_PER_MINUTE

@@ -23,6 +23,7 @@ import msgpack
 import pytest
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
@@ -37,7 +38,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.training import Result, TrainingState, train

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import read_site
 from rankdad.local.drivers.http import RefusedError
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_site

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
-from rankdad.local.data import read_site
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.simulations import lockstep
 from tests.conftest import run_document, run_spec, write_site

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from rankdad.common import __version__
+from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
-from rankdad.local.data import read_site
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_policy, write_site
 from tests.e2e.consortium import Consortium

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rankdad.common.data import SiteData, read_samples, read_site, split_samples
 from rankdad.common.errors import DataError
 from rankdad.common.preparation import in_memory
-from rankdad.local.data import SiteData, read_samples, read_site, split_samples
 from tests.conftest import part_of, run_spec, write_site
 
 PARTS = ("train", "validation", "test")

@@ -15,12 +15,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rankdad.common.data.profile import profile_of
+from rankdad.common.data.tables import Table
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.local.cli import mount
-from rankdad.local.data.profile import profile_of
-from rankdad.local.data.tables import Table
 from rankdad.local.describing import describe
 from rankdad.simulations.first_spec import first_spec
 from tests import messy

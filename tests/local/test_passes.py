@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from rankdad.common.data import Samples, SiteData
+from rankdad.common.data.folds import Split
+from rankdad.common.data.parts import Dealt
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.privacy.standing import NEAR, Flows
@@ -19,9 +22,6 @@ from rankdad.common.rounds.hello import Roster
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.local.contributions import Contributions
-from rankdad.local.data import Samples, SiteData
-from rankdad.local.data.folds import Split
-from rankdad.local.data.parts import Dealt
 from rankdad.local.passes import Passes
 from tests.conftest import run_spec
 

@@ -17,6 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from rankdad.common import __version__
+from rankdad.common.data import Samples, SiteData, split_samples
+from rankdad.common.data.folds import Split
+from rankdad.common.data.reading import Reading
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, PolicyError, SpecError, UserError
 from rankdad.common.lowrank.factors import Factor
@@ -34,9 +37,6 @@ from rankdad.common.run.batches import drawn_sizes
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import SiteConfig
-from rankdad.local.data import Samples, SiteData, split_samples
-from rankdad.local.data.folds import Split
-from rankdad.local.data.reading import Reading
 from rankdad.local.site import check_site, permitted, run_site
 from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server

@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import FewSamplesError, SpecError, UserError
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import in_memory, linear
@@ -35,7 +36,6 @@ from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, Ta
 from rankdad.local.admission import admitted
 from rankdad.local.alone import alone_spec, train_alone
 from rankdad.local.contributions import Contributions
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.references import References
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec

@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import ProtocolError, RankdadError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.codec import pack, unpack
@@ -22,7 +23,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from tests.conftest import run_spec, write_site

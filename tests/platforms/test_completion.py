@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.data.levels import ordered, respelled
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
-from rankdad.local.data.levels import ordered, respelled
 from rankdad.platforms.coinstac.completion import check_opened, complete, complete_alone
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import read

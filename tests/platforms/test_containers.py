@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import Dealing, secret_of_files
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.mounts import LIMITS

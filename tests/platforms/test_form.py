@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankdad.common.data.identifiers import names_patients
+from rankdad.common.data.levels import ordered
 from rankdad.common.spec import RunSpec
-from rankdad.local.data.identifiers import names_patients
-from rankdad.local.data.levels import ordered
 from rankdad.platforms.coinstac.completion import complete, complete_alone
 from rankdad.platforms.coinstac.fields import FIELDS, shown
 from rankdad.platforms.coinstac.form import FormError, columns

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankdad.common.data import read_site
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError
 from rankdad.common.lowrank.factors import Factor
@@ -20,7 +21,6 @@ from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
 from rankdad.local.late_steps import Sent
 from rankdad.platforms.coinstac import aggregator_node, site_run
 from rankdad.platforms.coinstac.compspec import compspec

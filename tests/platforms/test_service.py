@@ -19,9 +19,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
+from rankdad.common.data import read_site
 from rankdad.common.documents import validate
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import read_site
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.service import Service
 from rankdad.simulations.lockstep import run

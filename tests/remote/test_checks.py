@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics.monitoring import monitored
@@ -22,7 +23,6 @@ from rankdad.common.rounds.hello import Hello
 from rankdad.common.rounds.step import Step
 from rankdad.common.rounds.sums import Sums
 from rankdad.common.spec.tasks import Classification
-from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions

@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank import layout, sparse, wire
 from rankdad.common.metrics import tally_codec
@@ -27,7 +28,6 @@ from rankdad.common.rounds import buffers, checks, evaluation, goodbye, hello, p
 from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run import state, weight_sketch
-from rankdad.local.data import SiteData, read_site
 from rankdad.remote.aggregator import Aggregator, Answers, Update
 from rankdad.remote.persistence import LEDGER, LedgerOptions
 from rankdad.remote.rounds import Effect

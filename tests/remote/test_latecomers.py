@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.decision import Decision
 from rankdad.common.rounds.step import Step
-from rankdad.local.data import SiteData
 from rankdad.remote.latecomers import Latecomers
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics.monitoring import monitored
@@ -37,7 +38,6 @@ from rankdad.common.run.weight_sketch import PARTS
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import weights_of
 from rankdad.common.spec.tasks import Classification
-from rankdad.local.data import SiteData
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.ledger import Ledger

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rankdad.common.data import SiteData
 from rankdad.common.documents import load_json
-from rankdad.local.data import SiteData
 from rankdad.remote.past import past
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec

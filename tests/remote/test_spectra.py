@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.factors import Factor, singular_values
-from rankdad.local.data import SiteData
 from rankdad.page.history import History
 from rankdad.remote.report.run_report import report
 from rankdad.remote.retelling import retold

@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from rankdad.common.data import read_site
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.description import sums
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.local.data import read_site
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.recorder import Recorder
 from rankdad.remote.report.run_results import read_results

@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from rankdad.command import new_app
+from rankdad.common.data import SiteData
 from rankdad.common.errors import UserError
-from rankdad.local.data import SiteData
 from rankdad.remote.tracking import EVENTS, trackers_of
 from rankdad.simulations.cli import mount
 from rankdad.simulations.lockstep import run

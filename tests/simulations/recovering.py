@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankdad.common.data import SiteData
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Message
@@ -15,7 +16,6 @@ from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.local.starting import save_state, starting_state
 from rankdad.local.training import Result, train
 from rankdad.remote.aggregator import Aggregator

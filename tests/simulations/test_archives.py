@@ -6,9 +6,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from rankdad.common.data import read_samples
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
-from rankdad.local.data import read_samples
 from rankdad.simulations.archives import Archive
 from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.dealing import write_sites

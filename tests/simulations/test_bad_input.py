@@ -11,11 +11,11 @@ import openpyxl
 import pandas as pd
 import pytest
 
+from rankdad.common.data.compared import TWIN
+from rankdad.common.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec.table_schema import spelling
-from rankdad.local.data.compared import TWIN
-from rankdad.local.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
 from rankdad.local.describing import describe
 from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.first_spec import first_spec

@@ -11,13 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from rankdad.common.data import SiteData
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.methods import Contribution, dad
 from rankdad.common.models import build_model
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import make_plan
-from rankdad.local.data import SiteData
 from rankdad.simulations.checking import show_plan
 from rankdad.simulations.verifying import show_verification, verify
 from tests.conftest import SITES, part_of, run_spec

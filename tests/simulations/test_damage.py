@@ -14,13 +14,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData, read_site
 from rankdad.remote.export import export
 from rankdad.remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
 from tests.conftest import run_spec, write_site

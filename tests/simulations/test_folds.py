@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.data import Samples, SiteData, read_site
 from rankdad.common.errors import RunFailedError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import Preparing, in_memory
@@ -25,7 +26,6 @@ from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples, SiteData, read_site
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import SpecError
 from rankdad.common.lowrank.layers import copied
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
-from rankdad.local.data import SiteData
 from rankdad.local.ranks.sharded import _sharded
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec

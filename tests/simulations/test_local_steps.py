@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import PolicyError, SpecError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.methods.top_k import TopK
@@ -24,7 +25,6 @@ from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.local.batch import StepBatch
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.local_steps import differences
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from rankdad.common.data import SiteData
 from rankdad.common.documents import validate
 from rankdad.common.errors import PolicyError, RunFailedError
 from rankdad.common.lowrank.routes import Route
@@ -25,7 +26,6 @@ from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.local.training import Result, train
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run, simulate

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import PolicyError, RunFailedError, SpecError
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
@@ -19,7 +20,6 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.batches import run_steps, schedule
 from rankdad.common.run.replica import Replica
 from rankdad.local.alone import alone_spec
-from rankdad.local.data import SiteData, read_site
 from rankdad.simulations.checking import check_policy
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import pooled_spec

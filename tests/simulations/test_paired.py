@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.data import SiteData
 from rankdad.common.metrics.paired import Rows
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.rounds import paired
 from rankdad.common.rounds.base import Due
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec

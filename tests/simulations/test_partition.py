@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankdad.common.data import read_samples
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
-from rankdad.local.data import read_samples
 from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.partition import Dirichlet, Iid, partition, strata

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
@@ -15,7 +16,6 @@ from rankdad.common.run.repeats import alike, equal_repeats
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.remote.report import narrative
 from rankdad.remote.report.run_results import read_results

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.prediction import write_predictions
 from rankdad.remote.report.narrative import extent, rows_tested
 from rankdad.remote.report.run_report import report

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.preparation import in_memory
 from rankdad.local.alone import own_splits
-from rankdad.local.data import SiteData
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, first_training_rows, pooled_data, pooled_spec
 from tests.conftest import SITES, part_of, run_spec

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankdad.common.data import SiteData
 from rankdad.common.errors import UserError
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.checkpoints import Checkpoints
@@ -19,7 +20,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.local.data import SiteData
 from rankdad.remote.export import export
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec

@@ -14,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import ProtocolError, RunFailedError, UserError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.methods import Contribution, MethodState
@@ -33,7 +34,6 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Regression
-from rankdad.local.data import SiteData, read_site
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export

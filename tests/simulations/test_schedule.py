@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from rankdad.common.data import SiteData
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.rounds.base import Due
-from rankdad.local.data import SiteData
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec

@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
 from rankdad.common.needs import patients_for_sums
@@ -27,7 +28,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.library import simulate
 from rankdad.local.admission import admitted
-from rankdad.local.data import SiteData, read_site
 from rankdad.platforms.coinstac.completion import complete
 from rankdad.platforms.coinstac.inputs import read as read_form
 from rankdad.platforms.coinstac.table_profile import describe

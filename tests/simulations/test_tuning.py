@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.data import Samples, SiteData
 from rankdad.common.errors import RunFailedError
 from rankdad.common.preparation import in_memory
 from rankdad.common.run.study import Study, chosen
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import Samples, SiteData
 from rankdad.local.training import Result
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run

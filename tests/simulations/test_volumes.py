@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from torch.utils.data import get_worker_info
 
+from rankdad.common.data import SiteData
+from rankdad.common.data.lazy import Lazy
+from rankdad.common.data.loading import Loading
 from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.spec import RunSpec
-from rankdad.local.data import SiteData
-from rankdad.local.data.lazy import Lazy
-from rankdad.local.data.loading import Loading
 from rankdad.local.prediction import predict_file
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec

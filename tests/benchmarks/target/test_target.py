@@ -18,10 +18,10 @@ from benchmarks.target.bench import arranged
 from benchmarks.target.curves import HeldOut, Point, best, first_reaching, least_lead, train
 from benchmarks.target.settings import METHODS
 from benchmarks.target.tables import ON_LINK, Trained, markdown, to_quality, to_targets
+from rankdad.common.data import SiteData
 from rankdad.common.documents import validate
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec.tasks import Regression
-from rankdad.local.data import SiteData
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.resolving import with_columns

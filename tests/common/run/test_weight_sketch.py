@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankdad.common.data import SiteData
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import policy_warnings
 from rankdad.common.protocol.arrays import pack_sums
@@ -18,7 +19,6 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS, distance, furthest, sketch, unpack_sketch
-from rankdad.local.data import SiteData
 from rankdad.local.training import TrainingState, train
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from benchmarks.privacy.one_step import attack
+from rankdad.common.data import Samples, SiteData, read_site
+from rankdad.common.data.folds import Split
 from rankdad.common.documents import validate
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.models import build_model
@@ -19,8 +21,6 @@ from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import Samples, SiteData, read_site
-from rankdad.local.data.folds import Split
 from rankdad.local.privacy.cells import StepNumbers, cells_of_row, check_numbers
 from rankdad.local.privacy.told import of_steps
 from rankdad.local.privacy.usual import usual_inputs

@@ -15,6 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankdad.common import __version__
+from rankdad.common.data import SiteData, read_samples, read_site, split_samples
+from rankdad.common.data.folds import Split, folds
+from rankdad.common.data.parts import Dealt
+from rankdad.common.data.reading import Reading
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
 from rankdad.common.policy import MinLevel, Policy
@@ -25,10 +29,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
-from rankdad.local.data import SiteData, read_samples, read_site, split_samples
-from rankdad.local.data.folds import Split, folds
-from rankdad.local.data.parts import Dealt
-from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog, Waiting
 from rankdad.local.site import taking_part

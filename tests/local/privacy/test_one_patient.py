@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from rankdad.common.data import read_site
 from rankdad.common.models import build_model
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.local.admission import admitted
-from rankdad.local.data import read_site
 from rankdad.local.privacy.dealing import dealing_of
 from tests.conftest import run_spec
 

@@ -13,6 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankdad.common.data import Samples, SiteData, split_samples
+from rankdad.common.data.reading import Reading
 from rankdad.common.errors import FewSamplesError, PolicyError, UserError
 from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.models import build_model
@@ -25,8 +27,6 @@ from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.admission import admitted
-from rankdad.local.data import Samples, SiteData, split_samples
-from rankdad.local.data.reading import Reading
 from rankdad.local.privacy.cells import cells_of_row
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.local.privacy.log import FILE, DisclosureLog

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rankdad.local.data import read_site
+from rankdad.common.data import read_site
 from rankdad.remote.report.run_report import report
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec

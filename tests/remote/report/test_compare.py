@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from rankdad.local.data import read_site
+from rankdad.common.data import read_site
 from rankdad.remote.cli import mount
 from rankdad.remote.report.compare import compare
 from rankdad.remote.report.run_report import report_page

@@ -1,0 +1,227 @@
+"""What single cells of a table hold: numbers, levels, labels. Any other cell is named with file, row and column."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rankdad.common.data.reading import BROKEN, BROKEN_ADVICE, MISSING, MOST, Array, number, shown
+from rankdad.common.data.tables import Table, holder
+from rankdad.common.errors import DataError
+from rankdad.common.spec.table_schema import canonical, spelling
+from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
+
+LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
+NOISE = 1e-12  # of a number: what computing leaves of it, where all rows have the same
+MAX_ROUNDING = 1e-3  # standard deviations: more moves coefficients
+LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
+ISO = re.compile(r"([1-9][0-9]{3}-[0-9]{2}-[0-9]{2}\n)*")  # dates, a line each
+DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
+
+
+def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str = "") -> Array:
+    """Return a column as numbers that a dtype can hold, float64 [rows]; NaN where one is missing.
+
+    Args:
+        table: that has the column.
+        column: its name.
+        dtype: that the numbers have to fit into.
+        hint: what to do about a cell that holds something else; found out without one.
+
+    Raises:
+        DataError: a cell holds something else.
+    """
+    found = table.numbers(column)
+    most = min(float(np.finfo(dtype).max), MOST)
+    odd = ~(np.abs(found) <= most)
+    wrong = np.flatnonzero(odd & ~table.missing(column)).tolist() if odd.any() else []
+    if wrong:
+        found, texts = found.copy(), table.texts(column)
+        hint = hint or _advice(table, column, texts, wrong)
+    for row in wrong:
+        problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
+        code = "formula" if BROKEN.fullmatch(texts[row]) else "not-a-number"
+        table.refuse(row, column, problem, hint, code=code)
+        found[row] = math.nan
+    _check_digits(table, column, found[np.isfinite(found)], dtype)
+    return found
+
+
+def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
+    """Refuse numbers that differ by little more than what a dtype rounds away, such as times of this century."""
+    if not len(values) or np.ptp(values) <= NOISE * np.abs(values).max():
+        return
+    if np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
+        return
+    said = f"{values.min():.9g} to {values.max():.9g} differ by too little for {dtype}, which would round them"
+    advice = f"subtract the same number, such as {values.mean():.2g}, from all of them at every site"
+    raise DataError(table.source, f"column {shown(column)}: {said}: {advice}", code="digits-lost", field=column)
+
+
+def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int]) -> str:
+    """Return what to do about cells that are no numbers: what to write, or which field of the schema helps."""
+    text = texts[wrong[0]]
+    if BROKEN.fullmatch(text):
+        return f": {BROKEN_ADVICE}"
+    if column in (table.decimals.doubtful or {}) and re.search(r"\d[.,]\d", text):
+        return f": it {(table.decimals.doubtful or {})[column]}"
+    if re.fullmatch(r"[+-]?\d+([.,]\d+)+", text) and not DATE.match(text):
+        mark, other = ("comma", "a point") if column in table.decimals.comma else ("point", "a comma")
+        return f": numbers here have a decimal {mark}; write it without {other}, or name the mark in data.decimal"
+    if LIMIT.fullmatch(text):
+        limit = text.lstrip("<>≤≥= ")
+        instead = f"write the limit itself, {limit}, at every site, or list what stands for missing in"
+        return f": a value beyond what can be measured: {instead} data.missing_values"
+    held = [text for text in texts if text.lower() not in MISSING]
+    if 2 * len(wrong) < len(held) or math.isfinite(number(text)) or len(held) < 3:
+        instead = "write a number, leave the cell empty if it is missing, or list what stands for missing in"
+        return f": {instead} data.missing_values"
+    if DATE.match(text):
+        return ": if the column holds dates, say since when they count in data.dates; or leave it out by data.exclude"
+    if len(set(held)) == len(held):
+        return ": if the column names rows, leave it out by data.exclude, or make it data.key or data.group"
+    return ": if the column is categorical, list its levels in data.categorical; or leave it out by data.exclude"
+
+
+def column_codes(
+    table: Table, column: str, levels: Sequence[Sequence[str]], hint: str = "", *, other: bool = False
+) -> Array:
+    """Return each cell's place among the levels, float64 [rows]; NaN where it is missing.
+
+    Args:
+        table: that has the column.
+        column: its name.
+        levels: for each place the values that mean it.
+        hint: what to do about a cell that holds something else.
+        other: whether anything else is a level too, the last.
+
+    Raises:
+        DataError: a cell holds something else.
+    """
+    places = {value: float(place) for place, values in enumerate(levels) for value in values}
+    rest = float(len(levels)) if other else None
+    rows, texts = table.levels(column)
+    codes = [
+        places.get(canonical(text), math.nan if text.lower() in MISSING and canonical(text) not in places else rest)
+        for text in texts
+    ]
+    wrong = np.array([code is None for code in codes], bool)
+    for row in np.flatnonzero(wrong[rows]).tolist():
+        _refuse_level(table, row, column, texts[rows[row]], list(places), hint)
+    return np.array([math.nan if code is None else code for code in codes], np.float64)[rows]
+
+
+def _refuse_level(table: Table, row: int, column: str, text: str, known: Sequence[str], hint: str) -> None:
+    alike = next((value for value in known if spelling(value) == spelling(text)), None)
+    if alike is not None and not BROKEN.fullmatch(text):
+        said = f"holds {shown(text)}, which differs from {shown(alike)} only in how it is written"
+        advice = ": write it alike at every site, as the spec lists it"
+        table.refuse(row, column, said, advice, code="values-spelled-apart")
+        return
+    some = ", ".join(known[:10]) + ", …" * (len(known) > 10)
+    advice, kind = (f": {BROKEN_ADVICE}", "formula") if BROKEN.fullmatch(text) else (hint, "level-unknown")
+    table.refuse(row, column, f"holds {shown(text)}, expected one of {some}", advice, code=kind)
+
+
+def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
+    """Return the time from a beginning to each of a column's dates, float64 [rows]; NaN where one is missing.
+
+    Raises:
+        DataError: a cell holds something else.
+    """
+    begun = date.start if date.start is not None else _days(holder(tables, date.since), date.since, date)
+    days = _days(holder(tables, column), column, date) - begun
+    return days / YEAR if date.unit == "years" else days
+
+
+def _days(table: Table, column: str, date: Date) -> Array:
+    rows, texts = table.levels(column)
+    days, wrong = np.full(len(texts), np.nan), dict[int, str]()
+    known = [place for place, text in enumerate(texts) if text.lower() not in MISSING]
+    if (found := _iso_days([texts[place] for place in known])) is not None:
+        days[known], known = found, []
+    for place in known:
+        try:
+            days[place] = date.day(texts[place])
+        except ValueError as error:
+            wrong[place] = str(error)
+    for row in np.flatnonzero(np.isin(rows, list(wrong))).tolist():
+        text = texts[rows[row]]
+        code = "formula" if BROKEN.fullmatch(text) else "not-a-date"
+        advice = f": {BROKEN_ADVICE}" if code == "formula" else _count_of_days(text)
+        table.refuse(row, column, f"holds {shown(text)}, {wrong[rows[row]]}", advice, code=code)
+    return days[rows]
+
+
+def _iso_days(texts: Sequence[str]) -> Array | None:
+    """Return the days of dates such as 2020-04-03 as `Date.day` counts them, at once; None if one is something else."""
+    if not ISO.fullmatch("".join(f"{text}\n" for text in texts)):
+        return None
+    try:
+        return np.array(texts, "datetime64[D]").astype(np.int64) + datetime.date(1970, 1, 1).toordinal()
+    except ValueError:  # of a day that is not in the calendar
+        return None
+
+
+def _count_of_days(text: str) -> str:
+    """Return what to do about a number that a workbook would show as a date; "" about anything else."""
+    if not re.fullmatch(r"[1-9]\d{4}(\.\d+)?", text):
+        return ""
+    return ": it may be a day as workbooks count them: format the column as dates where it comes from"
+
+
+def labels_of(data: Tabular, tables: Sequence[Table]) -> Array:
+    """Return labels, float64 [rows], or [rows, labels] of several: places of classes, numbers, 0 and 1; NaN for gaps.
+
+    Raises:
+        DataError: a cell holds something else.
+    """
+    several = not isinstance(data.label, str)
+    levels: tuple[tuple[str, ...], ...] = (("0",), ("1",)) if several else tuple((value,) for value in data.values)
+    rule = None
+    if not several:
+        levels, rule = data.members, None if data.positive is None else Comparison(data.positive)
+    hint = "" if several else "; data.merge makes several values one class, data.positive a rule such as '> 0'"
+    columns = []
+    for target in data.targets:
+        table = holder(tables, target)
+        if rule is not None:
+            numbers = column_numbers(table, target, hint=LABEL_RULE)
+            columns.append(np.where(np.isnan(numbers), np.nan, rule.holds(numbers)))
+        else:
+            columns.append(column_codes(table, target, levels, hint) if levels else column_numbers(table, target))
+    return np.column_stack(columns) if several else columns[0]
+
+
+def labels_for(
+    data: Tabular, tables: Sequence[Table], *, training: bool
+) -> tuple[Array | None, Array, tuple[str, ...]]:
+    """Return labels as `labels_of` does, which rows have none that is the run's, bool [rows], and a word on these.
+
+    To train on, a cell has to be a label or missing. Predictions need none: labels may be None.
+    """
+    nothing = np.zeros(len(tables[0]), bool)
+    if training:
+        return labels_of(data, tables), nothing, ()
+    if not all(any(target in table.frame for table in tables) for target in data.targets):
+        return None, nothing, ()
+    wrong: dict[int, DataError] = {}
+    labels = labels_of(data, [replace(table, refused=wrong) for table in tables])
+    unknown: Array = np.asarray(np.isnan(labels.reshape(len(labels), len(data.targets))).any(axis=1))
+    if not unknown.any():
+        return labels, unknown, ()
+    row = min(wrong, default=int(unknown.argmax()))
+    first = wrong.get(row) or holder(tables, data.targets[0]).error(row, data.targets[0], "is missing")
+    some = "" if unknown.all() else ", and figures are those of the others"
+    told = f"{first.path}: {first.problem}; {int(unknown.sum())} of {len(labels)} labels are not used{some}"
+    return None if unknown.all() else np.nan_to_num(labels), unknown, (told,)
+
+
+def as_labels(data: Tabular, found: Array) -> Array:
+    """Return labels without gaps in their own type: int64 of classes, else float64."""
+    return found.astype(np.int64) if data.values else found

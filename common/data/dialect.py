@@ -1,0 +1,145 @@
+"""How a table's file is written: what separates its columns, and where its numbers have their decimals.
+
+Found only where it can be read in one way; else a sentence names the field of the schema that says it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdad.common.data.formats import opened
+from rankdad.common.data.reading import shown
+from rankdad.common.errors import DataError
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+BLANK = " "  # any number of them, where nothing else separates columns
+SAMPLE = 1 << 16  # bytes in which the delimiter is looked for
+POINTED = (";", "\t", "|")  # separate columns also where a point stands between thousands
+DECIMALS = re.compile(r"^[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?$", re.MULTILINE)  # of numbers with one mark
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # what might be one with a mark between thousands
+
+
+def marked(text: str) -> str | None:
+    """Return the delimiter that a first row such as "sep=;", as spreadsheets write it, names."""
+    found = re.fullmatch(r'"?sep=(.?)"?', text.strip("\r\n"), re.IGNORECASE)
+    return found[1] if found and found[1] in DELIMITERS else None
+
+
+def first_rows(path: Path) -> str:
+    """Return the whole rows at a file's beginning; letters may be wrong."""
+    with opened(path) as file:
+        sample = file.read(SAMPLE)
+    text = sample.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return text.rpartition("\n")[0] if len(sample) == SAMPLE and "\n" in text else text
+
+
+def delimiter_of(path: Path, sample: str) -> str:
+    """Return what separates the columns of a table.
+
+    Args:
+        path: of its file, named in errors.
+        sample: its first rows, whole.
+
+    Raises:
+        DataError: it might be one or the other, differs from row to row, or the first row names no columns.
+    """
+    widths = {delimiter: _widths(sample, delimiter) for delimiter in DELIMITERS}
+    able = [delimiter for delimiter, found in widths.items() if found and found[0] > 1]
+    if not able:
+        for delimiter, found in widths.items():
+            if len(found) > 2 and found[1] > 1 and len(set(found[1:])) == 1:
+                title = f"holds {shown(sample.strip().splitlines()[0])}, where the next ones have {found[1]} cells"
+                expected = f"separated by {DELIMITERS[delimiter]}: remove what stands above the names of the columns"
+                raise DataError(path, f"{title} {expected}", place="row 1", code="title-above-names", row=1)
+        words = {len(line.split()) for line in sample.splitlines() if line.strip()}
+        return BLANK if len(words) == 1 and words.pop() > 1 else ","
+    even = [delimiter for delimiter in able if len(set(widths[delimiter])) == 1] or able
+    if len(even) > 1:
+        if even == able and "," in able and not any(len(set(widths[one])) == 1 for one in able):
+            return ","  # rows are of unequal length whatever it is, which is said by row
+        both = " or ".join(DELIMITERS[delimiter] for delimiter in even)
+        raise DataError(
+            path,
+            f"its columns might be separated by {both}: say by which in the schema, data.delimiter",
+            code="delimiter-ambiguous",
+            field="data.delimiter",
+        )
+    (own,) = even
+    for row, width in enumerate(widths[own]):
+        for other, found in widths.items():
+            if width == 1 and len(found) == len(widths[own]) and found[row] == widths[own][0]:
+                problem = f"is separated by {DELIMITERS[other]}, unlike the first, by {DELIMITERS[own]}: save it again"
+                raise DataError(
+                    path,
+                    f"{problem}, with one of them throughout",
+                    place=f"row {row + 1}",
+                    code="delimiter-ambiguous",
+                    row=row + 1,
+                )
+    return own
+
+
+def _widths(sample: str, delimiter: str) -> list[int]:
+    """Return how many cells every row has that is not empty."""
+    try:
+        return [len(row) for row in csv.reader(io.StringIO(sample), delimiter=delimiter, skipinitialspace=True) if row]
+    except csv.Error:  # a cell that is longer than any
+        return []
+
+
+@dataclass(frozen=True)
+class Decimals:
+    """Where the columns of a table have a comma before decimals.
+
+    Args:
+        comma: columns in which that is so.
+        doubtful: columns whose numbers may mean one thing or another, and why.
+    """
+
+    comma: frozenset[str] = frozenset()
+    doubtful: Mapping[str, str] | None = None
+
+    def union(self, other: Decimals) -> Decimals:
+        """Return what holds of the rows of two tables."""
+        return Decimals(self.comma | other.comma, {**(self.doubtful or {}), **(other.doubtful or {})})
+
+
+def decimals_of(texts: Mapping[str, Sequence[str]], named: str | None, delimiter: str | None) -> Decimals:
+    """Find the columns whose numbers have a decimal comma.
+
+    Args:
+        texts: cells by column.
+        named: what the schema says.
+        delimiter: of the columns; None of a workbook's.
+    """
+    if named is not None:
+        return Decimals(frozenset(texts) if named == "," else frozenset())
+    sure: dict[str, dict[str, str]] = {",": {}, ".": {}}  # by mark: a cell for each column
+    maybe: dict[str, dict[str, str]] = {",": {}, ".": {}}
+    for column, cells in texts.items():
+        whole = "\n".join(cells)
+        if "," not in whole and (delimiter == "," or "." not in whole):
+            if "." in whole and (found := DECIMALS.search(whole)):
+                sure["."].setdefault(column, found[0])
+            continue
+        for found in DECIMALS.finditer(whole):
+            known = maybe if THOUSANDS.fullmatch(found[0]) else sure
+            known[found[1]].setdefault(column, found[0])
+    commas, doubtful = set(sure[","]) - set(sure["."]), {}
+    if commas and (points := set(sure["."]) - commas):
+        column = min(points)
+        why = f"has a comma, {sure['.'][column]} in column {column} a point: write both alike, or name data.decimal"
+        return Decimals(frozenset(), dict.fromkeys(commas, why))
+    if commas:
+        why = "may be a number with a mark between thousands: remove it, or name the decimal mark in data.decimal"
+        return Decimals(frozenset(commas | set(maybe[","])), dict.fromkeys(set(maybe["."]) - commas, why))
+    why = "may be a decimal or a whole number with a mark between thousands: say in the schema, data.decimal"
+    doubtful = {column: why for column in maybe[","] if column not in sure["."]}
+    if delimiter in POINTED and not sure["."]:
+        doubtful |= dict.fromkeys(maybe["."], why)
+    return Decimals(frozenset(), doubtful)

@@ -1,0 +1,155 @@
+"""Samples of a file each, read when they are asked for, and a cache of a stated size."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from rankdad.common.data.formats import check_fits
+from rankdad.common.data.loading import Loading
+from rankdad.common.data.reading import Array
+from rankdad.common.errors import DataError
+
+
+class Cache:
+    """Room for the first samples of a source, as many as fit: each is kept when it has been read.
+
+    Processes that are forked later share it. Which samples are kept does not change: an epoch asks for each once, so
+    that none is worth more than another.
+
+    Args:
+        slots: for how many samples.
+        shape: of each.
+        dtype: of each.
+    """
+
+    def __init__(self, slots: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
+        size = slots * math.prod(shape) * dtype.itemsize
+        # Anonymous and shared: a container's small /dev/shm does not bound it, and nothing is taken before it is used.
+        self._kept = np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, size // dtype.itemsize).reshape(slots, *shape)
+        self._known = np.frombuffer(mmap.mmap(-1, max(1, slots)), np.uint8, slots)
+
+    def get(self, row: int) -> Array | None:
+        """Return a sample, if it has been kept."""
+        return self._kept[row] if row < len(self._known) and self._known[row] else None
+
+    def put(self, row: int, sample: Array) -> None:
+        """Keep a sample, if there is room for it."""
+        if row < len(self._known):
+            self._kept[row] = sample
+            self._known[row] = 1
+
+
+@dataclass(frozen=True, eq=False)
+class FileSamples:
+    """Inputs [samples, *shape] of which each is read when it is asked for.
+
+    Args:
+        source: what lists them, named in errors.
+        read: returns one by its place; raises a DataError that names its file.
+        shape: [samples, *shape].
+        dtype: of the inputs.
+        fault: returns the error that names a sample's file, with what is wrong.
+        cache: of what has been read; None keeps nothing.
+        checksums: of the samples as they were read first, uint32 [samples]; None where they have not all been.
+    """
+
+    source: str | Path
+    read: Callable[[int], Array]
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    fault: Callable[[int, str], DataError]
+    cache: Cache | None = None
+    checksums: Array | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, row: int) -> Array:
+        found = None if self.cache is None else self.cache.get(row)
+        if found is None:
+            found = self._from_its_file(row)
+            if self.cache is not None:
+                self.cache.put(row, found)
+        return found
+
+    def _from_its_file(self, row: int) -> Array:
+        found = np.array(self.read(row), self.dtype, order="C")
+        if self.checksums is not None and _checksum(found) != self.checksums[row]:
+            raise self.fault(
+                row,
+                "holds something else than when training began: put back what it held, or begin the run anew",
+            )
+        return found
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
+        """Return all samples as one array."""
+        return np.stack(list(self))
+
+    def take(self, rows: Sequence[int]) -> FileSamples:
+        """Return some of the samples; what their cache keeps, it keeps."""
+        return replace(
+            self,
+            read=lambda place: self[rows[place]],
+            shape=(len(rows), *self.shape[1:]),
+            fault=lambda place, problem: self.fault(rows[place], problem),
+            cache=None,
+            checksums=None if self.checksums is None else self.checksums[list(rows)],
+        )
+
+    @property
+    def sample_bytes(self) -> int:
+        """What one sample takes in memory."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def cached(self, loading: Loading) -> FileSamples:
+        """Return them with a cache in memory.
+
+        Raises:
+            DataError: it is larger than the memory.
+        """
+        slots = min(len(self), loading.cache_bytes // max(1, self.sample_bytes))
+        what = f"a cache of {slots} samples (loading.cache_mib)"
+        check_fits(self.source, what, (slots + 1) * self.sample_bytes)
+        return replace(self, cache=Cache(slots, self.shape[1:], self.dtype))
+
+    def checked(self, loading: Loading) -> FileSamples:
+        """Return them with a cache, after each has been read once: what cannot be is told before training begins.
+
+        Raises:
+            DataError: a sample cannot be used; or the cache is larger than the memory.
+        """
+        found, checksums = self.cached(loading), np.zeros(len(self), np.uint32)
+        for row in range(len(self)):
+            checksums[row] = _checksum(found[row])
+        return replace(found, checksums=checksums)
+
+
+def _checksum(sample: Array) -> int:
+    """Return what tells a sample's bytes from others."""
+    return zlib.crc32(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
+
+
+def joined(parts: list[FileSamples]) -> FileSamples:
+    """Return the samples of several sources as those of one; each keeps its cache."""
+    places = [(part, row) for part in parts for row in range(len(part))]
+
+    def read(place: int) -> Array:
+        part, row = places[place]
+        return part[row]
+
+    def fault(place: int, problem: str) -> DataError:
+        part, row = places[place]
+        return part.fault(row, problem)
+
+    first = parts[0]
+    return FileSamples(first.source, read, (len(places), *first.shape[1:]), first.dtype, fault)

@@ -1,0 +1,274 @@
+"""Which samples a site trains on, validates and tests with, in every fold. Pure functions of keys, labels and the spec.
+
+A sample's fold follows from a hash of its key, or of its group's: it depends on nothing else at this site or at others,
+so that it does not move when rows are sorted or added. Stratified folds depend on who else is of its class, too; a
+holdout, which has a size, on who else there is; and where samples have no keys, both on their places. Where a site
+deals its patients out to parts, all of these are unions of parts, and which ones follows from the site's secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankdad.common.data.parts import Dealt
+from rankdad.common.data.reading import Array, Reading
+from rankdad.common.errors import DataError
+from rankdad.common.privacy.parts import chosen, fold_of
+from rankdad.common.run.seeds import derive
+from rankdad.common.spec import Holdout, KFold, RunSpec
+from rankdad.common.spec.data import TableData
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+STRATA = 5  # of equally many samples, where labels are numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Rows of one fold: int64, ascending, no row in two of them."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def strata(labels: Array) -> list[Sequence[int]]:
+    """Return the places of labels that are alike: of one class, or near one another where they are numbers."""
+    if labels.dtype.kind == "f" and labels.ndim == 1:
+        return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
+    _, inverse = np.unique(labels, axis=0, return_inverse=True)
+    return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
+
+
+def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None = None) -> tuple[Split, ...]:
+    """Return a site's splits, one for each time that the run trains: of candidates all alike, without a test.
+
+    Args:
+        spec: the run.
+        reading: what the site has read.
+        site_index: place of the site in the plan.
+        dealt: the parts in which its samples lie; None where folds follow from keys.
+
+    Raises:
+        DataError: there are no labels, nothing is left to train on, or the data have a split that is not asked for.
+    """
+    if reading.labels is None:
+        raise DataError(reading.source, "has no labels (array y), expected one per sample", code="labels-missing")
+    if len(reading.labels) < 2:
+        found = "one sample" if len(reading.labels) else "no samples"
+        raise DataError(
+            reading.source, f"has {found}, expected at least two: fewer are no training data", code="too-few-samples"
+        )
+    if isinstance(spec.evaluation, Holdout):
+        held = _holdout(spec, reading, site_index) if dealt is None else _held_parts(spec, reading, dealt)
+        return _with_candidates(spec, [_checked(reading, held)])
+    if reading.split is not None:
+        raise DataError(
+            reading.source,
+            f"has a split of its own, but evaluation is {spec.evaluation.name}: choose holdout",
+            code="split-given",
+            field="evaluation",
+        )
+    units = _Units(spec, reading) if dealt is None else _Parts(spec, dealt)
+    if isinstance(spec.evaluation, KFold):
+        dealt_out = (units.folds(spec.evaluation.folds, repeat) for repeat in range(spec.evaluation.repeats))
+        tests = [own == fold for own in dealt_out for fold in range(spec.evaluation.folds)]
+    else:
+        everyone = np.ones(len(reading.labels), bool)
+        tests = [everyone if fold == site_index else ~everyone for fold in range(spec.tested_folds)]
+    tests += [np.zeros(len(reading.labels), bool)] * (spec.models - spec.tested_folds)
+    splits = []
+    for fold, tested in enumerate(tests):
+        parts = np.where(tested, TEST, TRAIN)
+        parts[~tested & units.chosen(fold, spec.validation, ~tested)] = VALIDATION
+        splits.append(_split(parts))
+    if not any(len(split.train) for split in splits):
+        raise DataError(
+            reading.source, f"of {len(reading.labels)} samples none is left to train on", code="too-few-samples"
+        )
+    return _with_candidates(spec, splits)
+
+
+def _with_candidates(spec: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:
+    """Return the splits of all trainings: a model's candidates see nothing of its test, and it needs no validation."""
+    if not spec.candidates:
+        return tuple(splits)
+    found = list[Split]()
+    for split in splits:
+        nothing = split.test[:0]
+        both = torch.cat([split.train, split.validation]).sort().values
+        found += [Split(split.train, split.validation, nothing)] * len(spec.candidates)
+        found.append(Split(both, nothing, split.test))
+    return tuple(found)
+
+
+def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:
+    """Split by the data's own `split` where they have one, else by fractions of an order that follows from the seed.
+
+    A test set of the data's own leaves validation to be drawn from the rest. Groups stay together: of those in which a
+    part ends, all samples are in it.
+    """
+    assert reading.labels is not None
+    count = len(reading.labels)
+    names = reading.groups or reading.keys
+    if names is None:  # then nothing tells samples apart but their places
+        generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
+        order = torch.randperm(count, generator=generator)
+        unit = order.argsort()
+    else:
+        units, of = np.unique(np.array(names, object), return_inverse=True)
+        hashes = np.array([derive("split", spec.seed, str(name)) for name in units], np.uint64)
+        unit = torch.from_numpy(hashes.argsort().argsort()[of])
+        order = unit.argsort(stable=True)
+    if reading.split is None:
+        parts = torch.full((count,), TRAIN)
+        parts[_first(order, unit, round(count * spec.training.test))] = TEST
+    else:
+        parts = torch.from_numpy(reading.split).clone()
+    if not bool((parts == VALIDATION).any()):
+        rest = order[parts[order] == TRAIN]
+        share = spec.validation / (1 - spec.training.test if reading.split is None else 1)
+        parts[_first(rest, unit, round(len(rest) * share))] = VALIDATION
+    return _split(parts.numpy())
+
+
+def _first(rows: Tensor, unit: Tensor, count: int) -> Tensor:
+    """Return so many of the rows, and what else is of the last one's unit."""
+    return rows[unit[rows] <= unit[rows[count - 1]]] if count else rows[:0]
+
+
+def _split(parts: Array) -> Split:
+    train, validation, test = (torch.from_numpy(np.flatnonzero(parts == part)) for part in (TRAIN, VALIDATION, TEST))
+    return Split(train, validation, test)
+
+
+def _checked(reading: Reading, split: Split) -> Split:
+    if not len(split.train):
+        count = len(split.validation) + len(split.test)
+        raise DataError(
+            reading.source,
+            f"of {count} samples none is left to train on, expected at least one",
+            code="too-few-samples",
+        )
+    return split
+
+
+class _Units:
+    """What is dealt out to folds: samples, or groups of them that stay together."""
+
+    def __init__(self, spec: RunSpec, reading: Reading) -> None:
+        assert reading.labels is not None
+        names = reading.groups or reading.keys or tuple(map(str, range(len(reading.labels))))
+        order = np.lexsort(np.atleast_2d(reading.labels.T))  # so that a group's least label stands for it
+        self.names, first, of = np.unique(np.array(names, object)[order], return_index=True, return_inverse=True)
+        self._of = of[np.argsort(order)]
+        self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
+        stratified = isinstance(spec.evaluation, KFold) and spec.evaluation.stratified
+        self._strata = strata(reading.labels[order][first]) if stratified else None
+
+    def _hashes(self, *what: str | int) -> list[int]:
+        return [derive(*what, self._seed, str(name)) for name in self.names]
+
+    def folds(self, count: int, repeat: int) -> Array:
+        """Return the fold of every sample, int64 [samples]; every repeat deals them out anew."""
+        hashes = self._hashes("fold", *([repeat] if repeat else []))
+        if self._strata is None:
+            return np.array([number % count for number in hashes], np.int64)[self._of]
+        found, dealt = np.zeros(len(hashes), np.int64), 0
+        for members in self._strata:
+            for unit in sorted(members, key=hashes.__getitem__):
+                found[unit], dealt = dealt % count, dealt + 1
+        return found[self._of]
+
+    def chosen(self, fold: int, share: float, among: Array) -> Array:
+        """Return which samples are in a part of about such a share, bool [samples]; whole units, from `among`."""
+        hashes = self._hashes("validation", fold)
+        if self._strata is None:
+            return np.array([number < share * 2**63 for number in hashes], bool)[self._of]
+        free = np.zeros(len(hashes), bool)
+        free[self._of[among]] = True
+        found = np.zeros(len(hashes), bool)
+        for members in self._strata:
+            left = sorted((unit for unit in members if free[unit]), key=hashes.__getitem__)
+            found[left[: round(share * len(left))]] = True
+        return found[self._of]
+
+
+class _Parts:
+    """What is dealt out to folds at a site that keeps a secret: parts of its patients."""
+
+    def __init__(self, spec: RunSpec, dealt: Dealt) -> None:
+        self._of, self._parts, self._secret = dealt.parts, sorted(dealt.sizes), dealt.secret
+        self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
+
+    def folds(self, count: int, repeat: int) -> Array:
+        """Return the fold of every sample, int64 [samples], -1 where none tests it; repeats permute the parts."""
+        tests = fold_of(self._parts, count, self._secret, self._seed, repeat)
+        return np.array([tests.get(part, -1) for part in self._of.tolist()], np.int64)
+
+    def chosen(self, fold: int | str, share: float, among: Array) -> Array:
+        """Return which samples are in about such a share of the parts, bool [samples]; from `among`."""
+        parts = chosen(sorted(set(self._of[among].tolist())), share, self._secret, self._seed, fold)
+        return np.isin(self._of, list(parts)) & among
+
+
+def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
+    """Split parts by the data's own `split` where they have one, else by fractions, as the site's secret chooses."""
+    units = _Parts(spec, dealt)
+    if reading.split is None:
+        sets = np.full(len(dealt.parts), TRAIN)
+        sets[units.chosen("test", spec.training.test, sets == TRAIN)] = TEST
+        share = spec.validation / (1 - spec.training.test)
+    else:
+        sets, share = reading.split.copy(), spec.validation
+    if not (sets == VALIDATION).any():
+        sets[units.chosen("validation", share, sets == TRAIN)] = VALIDATION
+    return _split(sets)
+
+
+def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tensor:
+    """Return for each set of samples how much of it, at least, a fold trains on or, of several folds, holds out.
+
+    All folds together tell the sums of all samples, and so those of what a fold holds out. Where a training goes on
+    with all that the one before it had, and more, as after candidates, the two tell the sums of what is more.
+
+    Args:
+        splits: of every training, in the run's order.
+        members: [samples, sets], whether a sample is in a set; or its part of a group, no group being in two parts of
+            a fold: then groups are counted.
+        tested: how many of the trainings hold out samples to test; those behind them none but for validation.
+
+    Returns:
+        float64 [sets]; infinity where no fold has one of them. No samples at all tell nothing, and do not count.
+    """
+    members = members.double()
+    total, least = members.sum(0), torch.full((members.shape[1],), torch.inf, dtype=torch.float64)
+    before = torch.arange(0)
+    for fold, split in enumerate(splits):
+        trained = members[split.train].sum(0)
+        told = [trained]
+        if fold < tested and len(splits) > 1:
+            told.append(total - trained)
+        if 0 < len(before) < len(split.train) and bool(torch.isin(before, split.train).all()):
+            told.append(trained - members[before].sum(0))
+        for exact in told:
+            count = exact.round()  # parts of a group add up to one
+            least = torch.where(count > 0, torch.minimum(least, count), least)
+        before = split.train
+    return least
+
+
+def levels_of(spec: RunSpec, covariates: Tensor) -> list[tuple[str, Tensor]]:
+    """Return the kept columns that have levels, with which samples have which: bool [samples, levels]."""
+    found, at = [], 0
+    for column in spec.preparation.keep:
+        levels = spec.data.levels(column) if isinstance(spec.data, TableData) else 0
+        width = levels - 1 if levels else 1
+        own, at = covariates[:, at : at + width] > 0.5, at + width
+        if levels:
+            found.append((column, torch.cat([~own.any(1, keepdim=True), own], dim=1)))
+    return found
