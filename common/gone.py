@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-PAPERS = "was there to be compared with, and went to the benchmarks (benchmarks/plugins of a checkout)"
+PAPERS = "is no longer part of rankdad: of a checkout, put benchmarks/plugins on PYTHONPATH to run it"
 TRANSFORMS = (  # of MONAI
     *("RandAffine", "Rand3DElastic", "RandZoom", "RandGaussianSmooth", "RandGaussianSharpen", "RandAdjustContrast"),
     *("RandBiasField", "RandRicianNoise", "RandGibbsNoise", "RandHistogramShift", "RandCoarseDropout"),

@@ -18,6 +18,7 @@ from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import Told, check_products, check_step, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.preparation.layout import input_names
+from rankdad.common.preparation.linear import DIFFER
 from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
@@ -26,6 +27,7 @@ from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
+from rankdad.common.spec.tasks import Regression
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.told import (
     REPEATED,
@@ -224,6 +226,8 @@ def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fi
     columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
     check_products(policy, columns, known.told, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
+    asks = f"adds up slopes at several weights, and what two of them differ by is often of {{}} {units} here"
+    _check_sums(policy, field, asks, torch.tensor(known.differ), owner)
     asks = (
         f"adds up products of columns for a linear model, where {_quoted(known.by)} sets {{}} {units} apart here, or "
         "in a fold or part"
@@ -236,11 +240,13 @@ class LinearSets(NamedTuple):
 
     Args:
         told: what they tell of each, by what it is called; none where nothing is told.
+        differ: how few are often behind what a site's sums at two weights differ by; infinite of numbers.
         apart: how few a column, or the label, sets apart: its product with each column, or its slope, is their sum.
         by: what sets them apart.
     """
 
     told: dict[str, Told]
+    differ: float
     apart: float
     by: str = ""
 
@@ -256,7 +262,7 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
     trained = sum(spec.tests(fold) and len(one.train) > 0 for fold, one in enumerate(data.splits))
     fewest = _fewest(data, tested)
     if people < max(1, data.fewest) or not trained or not fewest.isfinite():
-        return LinearSets({}, math.inf)
+        return LinearSets({}, math.inf, math.inf)
     columns = math.prod(spec.data.shape) + 1
     whole, fold = preparing.numbers()
     told = {"here": Told(people // _equations(spec, data), whole + trained * fold, columns)}
@@ -265,7 +271,9 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
         rank = min(columns, often * len(preparing.solving.folds))
         where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
         told[where] = Told(held_out, often * fold, rank)
-    return LinearSets(told, *_fewest_apart(spec, data, tested))
+    least = min(data.people(one.train) for one in data.splits if len(one.train))
+    differ = math.inf if isinstance(spec.task, Regression) else least // DIFFER
+    return LinearSets(told, differ, *_fewest_apart(spec, data, tested))
 
 
 def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, str]:

@@ -17,10 +17,11 @@ from rankdad.common.data import SiteData, lazy_or_whole, read_samples
 from rankdad.common.data.files import Fact
 from rankdad.common.data.loading import Loading
 from rankdad.common.data.reading import PLACE, AllRows, Array, Reading, number
+from rankdad.common.documents import load_json
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
-from rankdad.common.metrics.summary import summarise
+from rankdad.common.metrics.summary import bound, summarise
 from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
@@ -120,6 +121,13 @@ def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array, known: Arra
         table.insert(place, name, found if known is None or known.all() else found.astype(object).where(known, ""))
 
 
+def _is_unsolved(run: Path) -> bool:
+    """Tell whether a run's own summary says that the model that is kept is no exact solution."""
+    summary = run / "summary.json"
+    solver = load_json(summary).get("solver", {}) if summary.is_file() else {}
+    return "final model" in solver.get("unsolved", ())
+
+
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
@@ -156,6 +164,8 @@ def predict_file(
         raise UserError(f"--output: {output.parent} is not a directory", code="not-a-folder", field="--output")
     saved = saved_model(path, which, allowed_factories)
     _say(f"weights: {saved.source}")
+    if _is_unsolved(path):
+        _say("warning: the model has not come to its exact solution: do not use its predictions")
     reading = read_samples(saved.spec, data, beside=tuple(keep), allowed=allowed_factories, loading=loading)
     if output is not None and output.exists() and Path(reading.source).exists() and output.samefile(reading.source):
         raise UserError(
@@ -257,7 +267,8 @@ def predict_samples(
             total = bent.order + tally(
                 task, given, labels, lost, centre=fit.target_mean, scale=scale, base=base, smooth=bent[:2]
             )
-        words = (f"{shown(name)} {_number(value)}" for name, value in found.values.items())
+        off = f" (± {bound(found.auc_error)})" if found.auc_error else ""
+        words = (f"{shown(name)} {_number(value)}{off * (name == 'auc')}" for name, value in found.values.items())
         notes.append(Fact(f"{found.samples} samples: {', '.join(words)}"))
     if isinstance(spec.data, TableData):
         table["outside"] = ["; ".join(one.column for one in far if one.rows[row]) for row in range(len(table))]

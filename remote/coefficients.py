@@ -44,7 +44,7 @@ def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
     rows = []
     for line, outcome in enumerate(_lines(spec, len(found.estimates))):
         for place, name in enumerate(names):
-            if not kept[line, place] or found.problem == "impossible-sums":
+            if not kept[line, place] or found.problem in ("impossible-sums", "unsolved"):
                 continue
             estimate, error = float(found.estimates[line, place]), float(found.errors[line, place])
             rows.append(
@@ -175,8 +175,13 @@ def _why(found: Coefficients, names: list[str], *, own: bool) -> str:
         apart = "the columns tell the classes apart without a mistake, or nearly, and the largest likelihood is nowhere"
         return apart + ", or a class has no row" * own
     if found.problem == "held-back":
-        kept = "a hospital keeps back sums that few of its patients are behind"
+        kept = "a hospital keeps back sums that fewer of its patients are behind than its policy's min_rows"
         return f"{kept}, as one does that is small, or where columns nearly tell the classes apart"
+    if found.problem == "unsolved":
+        return (
+            "the rounds of the exact solution have not come to it: a hospital keeps back sums that fewer of its "
+            "patients are behind than its policy's min_rows, as a small one does"
+        )
     if found.problem == "no-class":
         return "a class, or a label, has no row"
     if found.problem == "impossible-sums":

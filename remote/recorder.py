@@ -6,7 +6,7 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +272,8 @@ class Recorder:
 
     def _record_coefficients(self, sent: Mapping[str, Tensor], totals: Mapping[str, Tensor]) -> None:
         found = self._preparing.coefficients(totals)
+        if found is not None and not self._preparing.solving.is_solved(totals):
+            found = replace(found, problem="unsolved")
         if found is not None:
             own = self._preparing.solving.told(sent)
             sites = {site: as_json(self._spec, one, own=True) for site, one in own.items()}

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rankdad.common.errors import counted, visible
 from rankdad.common.logs import MAX_PROGRESS
+from rankdad.common.metrics.summary import bound
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
@@ -372,14 +373,6 @@ def times_fewer(ratio: float) -> str:
     """Return how bytes compare with others, of which there are so many times as many."""
     factor, word = (ratio, "fewer") if ratio >= 1 or not ratio else (1 / ratio, "more")
     return f"{100 * (factor - 1):.1f} % {word}" if 1 <= factor < 1.05 else f"{factor:.1f} times {word}"
-
-
-def bound(error: float) -> str:
-    """Return a bound in one digit, rounded up: it still is one."""
-    if not error > 0:
-        return f"{error:.0e}"
-    unit = 10.0 ** math.floor(math.log10(error))
-    return f"{math.ceil(error / unit - 1e-9) * unit:.0e}"
 
 
 def _left(p: Progress) -> str:

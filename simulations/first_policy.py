@@ -65,6 +65,7 @@ def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None],
     except UserError:
         return lines, sites
     few = min((told.people for one in known.values() for told in one.told.values()), default=policy.min_rows)
+    few = min([few, *[int(one.differ) for one in known.values() if one.told and one.differ < math.inf]])
     apart = min((one.apart for one in known.values()), default=math.inf)
     if few < policy.min_rows:
         lines["min_rows"] = max(1, few)
@@ -73,7 +74,7 @@ def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None],
     columns = math.prod(file.run.data.shape) + 1
     for name, one in known.items():
         fewest = min((told.people for told in one.told.values()), default=policy.min_rows)
-        needs = fewest < policy.min_rows or one.apart < policy.min_level.count
+        needs = min(fewest, one.differ) < policy.min_rows or one.apart < policy.min_level.count
         try:
             if one.told:
                 check_products(policy.mended(lines), columns, one.told)

@@ -162,6 +162,7 @@ class _Processes:
         self._above[RELAY] = TOP
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # a process that did not end well
+        self._before = self._summary()
         self._died, self._required = 0, file.run.federation.required_sites  # sites
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
@@ -245,8 +246,8 @@ class _Processes:
 
     def _judge(self) -> dict[str, Any]:
         """Return the summary of a run that went well, or say which process did not."""
-        path = self._directory / "summary.json"
-        summary: dict[str, Any] = load_json(path) if path.exists() else {}
+        path, kept = self._directory / "summary.json", self._summary()
+        summary = {} if kept == self._before else kept  # of the processes before, where it goes on
         everyone = {**self._aggregators, **self._sites, **{process.name: process for process in self._relays}}
         if all(process.exitcode == 0 for name, process in everyone.items() if name not in self._sites) and (
             self._has_quorum() and summary.get("status") == "completed"
@@ -255,8 +256,8 @@ class _Processes:
         culprit, _, reason = summary.get("reason", "").partition(": ")
         if culprit not in everyone:
             culprit, reason = self._first, how_it_ended(everyone[self._first])
-            if summary:
-                write_json(path, summary | {"status": "failed", "reason": f"{culprit}: {reason}"})
+            if kept:
+                write_json(path, kept | {"status": "failed", "reason": f"{culprit}: {reason}"})
         if everyone[culprit].exitcode == UserError.exit_code:
             whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
             sentence, code = last_error(log_path(self._directory, culprit))
@@ -265,6 +266,11 @@ class _Processes:
         ended = f"{culprit} could not go on: {reason}{self._how_to_go_on()}"
         code = summary.get("code") or "process-ended"
         raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else (), code=code, site=culprit)
+
+    def _summary(self) -> dict[str, Any]:
+        path = self._directory / "summary.json"
+        summary: dict[str, Any] = load_json(path) if path.exists() else {}
+        return summary
 
     def _how_to_go_on(self) -> str:
         return f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""

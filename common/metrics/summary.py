@@ -151,3 +151,11 @@ def r_squared(errors: float, spread: float) -> float | None:
     """Return 1 − squared errors / squared deviations; None without deviations, or if beyond a float."""
     value = 1 - errors / spread if spread > 0 else math.nan
     return value if math.isfinite(value) else None
+
+
+def bound(error: float) -> str:
+    """Return a bound in one digit, rounded up: it still is one."""
+    if not error > 0:
+        return f"{error:.0e}"
+    unit = 10.0 ** math.floor(math.log10(error))
+    return f"{math.ceil(error / unit - 1e-9) * unit:.0e}"

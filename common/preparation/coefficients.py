@@ -25,7 +25,9 @@ FEWEST = 3  # patients for each column
 CONVERGED = 1e-10  # of what a whole step would still win
 SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
 PART = 0.05  # of such a direction: a column with more belongs to it
-Problem = Literal["", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums", "held-back"]
+Problem = Literal[
+    "", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums", "held-back", "unsolved"
+]
 SLACK = 1e-6  # of a part of 1, which rounding may break
 MOST_LEFT_OUT = 8  # times that a site fits its own rows once more, without a column or its levels
 OWN_ROUNDS = 12  # of Newton's method, which doubles the digits in each

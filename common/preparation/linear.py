@@ -39,6 +39,7 @@ ELSEWHERE = 0.1  # of the weights: how far from a first round that is not answer
 CONVERGED = 1e-15  # of the loss, what a whole step would still win
 NEAR = 0.005  # of the loss, what steps beyond the last would win: half the square of a tenth of a standard error
 SAME = 1e-13  # of a row's part in a slope: two that differ by less are one, but for rounding
+DIFFER = 4  # a site of so many times its fewest patients hardly ever keeps sums back (measured: 3 to 10 columns)
 LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
 
 Sums = Mapping[str, Tensor]

@@ -23,7 +23,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rankdad.common.errors import DataError, ProtocolError, UserError, one_line
+from rankdad.common.errors import DataError, ProtocolError, UserError, one_line, visible
 from rankdad.common.files import sync_path
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.reduction.feedback import Residuals
@@ -220,10 +220,15 @@ class Checkpoints:
             raise UserError(
                 f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"
             ) from None
+        if owner["format"] != FORMAT:
+            raise UserError(
+                f"{path}: is a checkpoint of format {visible(str(owner['format']), 20)}, and this version of rankdad "
+                f"has {FORMAT}: finish the run with the one that began it",
+                code="checkpoint-of-earlier-version",
+            )
         if owner != self._owner:
             raise UserError(
-                f"{path}: is a checkpoint of another run, version or owner; choose another output, or remove "
-                f"{self.folder}",
+                f"{path}: is a checkpoint of another run or owner; choose another output, or remove {self.folder}",
                 code="checkpoint-of-another-run",
             )
         if self._data_sha256 not in (None, document.get("data_sha256")):

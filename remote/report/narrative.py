@@ -8,12 +8,13 @@ from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
 from rankdad.common.metrics.risk import THRESHOLDS
+from rankdad.common.metrics.summary import bound
 from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.run_results import RunResults, finite
 from rankdad.remote.solving import solved
-from rankdad.remote.view import bound, times_fewer
+from rankdad.remote.view import times_fewer
 
 NAMES = {
     "auc": "AUC",
@@ -58,7 +59,7 @@ Code = Literal[
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
     "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
-    "unsolved", "better-than-guess-by-chance",
+    "unsolved", "kept-unsolved", "better-than-guess-by-chance",
     "reference-in-part",
     "opposite-effects", "effects-not-compared",
     "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",

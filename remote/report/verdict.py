@@ -15,6 +15,7 @@ from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 from rankdad.remote.report.site_calibration import differs, told_apart
 from rankdad.remote.table_one import outcome_names
 
+FINAL = "final model"  # among trainings
 RARE = 0.1  # recall of a class below which it is named
 SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, between two quantiles
 CLOSE = 0.1  # of a slope from 1: as good as right
@@ -32,14 +33,24 @@ def paragraphs(run: RunResults) -> list[list[Sentence]]:
         return []
     measured = _number(run) if isinstance(run.spec.task, Regression) else _risk(run)
     compared = list(_unsolved(run)) or worth(run)
-    found = [[*_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)], [*measured], [*compared]]
+    found = [
+        [*_kept(run), *_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)],
+        [*measured],
+        [*compared],
+    ]
     found += [[sentence] for sentence in (*opposite_effects(run), *_sites(run))]
     return [paragraph for paragraph in found if paragraph]
 
 
+def _kept(run: RunResults) -> Iterator[Sentence]:
+    """Yield that the model that is kept is not solved."""
+    if FINAL in run.summary.solver.get("unsolved", ()):
+        yield Sentence("kept-unsolved", "The model that is kept has not come to its exact solution: do not use it.")
+
+
 def _unsolved(run: RunResults) -> Iterator[Sentence]:
     """Yield why models that are not solved are not compared with any other."""
-    tested = [name for name in run.summary.solver.get("unsolved", ()) if name != "final model"]
+    tested = [name for name in run.summary.solver.get("unsolved", ()) if name != FINAL]
     if tested:
         which = "A model that was tested is" if len(tested) == 1 else f"{len(tested)} of the models tested are"
         yield Sentence("unsolved", f"{which} no exact solution ({listed(tested)}): it is compared with no other.")

@@ -168,8 +168,9 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_torn_one_passed_over(tmp_p
     assert all(place.sketch.shape == run_state.replica.sketch().shape for place in places)
     assert run_state.round == int(kept[0].name[:12]) > 0
     assert run_state.roster == run.aggregator.state.roster
-    with pytest.raises(UserError, match="another run, version or owner"):
+    with pytest.raises(UserError) as refused:
         Checkpoints(tmp_path / "alpha", run.aggregator.plan, "beta").load(run_state)
+    assert refused.value.code == "checkpoint-of-another-run"
     assert Checkpoints(tmp_path / "nowhere", run.aggregator.plan, "alpha").load(run_state) is None
 
 

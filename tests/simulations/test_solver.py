@@ -15,6 +15,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import mean_absolute_error, r2_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from statsmodels.api import Logit, add_constant
 from torch import Tensor
 
 from rankdad.common.data import SiteData, read_site
@@ -22,7 +23,7 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
 from rankdad.common.needs import patients_for_sums
 from rankdad.common.policy import MinLevel, Policy
-from rankdad.common.preparation import Preparing
+from rankdad.common.preparation import Preparing, linear
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -380,3 +381,34 @@ def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path
         if spec.training_name(fold) not in unsolved:
             assert apart[~rare].max() < 0.1
             assert apart.max() < 0.5
+
+
+def test_of_a_model_that_is_not_solved_no_coefficients_are_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "ROUNDS", 1)
+    summary, *_ = trained(folder, tmp_path / "run", validate(RunSpec, document("sick")))
+    assert "final model" in summary["solver"]["unsolved"]
+    fit = summary["coefficients"]["pooled"]
+    assert (fit["problem"], fit["coefficients"]) == ("unsolved", [])
+
+
+def test_a_hospital_too_small_for_rounds_is_named_and_init_asks_for_its_line(tmp_path: Path) -> None:
+    """Of 12 patients no two rounds differ by 8: all its sums were kept back, and the model came to hardly any weights."""
+    tables = tmp_path / "tables"
+    for place, (site, count) in enumerate({"large": 180, "middle": 120, "small": 12}.items()):
+        (tables / site).mkdir(parents=True)
+        table(count, place)[[*COLUMNS, "sick"]].to_csv(tables / site / "t.csv", index=False)
+    written = first_spec(tables, "sick")
+    policy = written["simulation"]["policy"]
+    assert policy["min_rows"] < 12 / 4
+    done = simulate(written, output=tmp_path / "run", progress=False)
+    assert (done.summary["solver"]["name"], "unsolved" in done.summary["solver"]) == ("exact", False)
+    rows = pd.concat([table(count, place) for place, count in enumerate((180, 120, 12))])
+    fit = Logit(rows.sick == "yes", add_constant(rows[COLUMNS])).fit(disp=False)
+    told = done.summary["coefficients"]["pooled"]["coefficients"]
+    kept = {one["name"]: one["estimate"] for one in told if one["name"] in COLUMNS}
+    assert kept == pytest.approx(dict(fit.params[COLUMNS]), rel=1e-3)
+    stricter = written | {"simulation": written["simulation"] | {"policy": policy | {"min_rows": 8}}}
+    summary = simulate(stricter, output=tmp_path / "steps", progress=False).summary
+    assert (summary["solver"]["name"], summary["solver"]["code"]) == ("steps", "exact-solver-not-allowed")

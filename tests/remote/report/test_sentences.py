@@ -222,6 +222,11 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         alone(BETTER) | {"solver": {"name": "exact", "unsolved": ["fold 1 of 5"]}},
         alone(BETTER) | {"solver": {"name": "exact", "unsolved": ["final model"]}},
     ),
+    (
+        "kept-unsolved",
+        alone(BETTER) | {"solver": {"name": "exact", "unsolved": ["final model"]}},
+        alone(BETTER) | {"solver": {"name": "exact", "unsolved": ["fold 1 of 5"]}},
+    ),
     ("same-model", both_alone("exact"), both_alone("steps")),
     ("same-model", both_alone("exact"), both_alone("exact") | {"task": BALANCED}),
     ("in-folds", alone(BETTER | IN_FOLDS), alone(BETTER)),
