@@ -113,7 +113,7 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
 
 
 def _step(passes: Passes) -> Step:
-    batch = passes.batch()
+    batch = passes.batch(passes.start().drawn)
     (own, _), weight = passes.step(batch, {}), float(len(batch))
     assert own is not None
     return Step(weight, own.loss, own.norm, own.gradients, own.projections)

@@ -130,6 +130,10 @@ class Contributions:
         """
         check_standing(policy, self.spec, self.data, self.run.fold, numbers, places, self._earlier)
 
+    def known(self, policy: Policy, places: Places) -> Places:
+        """Return places of this run with those of others; none where the policy sets no limit to what they tell."""
+        return () if policy.rows_per_rank is None else (*places, *self._earlier)
+
     def stretch(self, policy: Policy) -> tuple[range, int]:
         """Return the stretch of the epoch in which its next step is, and at which step of it the site looks.
 

@@ -19,7 +19,7 @@ from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.routes import Payload, gather
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
-from rankdad.common.privacy.standing import Flows
+from rankdad.common.privacy.standing import Flows, Place, drawn_before
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.batches import parts as parts_of
@@ -69,6 +69,7 @@ class Passes:
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
+        self._head = [name for name, units in self._units.items() if units == spec.task.outputs][-1:]
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
         self._looked: tuple[Samples, Batch] | None = None  # by which it is looked how far the model has moved
@@ -95,14 +96,43 @@ class Passes:
         run = self._run
         return min((self._data.behind_step(run.fold, size) for size in run.next_batches(self._index)), default=0)
 
-    def batch(self, *, reads: bool = True) -> StepBatch:
-        """Return the samples of the next step: none if the site is out of data, or reads nothing."""
-        run, train = self._run, self.prepared().train
-        epoch = run.fold * self._spec.training.epochs + run.epoch
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, over all trainings."""
+        return self._run.fold * self._spec.training.epochs + self._run.epoch
+
+    def start(self, places: Sequence[Place] = ()) -> Place:
+        """Return where an epoch begins, and what its batches are drawn from: near a place, what those there were.
+
+        All ranks come here.
+
+        Raises:
+            DataError: a file cannot be read any more.
+        """
+        run, prepared = self._run, self.prepared()
+        sizes = [size for step in run.batches(self._index) for size in step]
+        patients, seed = f"{prepared.patients_key} {derive(*sizes)}", None
+        here = Place(run.replica.sketch())
+        if any(0 < size < run.samples(self._index) for size in sizes):
+            here = here._replace(flows=self.flows())
+            seed = drawn_before(places, here, patients)
+        if seed is None:
+            seed = derive(self._plan.seed, "order", prepared.order_key, self.epoch)
+        shared = self._ranks.share(str(seed).encode()) or b"0"  # by the log that rank 0 writes
+        return here._replace(first=run.epoch == 0, drawn={patients: int(shared)})
+
+    def batch(self, order: Mapping[str, int], *, reads: bool = True) -> StepBatch:
+        """Return the samples of the next step: none if the site is out of data, or reads nothing.
+
+        Args:
+            order: what the epoch's batches are drawn from.
+            reads: whether the site reads any.
+        """
+        run, train, epoch = self._run, self.prepared().train, self.epoch
         if self._epoch != epoch:
             generator = torch.Generator()
-            key = self._ranks.share(self.prepared().order_key.encode()) or b""  # by the log that rank 0 writes
-            generator.manual_seed(derive(self._plan.seed, "order", key.decode(), epoch))
+            (seed,) = order.values()
+            generator.manual_seed(seed)
             steps = run.batches(self._index)
             sizes = [size for step in steps for size in step]
             batches = self._data.drawn(self._fold, sizes, generator)
@@ -238,12 +268,12 @@ class Passes:
                 continue
             each = capture.parts(name)
             people = [people for _, people in each if people is not None]
-            left = None
+            left, given = None, (self._ranks.gathered, 1 if name in self._head else self._sharing)
             if len(people) < len(each) or not each:  # all ranks gather, whichever of them has used the layer
-                shared_units(torch.zeros(0, self._units[name]), NOBODY, self._ranks.gathered)
+                shared_units(torch.zeros(0, self._units[name]), NOBODY, *given)
             else:
                 delta = torch.cat([factor.delta for factor, _ in each])
-                left = shared_units(delta, torch.cat(people), self._ranks.gathered)
+                left = shared_units(delta, torch.cat(people), *given)
             if left is not None:
                 self.divided += name in names
                 rows = left.split([factor.rows for factor, _ in each])

@@ -87,12 +87,13 @@ def save_state(checkpoints: Saves, state: TrainingState) -> None:
     Raises:
         UserError: the disk is full or broken.
     """
-    document: dict[str, object] = {"follows": state.follows}
+    document: dict[str, object] = {"follows": state.follows, "order": (state.order[0], dict(state.order[1]))}
     if state.sent:
         document["sent"] = [(late.step, late.weight, late.share) for late in state.sent]
     if state.places:
         document["places"] = [
-            (place.sketch.tolist(), place.steps, _listed(place.flows), place.first) for place in state.places
+            (place.sketch.tolist(), place.steps, _listed(place.flows), place.first, dict(place.drawn))
+            for place in state.places
         ]
     checkpoints.save(state.run, state.residuals, document, state.moments, [late.change for late in state.sent])
 
@@ -109,10 +110,11 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
     follows = loaded.document.get("follows") is True
     places = tuple(
-        Place(_numbers(sketch), steps, _flows(*flows) if flows else None, first)
-        for sketch, steps, flows, first in loaded.document.get("places", ())
+        Place(_numbers(sketch), steps, _flows(*flows) if flows else None, first, drawn)
+        for sketch, steps, flows, first, drawn in loaded.document.get("places", ())
     )
-    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places)
+    epoch, order = loaded.document.get("order", (-1, {}))
+    return TrainingState(site, run_state, loaded.residuals, loaded.moments, follows, late, places, (epoch, order))
 
 
 def _listed(flows: Flows | None) -> list[list[Any]]:

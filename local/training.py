@@ -5,8 +5,9 @@ Whatever carries the messages, HTTP, a platform's iterations or a loop in one pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -52,6 +53,7 @@ class TrainingState:
             has sent before is in the updates, and cannot be made again.
         sent: to steps that have left the site out, and may join a later one.
         places: weights at which batches have been sent, and how many.
+        order: the epoch, and what its batches are drawn from.
     """
 
     site: str
@@ -61,6 +63,7 @@ class TrainingState:
     follows: bool = False
     sent: tuple[Sent, ...] = ()
     places: Places = ()
+    order: tuple[int, Mapping[str, int]] = -1, MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +231,8 @@ class _Trainer:
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
         run, reads = self.site_run, True
+        if self.state.order[0] != self.passes.epoch:
+            self._start_epoch()
         self._look()
         if known is not None and (self.state.follows or self.index in known.missing):
             joins = not self.state.follows and (yield from self.catching_up.joins(known))
@@ -235,7 +240,7 @@ class _Trainer:
             if self.state.follows and self.index not in known.missing:  # the step has begun with it
                 reads = not (yield from self.catching_up.is_complete(known, len(self.plan.exchanges)))
             known = None if joins is None else known  # if nobody can tell, it sends again
-        batch = self.passes.batch(reads=reads)
+        batch = self.passes.batch(self.state.order[1], reads=reads)
         self.lap("begin")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         weight = run.weight(self.index) if len(batch) else 0.0
@@ -290,6 +295,14 @@ class _Trainer:
         whole = run.samples(self.index)
         return sum(any(0 < size < whole for size in step) for step in run.batches(self.index)[first:last])
 
+    def _start_epoch(self) -> None:
+        """Find what the epoch's batches are drawn from, and note where a training begins: others may begin there, too."""
+        here = self.passes.start(self.contributions.known(self.policy, self.state.places))
+        self.state.order = self.passes.epoch, here.drawn
+        if here.first and self._drawn(0, len(self.site_run.batches(self.index))):
+            self.state.places = arrived(self.state.places, here)
+            self.contributions.note_place(self.state.places[-1])
+
     def _look(self) -> None:
         """Count a stretch of steps where the weights are at one of them, for trainings and runs to come, too.
 
@@ -298,10 +311,10 @@ class _Trainer:
         """
         stretch, at = self.contributions.stretch(self.policy)
         drawn = self._drawn(stretch.start, stretch.stop)
-        step, lost = self.site_run.step, not self.state.places  # what it has lost, a site counts anew
+        step, lost = self.site_run.step, not any(place.steps for place in self.state.places)  # what it has lost, a site counts anew
         if not drawn or (step != at and not (lost and step > at)):
             return
-        here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows())
+        here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows(), drawn=self.state.order[1])
         self.state.places = arrived(self.state.places, here)
         largest = max(map(sum, self.site_run.batches(self.index)))
         self.contributions.check_standing(self.policy, self.state.places, self.numbers.sent(largest))

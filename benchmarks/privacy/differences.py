@@ -44,7 +44,9 @@ class Told:
     refused: str = ""
 
 
-def attack(units: list[int], activation: str, seed: int, rate: float, policy: Policy) -> Told:
+def attack(
+    units: list[int], activation: str, seed: int, rate: float, policy: Policy, runs: int = 1, batch: int = BATCH
+) -> Told:
     """Train between two hospitals, both honest, and look at differences of what the first has sent.
 
     Args:
@@ -53,21 +55,26 @@ def attack(units: list[int], activation: str, seed: int, rate: float, policy: Po
         seed: of the initial weights.
         rate: of SGD.
         policy: of both hospitals.
+        runs: in which the epochs are taken, each at a rate of its own.
+        batch: samples of a step.
     """
     drawn = np.random.default_rng(0)
     inputs = {site: drawn.normal(size=(PATIENTS, COLUMNS)) for site in SITES}
-    document = specification("one layer of 16", rate, EPOCHS, None, seed)
-    document["model"] |= {"hidden": units, "activation": activation}
-    document["training"]["batch_size"] = BATCH
+    sums = list[Tensor]()
     with tempfile.TemporaryDirectory() as folder:
         for site, own in inputs.items():
             labels = (own[:, 0] + drawn.normal(size=PATIENTS) > 0).astype(np.int64)
             (Path(folder) / site / "data").mkdir(parents=True)
             np.savez(Path(folder) / site / "data" / "data.npz", x=own, y=labels)
-        seen = run_sites(validate(RunSpec, document), Path(folder), policy)
-    if isinstance(seen, Refused):
-        return Told(refused=seen.code)
-    truth, rows = torch.from_numpy(inputs[SITES[0]]), _rows(_sums(seen))
+        for run in range(runs):
+            document = specification("one layer of 16", rate * (1 + run / 100), EPOCHS // runs, None, seed)
+            document["model"] |= {"hidden": units, "activation": activation}
+            document["training"]["batch_size"] = batch
+            seen = run_sites(validate(RunSpec, document), Path(folder), policy, f"run-{run}")
+            if isinstance(seen, Refused):
+                return Told(refused=seen.code)
+            sums.append(_sums(seen))
+    truth, rows = torch.from_numpy(inputs[SITES[0]]), _rows(torch.cat(sums))
     return Told(int((torch.cdist(rows, truth, p=torch.inf) < NEAR).any(0).sum()))
 
 

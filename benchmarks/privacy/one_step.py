@@ -114,7 +114,7 @@ def _solved(rows: Tensor, units: int, rank: int, starts: int, generator: torch.G
     scale = scales(away[:, None], people, policy.sharing)
     away = away if scale is None else away * scale[:, 0]
     delta = away[:, None] * after * (1 - hidden.square())
-    shared = shared_units(delta, people, lambda own: (own, 0))
+    shared = shared_units(delta, people, lambda own: (own, 0), policy.sharing)
     delta = delta if shared is None else shared
     one = torch.ones(samples, 1, dtype=torch.float64)
     if whole_bias:

@@ -52,7 +52,7 @@ def told(units: int, samples: int, draws: int) -> Told:
         free = (output / samples)[:, None] * after * (inner > 0)
         scale, people = scales(output[:, None], torch.arange(samples), policy.sharing), torch.arange(samples)
         shared = free if scale is None else free * scale
-        units_left = shared_units(shared, people, lambda own: (own, 0))
+        units_left = shared_units(shared, people, lambda own: (own, 0), policy.sharing)
         shared = shared if units_left is None else units_left
         wide = torch.cat([rows, torch.ones(samples, 1, dtype=torch.float64)], 1)
         whole, before = shared.T @ wide, free.T @ wide

@@ -30,6 +30,7 @@ class Prepared:
         first: what they say in the first fold: tests of all folds add up, and take deviations from there.
         people: whose each sample of the validation is; None where each is of another person.
         order_key: what the order of batches is drawn from.
+        patients_key: what names the training patients.
         test_groups: which group each sample of the test is of; None where the run knows of none.
         tested: whose each sample of the test is; None where each is of another person.
         smooth: whether scores of the test leave as curves: nobody's own may.
@@ -44,6 +45,7 @@ class Prepared:
     first: Fit
     people: Tensor | None
     order_key: str
+    patients_key: str
     test_groups: Tensor | None
     tested: Tensor | None
     smooth: bool
@@ -79,6 +81,7 @@ def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) ->
         first,
         people,
         order_key,
+        data.patients_key(state.fold),
         groups,
         tested,
         smooth,

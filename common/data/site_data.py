@@ -188,6 +188,14 @@ class SiteData:
         own = self._digests[1 + fold]
         return own if self.parts is None else self.parts.order(own)
 
+    def patients_key(self, fold: int) -> str:
+        """Return what names a fold's training patients, in their order, in all runs; known here alone."""
+        own = self._digests[1 + fold]
+        if self.parts is None:
+            return own
+        keys = [self.keys[row] for row in self.splits[fold].train.tolist()] if self.keys else [own]
+        return self.parts.secret.name("patients", *keys)
+
     @cached_property
     def _digests(self) -> tuple[str, ...]:
         """The digest of everything, and that of each fold's training rows: inputs are read once for all of them."""

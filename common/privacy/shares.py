@@ -2,8 +2,8 @@
 
 A gradient is a sum over patients of what flows back from the loss through each one's outputs. Where a model is certain
 of all patients but one, that one is the whole gradient: divided by the bias's, it is the patient's row. So of all that
-flows back no patient has more than a share, and of what flows back from one output, such as a class, or through one
-unit of a layer, not nearly all.
+flows back no patient has more than a share, nor of what flows back through one unit of a layer; and of what flows back
+from one output, such as a class, not nearly all.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import Tensor
 Gathered = Callable[[Tensor], tuple[Tensor, int]]
 
 ROUNDING = 1e-9  # beyond equal shares: where as many as share a step have as much, nobody has too much
-OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of, or
-# through one unit, as of one that answers to one patient alone
+OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of
 OF_SUMS = 0.9  # of the sum of squares of any weighted sum of units: the rest is a third as large
 ROUNDED = 100  # times the rounding of a number: sums of units that are smaller than that are nothing
 ALONE = 1e-7  # of the sum of squares: below, the rest is rounding
@@ -27,19 +26,21 @@ ROUNDS = 20  # who has less of an output has less of all, and the other way roun
 def limit(sums: Tensor, sharing: int) -> Tensor:
     """Return how much one patient may have, so that nobody has more than one part of so many of what is left then.
 
-    Of fewer patients than share a step nothing is left.
+    Of fewer patients than share it nothing is left.
 
     Args:
-        sums: what each patient has, at least 0, float64 [patients].
-        sharing: how many patients share a step at least.
+        sums: what each patient has of each of some things, at least 0, float64 [patients, things].
+        sharing: how many patients share each at least.
+
+    Returns:
+        float64 [things].
     """
-    ordered = torch.cat([sums.sort(descending=True).values, sums.new_zeros(sharing)])
-    rest = ordered.flip(0).cumsum(0).flip(0)  # of a patient and all who have less
-    for larger in range(sharing):  # so many have more than they may; the last of these always fits
-        equal = rest[larger] / (sharing - larger)
-        if ordered[larger] <= equal * (1 + ROUNDING):
-            break
-    return equal
+    ordered = torch.cat([sums.sort(0, descending=True).values, sums.new_zeros(sharing, sums.shape[1])])
+    rest = ordered.flip(0).cumsum(0).flip(0)[:sharing]  # of a patient and all who have less
+    equal = rest / torch.arange(sharing, 0, -1, dtype=sums.dtype, device=sums.device)[:, None]
+    fits = ordered[:sharing] <= equal * (1 + ROUNDING)
+    larger = (fits.cumsum(0) == 0).sum(0, keepdim=True)  # so many have more than they may; the last always fits
+    return equal.gather(0, larger)[0]
 
 
 def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
@@ -61,7 +62,7 @@ def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
         before = left
         left = _within(left, left.abs(), of, len(names), most_of_outputs)
         size = torch.linalg.vector_norm(left, dim=1, keepdim=True)
-        left = _within(left, size, of, len(names), lambda sums: limit(sums[:, 0], sharing))
+        left = _within(left, size, of, len(names), lambda sums: limit(sums, sharing))
         if left is before:
             break
     if torch.equal(left, deltas.double()):
@@ -69,30 +70,43 @@ def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
     return torch.where(deltas == 0, 0.0, left / deltas.double()).to(deltas.dtype)
 
 
-def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered) -> Tensor | None:
-    """Return what flows back through a layer's units, so that nearly all of none is one patient's; None where it is so.
+def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered, sharing: int) -> Tensor | None:
+    """Return what flows back through a layer's units, of which nobody has too large a share; None where it is so.
 
-    Nor is nearly all of any weighted sum of units, such as the difference of two, where Δ has at most half as high a
-    rank as there are patients; of a higher one, some sum always is.
+    Two batches, or two epochs, differ by one patient now and then. Of a unit that answers to few patients the
+    difference is that patient's, unless the larger share of each sum is several others'.
+
+    Nor is nearly all of any weighted sum of units, such as the difference of two, one patient's, where Δ has at most
+    half as high a rank as there are patients; of a higher one, some sum always is.
 
     Args:
         deltas: Δ of the layer, [rows, units].
         people: which patient each row is of, int64 [rows].
         gathered: returns the rows of all ranks that share the batch, and where this rank's begin.
+        sharing: how many patients share a unit at least; 1 of the outputs, which `scales` has limited.
     """
     everybody, begin = gathered(people.to(deltas.device, torch.float64)[:, None])
     names, of = everybody[:, 0].unique(return_inverse=True)
     if not len(names):
         return None
     mine = of[begin : begin + len(people)]
-    scale = _out_of_sums(deltas, of.cpu(), mine, len(names), gathered)
+    left = _within_units(deltas, mine, len(names), gathered, lambda sums: limit(sums, sharing)) if sharing > 1 else deltas
+    scale = _out_of_sums(left, of.cpu(), mine, len(names), gathered)
     if scale is None:  # the rank is higher
-        own = deltas.new_zeros(len(names), deltas.shape[1], dtype=torch.float64)
-        each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))
-        sums = each.reshape(-1, *own.shape).sum(0)
-        bound = most_of_outputs(sums)
-        scale = torch.where(sums > bound * (1 + ROUNDING), bound / sums, 1.0)
-    return None if bool((scale == 1).all()) else deltas * scale.to(deltas)[mine]
+        left = _within_units(left, mine, len(names), gathered, most_of_outputs) if sharing < 2 else left
+    elif not bool((scale == 1).all()):
+        left = left * scale.to(left)[mine]
+    return None if left is deltas else left
+
+
+def _within_units(deltas: Tensor, mine: Tensor, people: int, gathered: Gathered, most: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what flows back through units, of each patient no more than may be; the same tensor where it is so."""
+    own = deltas.new_zeros(people, deltas.shape[1], dtype=torch.float64)
+    each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))
+    sums = each.reshape(-1, *own.shape).sum(0)
+    bound = most(sums)
+    larger = sums > bound * (1 + ROUNDING)
+    return deltas * torch.where(larger, bound / sums, 1.0).to(deltas)[mine] if larger.any() else deltas
 
 
 def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered: Gathered) -> Tensor | None:

@@ -9,16 +9,20 @@ of each class by itself, since a factor by class can be divided out, and of each
 others move. Runs with other outputs are compared by how much flows back from each sample. And whoever knew when it is
 looked could let the weights be elsewhere just then: of each stretch of steps the site looks at one that it draws by its
 secret.
+
+Two batches, or two epochs, differ by one patient now and then, and so do their sums at one place. So an epoch that begins
+near a place has the same batches as the one before there: what it sends has been sent.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -134,13 +138,15 @@ class Place(NamedTuple):
         sketch: of the weights; see `common.run.weight_sketch`.
         steps: that were taken near them.
         flows: there; None where nobody could look.
-        first: whether the training, or one before it, began there.
+        first: whether a training began there.
+        drawn: what batches of some patients were drawn from there; by what names these and the batches' sizes.
     """
 
     sketch: Tensor
     steps: int = 0
     flows: Flows | None = None
     first: bool = False
+    drawn: Mapping[str, int] = MappingProxyType({})
 
 
 Places = tuple[Place, ...]  # the last one is where it was looked last
@@ -174,15 +180,28 @@ def near(places: Sequence[Place], here: Place) -> list[bool]:
 def arrived(places: Places, here: Place) -> Places:
     """Return the places with that at which it is looked now, whose steps are added to what is near.
 
-    Of too many that is forgotten at which fewest steps were taken, never the first, where all trainings begin.
+    Of too many that is forgotten at which fewest steps were taken, last those where trainings began.
     """
-    others, last = list(places), here._replace(first=not places)
+    others, last = list(places), here
     if any(found := near(places, here)):
         known = others.pop(found.index(True))
-        last = known._replace(steps=known.steps + here.steps)
+        first, drawn = known.first or here.first, {**here.drawn, **known.drawn}
+        last = known._replace(steps=known.steps + here.steps, first=first, drawn=drawn)
     if len(others) >= MOST:
         del others[min(range(len(others)), key=lambda at: (others[at].first, others[at].steps))]
     return *others, last
+
+
+def drawn_before(places: Sequence[Place], here: Place, patients: str) -> int | None:
+    """Return what batches of some patients were drawn from near here; None where none were.
+
+    Args:
+        places: of this run and others.
+        here: where an epoch begins.
+        patients: what names them, and their batches' sizes.
+    """
+    known = [place for place in places if patients in place.drawn]
+    return next((place.drawn[patients] for place, same in zip(known, near(known, here), strict=True) if same), None)
 
 
 def most_known(places: Places, numbers: int, earlier: Places = ()) -> int:

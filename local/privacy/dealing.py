@@ -104,11 +104,14 @@ class Dealing:
 
         def places(anew: bool) -> Places:
             known = log.places(None if anew else run)
-            return tuple(Place(unpack_sketch(sketch), steps, Flows.unpack(flows)) for sketch, steps, flows in known)
+            return tuple(
+                Place(unpack_sketch(sketch), steps, Flows.unpack(flows), drawn=json.loads(drawn))
+                for sketch, steps, flows, drawn in known
+            )
 
         def place(here: Place) -> None:
             flows = b"" if here.flows is None else here.flows.pack()
-            log.note_place(run, here.sketch.numpy().tobytes(), here.steps, flows)
+            log.note_place(run, here.sketch.numpy().tobytes(), here.steps, flows, json.dumps(dict(here.drawn)))
 
         def beginning() -> str:
             number = log.beginning(run, dealt.run)

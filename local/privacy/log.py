@@ -30,7 +30,7 @@ from rankdad.local.privacy.patients import Patients
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 7
+VERSION = 8
 SECRET = 32  # bytes
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 TABLES = """
@@ -70,6 +70,7 @@ CREATE TABLE places (
     sketch BLOB NOT NULL,
     steps INTEGER NOT NULL,
     flows BLOB NOT NULL,
+    drawn TEXT NOT NULL,
     PRIMARY KEY (run, sketch)
 ) WITHOUT ROWID;
 CREATE TABLE begun (
@@ -437,8 +438,8 @@ class DisclosureLog:
             ((number,),) = log.execute(known, [run, spec]).fetchall()
             return int(number)
 
-    def places(self, but: str | None = None) -> list[tuple[bytes, int, bytes]]:
-        """Return sketches of the weights at which runs have sent batches, how many, and what flowed back there.
+    def places(self, but: str | None = None) -> list[tuple[bytes, int, bytes, str]]:
+        """Return sketches of the weights at which runs have sent batches, how many, what flowed back there, and more.
 
         See `common.privacy.standing`.
 
@@ -449,20 +450,20 @@ class DisclosureLog:
             UserError: the log cannot be read, or is another site's.
         """
         with self._connected() as (log, _):
-            known = "SELECT sketch, steps, flows FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
+            known = "SELECT sketch, steps, flows, drawn FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
             return log.execute(known, [but]).fetchall()
 
-    def note_place(self, run: str, sketch: bytes, steps: int, flows: bytes) -> None:
-        """Note how many batches a run has sent near some weights.
+    def note_place(self, run: str, sketch: bytes, steps: int, flows: bytes, drawn: str) -> None:
+        """Note how many batches a run has sent near some weights, and as JSON what they were drawn from.
 
         Raises:
             UserError: the log cannot be written, or is another site's.
         """
         with self._connected() as (log, _):
             log.execute(
-                "INSERT INTO places SELECT number, ?, ?, ? FROM runs WHERE run = ? "
-                "ON CONFLICT DO UPDATE SET steps = max(steps, excluded.steps)",
-                [sketch, steps, flows, run],
+                "INSERT INTO places SELECT number, ?, ?, ?, ? FROM runs WHERE run = ? "
+                "ON CONFLICT DO UPDATE SET steps = max(steps, excluded.steps), drawn = excluded.drawn",
+                [sketch, steps, flows, drawn, run],
             )
 
     def exists(self) -> bool:

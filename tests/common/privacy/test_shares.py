@@ -26,7 +26,7 @@ def test_nobody_has_more_than_one_part_of_what_is_left(sizes: list[float], shari
         for one in (deltas, deltas if found is None else deltas * found)
     )
     assert float(after.max()) <= float(after.sum()) / sharing * (1 + 1e-6) + 1e-300
-    most = limit(before, sharing)
+    most = limit(before[:, None], sharing)
     assert torch.allclose(after, before.clamp(max=most), rtol=1e-6, atol=0)
     if found is None:
         assert float(before.max()) <= float(before.sum()) / sharing * (1 + 1e-6) + 1e-300
@@ -34,8 +34,8 @@ def test_nobody_has_more_than_one_part_of_what_is_left(sizes: list[float], shari
 
 def test_one_patient_on_the_wrong_side_counts_as_much_as_the_next_two() -> None:
     sums = torch.tensor([1.0, 1e-3, 4e-4, 1e-4], dtype=torch.float64)
-    assert float(limit(sums, 3)) == 5e-4, "of the two largest, with the rest a third for each"
-    assert float(limit(sums[:2], 3)) == 0, "two are too few"
+    assert float(limit(sums[:, None], 3)) == 5e-4, "of the two largest, with the rest a third for each"
+    assert float(limit(sums[:2, None], 3)) == 0, "two are too few"
     assert scales(sums[:, None], torch.arange(4), 1) is None
 
 
@@ -52,7 +52,7 @@ def test_a_class_that_one_patient_alone_is_on_the_wrong_side_of_is_no_row_of_the
 Gathered = Callable[[torch.Tensor], tuple[torch.Tensor, int]]
 
 
-def at_ranks(deltas: torch.Tensor, people: torch.Tensor, ranks: int) -> torch.Tensor:
+def at_ranks(deltas: torch.Tensor, people: torch.Tensor, ranks: int, sharing: int = 1) -> torch.Tensor:
     """What is left of a layer's rows where so many ranks share them, each in a thread of its own."""
     everyone, shown = threading.Barrier(ranks), list[torch.Tensor]([torch.zeros(0)] * ranks)
 
@@ -64,7 +64,7 @@ def at_ranks(deltas: torch.Tensor, people: torch.Tensor, ranks: int) -> torch.Te
             everyone.wait(5)
             return found
 
-        found = shared_units(deltas[rank::ranks], people[rank::ranks], gathered)
+        found = shared_units(deltas[rank::ranks], people[rank::ranks], gathered, sharing)
         return deltas[rank::ranks] if found is None else found
 
     left = deltas.clone()
@@ -104,6 +104,22 @@ def test_a_unit_is_not_nearly_all_one_patients(seed: int, patients: int, units: 
         assert torch.equal(left, deltas), "nobody has too much: not a bit changes"
 
 
+@given(st.integers(0, 2**31), st.integers(3, 40), st.integers(1, 3), st.integers(1, 3))
+def test_nobody_has_more_than_a_third_of_a_unit(seed: int, patients: int, visits: int, ranks: int) -> None:
+    """Of units of a layer that is no output, as many as there are patients: what is left of each is several patients'."""
+    generator = torch.Generator().manual_seed(seed)
+    people = torch.arange(patients).repeat_interleave(visits)
+    deltas = torch.randn(len(people), patients, generator=generator, dtype=torch.float64)
+    deltas *= torch.randn(len(people), patients, generator=generator) > 0.8
+    left = at_ranks(deltas, people, ranks, 3)
+    before, after = (torch.zeros(patients, patients).double().index_add_(0, people, one.abs()) for one in (deltas, left))
+    if 2 * int(torch.linalg.matrix_rank(left)) > patients:
+        assert bool((after.amax(0) <= after.sum(0) / 3 * (1 + 1e-6)).all())
+    within = before.amax(0) <= before.sum(0) / 3
+    if within.all() and 2 * int(torch.linalg.matrix_rank(deltas)) > patients:
+        assert torch.equal(left, deltas), "nobody has too much: not a bit changes"
+
+
 def test_the_difference_of_two_units_of_many_is_nobodys_where_few_differ() -> None:
     """Eight units and eleven patients, but all units answer to all, or to all but the first."""
     generator = torch.Generator().manual_seed(0)
@@ -117,3 +133,4 @@ def test_the_difference_of_two_units_of_many_is_nobodys_where_few_differ() -> No
 def test_a_unit_of_one_patient_alone_is_nobodys() -> None:
     deltas = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.5, 3.0]])
     assert at_ranks(deltas, torch.arange(3), 1).tolist() == [[1.0, 0.0], [2.0, 0.0], [0.5, 0.0]]
+    assert at_ranks(deltas, torch.arange(3), 1, 3).tolist() == [[0.5, 0.0], [0.5, 0.0], [0.5, 0.0]]
