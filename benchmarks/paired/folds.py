@@ -128,5 +128,5 @@ def _model(spec: RunSpec, data: SiteData, totals: list[dict[str, Tensor]], fold:
     whole = Samples(inputs, transform.as_learned(data.samples.labels))
     train, validation, test = (whole.take(rows) for rows in (split.train, split.validation, split.test))
     weights, bias = preparing.solving.solution(totals[fold])
-    prepared = Prepared(train, validation, test, transform, preparing.fit(totals[0]), None, "", None, None, False)
+    prepared = Prepared(train, validation, test, transform, preparing.fit(totals[0]), None, "", "", None, None, False)
     return prepared, inputs[split.test] @ weights.T + bias
