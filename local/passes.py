@@ -109,10 +109,9 @@ class Passes:
         Raises:
             DataError: a file cannot be read any more.
         """
-        run, prepared = self._run, self.prepared()
+        run, prepared, here, seed = self._run, self.prepared(), Place(self._run.replica.sketch()), None
         sizes = [size for step in run.batches(self._index) for size in step]
-        patients, seed = f"{prepared.patients_key} {derive(*sizes)}", None
-        here = Place(run.replica.sketch())
+        patients = f"{prepared.patients_key} {derive(*sizes)}"
         if any(0 < size < run.samples(self._index) for size in sizes):
             here = here._replace(flows=self.flows())
             seed = drawn_before(places, here, patients)
@@ -124,9 +123,7 @@ class Passes:
     def batch(self, order: Mapping[str, int], *, reads: bool = True) -> StepBatch:
         """Return the samples of the next step: none if the site is out of data, or reads nothing.
 
-        Args:
-            order: what the epoch's batches are drawn from.
-            reads: whether the site reads any.
+        The order is what the epoch's batches are drawn from.
         """
         run, train, epoch = self._run, self.prepared().train, self.epoch
         if self._epoch != epoch:

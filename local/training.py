@@ -296,7 +296,7 @@ class _Trainer:
         return sum(any(0 < size < whole for size in step) for step in run.batches(self.index)[first:last])
 
     def _start_epoch(self) -> None:
-        """Find what the epoch's batches are drawn from, and note where a training begins: others may begin there, too."""
+        """Find what the epoch's batches are drawn from, and note where a training begins, as others may."""
         here = self.passes.start(self.contributions.known(self.policy, self.state.places))
         self.state.order = self.passes.epoch, here.drawn
         if here.first and self._drawn(0, len(self.site_run.batches(self.index))):
@@ -311,7 +311,10 @@ class _Trainer:
         """
         stretch, at = self.contributions.stretch(self.policy)
         drawn = self._drawn(stretch.start, stretch.stop)
-        step, lost = self.site_run.step, not any(place.steps for place in self.state.places)  # what it has lost, a site counts anew
+        step, lost = (
+            self.site_run.step,
+            not any(place.steps for place in self.state.places),
+        )  # what it has lost, a site counts anew
         if not drawn or (step != at and not (lost and step > at)):
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows(), drawn=self.state.order[1])

@@ -90,7 +90,9 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered, sharing: in
     if not len(names):
         return None
     mine = of[begin : begin + len(people)]
-    left = _within_units(deltas, mine, len(names), gathered, lambda sums: limit(sums, sharing)) if sharing > 1 else deltas
+    left = (
+        _within_units(deltas, mine, len(names), gathered, lambda sums: limit(sums, sharing)) if sharing > 1 else deltas
+    )
     scale = _out_of_sums(left, of.cpu(), mine, len(names), gathered)
     if scale is None:  # the rank is higher
         left = _within_units(left, mine, len(names), gathered, most_of_outputs) if sharing < 2 else left
@@ -99,7 +101,9 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered, sharing: in
     return None if left is deltas else left
 
 
-def _within_units(deltas: Tensor, mine: Tensor, people: int, gathered: Gathered, most: Callable[[Tensor], Tensor]) -> Tensor:
+def _within_units(
+    deltas: Tensor, mine: Tensor, people: int, gathered: Gathered, most: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Return what flows back through units, of each patient no more than may be; the same tensor where it is so."""
     own = deltas.new_zeros(people, deltas.shape[1], dtype=torch.float64)
     each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))

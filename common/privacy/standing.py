@@ -10,8 +10,8 @@ others move. Runs with other outputs are compared by how much flows back from ea
 looked could let the weights be elsewhere just then: of each stretch of steps the site looks at one that it draws by its
 secret.
 
-Two batches, or two epochs, differ by one patient now and then, and so do their sums at one place. So an epoch that begins
-near a place has the same batches as the one before there: what it sends has been sent.
+Two batches, or two epochs, differ by one patient now and then, and so do their sums at one place. So an epoch that
+begins near a place has the same batches as the one before there: what it sends has been sent.
 """
 
 from __future__ import annotations

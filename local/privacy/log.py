@@ -450,7 +450,9 @@ class DisclosureLog:
             UserError: the log cannot be read, or is another site's.
         """
         with self._connected() as (log, _):
-            known = "SELECT sketch, steps, flows, drawn FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
+            known = (
+                "SELECT sketch, steps, flows, drawn FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
+            )
             return log.execute(known, [but]).fetchall()
 
     def note_place(self, run: str, sketch: bytes, steps: int, flows: bytes, drawn: str) -> None:

@@ -90,6 +90,21 @@ def test_at_which_step_of_a_stretch_a_site_looks_only_its_secret_tells() -> None
     assert found[0] != found[1]
 
 
+def test_near_a_place_the_same_patients_batches_are_those_of_before() -> None:
+    """At weights elsewhere, of other sizes or of other patients they are drawn afresh; another run has the same."""
+    passes, _ = opened()
+    here = passes.start()
+    moved = here._replace(sketch=here.sketch * 1.1, flows=None)
+    (own,) = here.drawn.values()
+    assert passes.start().drawn == here.drawn, "it is the same epoch"
+    passes._run.note(epoch=1)
+    assert passes.start((here,)).drawn == here.drawn
+    (fresh,) = passes.start().drawn.values()
+    assert fresh != own
+    for places in ((moved,), (here._replace(drawn={"others": own}),)):
+        assert passes.start(places).drawn == {next(iter(here.drawn)): fresh}
+
+
 def opened(
     secret: Secret = Secret(b"0" * 32),  # noqa: B008
     names: Callable[[int], str] = str,

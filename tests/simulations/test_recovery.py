@@ -23,6 +23,7 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.remote.export import export
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
+from tests.simulations import recovering
 from tests.simulations.recovering import EVERY, FACTORED, METHODS, NAMES, Data, Run, dying, size_of, whole
 
 
@@ -73,6 +74,18 @@ def test_whoever_dies_a_linear_model_is_the_same(
     data["alpha"] = replace(data["alpha"], warnings=warnings)
     run = crash_each(tmp_path, spec, data, every=40)
     assert run.aggregator.state.exact is not bool(warnings)
+
+
+def test_whoever_dies_at_weights_that_hardly_move_batches_are_the_same(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch's are those of the one before, which a site that starts in its middle has to know."""
+    limited = recovering.EVERYTHING.model_copy(update={"rows_per_rank": 1})
+    monkeypatch.setattr(recovering, "EVERYTHING", limited)
+    training = {"epochs": 3, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 1e-2}}
+    spec = run_spec(training=training, model={"name": "mlp", "hidden": [3]})
+    crash_each(tmp_path, spec, site_data(spec), EVERY)
+
 
 
 @pytest.mark.parametrize("method", METHODS[1:3], ids=NAMES[1:3])

@@ -394,7 +394,7 @@ def test_of_a_model_that_is_not_solved_no_coefficients_are_told(
 
 
 def test_a_hospital_too_small_for_rounds_is_named_and_init_asks_for_its_line(tmp_path: Path) -> None:
-    """Of 12 patients no two rounds differ by 8: all its sums were kept back, and the model came to hardly any weights."""
+    """Of 12 patients no two rounds differ by 8: it kept all its sums back, and weights stayed near 0."""
     tables = tmp_path / "tables"
     for place, (site, count) in enumerate({"large": 180, "middle": 120, "small": 12}.items()):
         (tables / site).mkdir(parents=True)

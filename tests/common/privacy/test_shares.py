@@ -106,13 +106,15 @@ def test_a_unit_is_not_nearly_all_one_patients(seed: int, patients: int, units: 
 
 @given(st.integers(0, 2**31), st.integers(3, 40), st.integers(1, 3), st.integers(1, 3))
 def test_nobody_has_more_than_a_third_of_a_unit(seed: int, patients: int, visits: int, ranks: int) -> None:
-    """Of units of a layer that is no output, as many as there are patients: what is left of each is several patients'."""
+    """Of a layer that is no output, with as many units as patients: what is left of each unit is several patients'."""
     generator = torch.Generator().manual_seed(seed)
     people = torch.arange(patients).repeat_interleave(visits)
     deltas = torch.randn(len(people), patients, generator=generator, dtype=torch.float64)
     deltas *= torch.randn(len(people), patients, generator=generator) > 0.8
     left = at_ranks(deltas, people, ranks, 3)
-    before, after = (torch.zeros(patients, patients).double().index_add_(0, people, one.abs()) for one in (deltas, left))
+    before, after = (
+        torch.zeros(patients, patients).double().index_add_(0, people, one.abs()) for one in (deltas, left)
+    )
     if 2 * int(torch.linalg.matrix_rank(left)) > patients:
         assert bool((after.amax(0) <= after.sum(0) / 3 * (1 + 1e-6)).all())
     within = before.amax(0) <= before.sum(0) / 3
