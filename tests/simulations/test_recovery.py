@@ -84,8 +84,7 @@ def test_whoever_dies_at_weights_that_hardly_move_batches_are_the_same(
     monkeypatch.setattr(recovering, "EVERYTHING", limited)
     training = {"epochs": 3, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 1e-2}}
     spec = run_spec(training=training, model={"name": "mlp", "hidden": [3]})
-    crash_each(tmp_path, spec, site_data(spec), EVERY)
-
+    crash_each(tmp_path, spec, site_data(spec), 4 * EVERY)
 
 
 @pytest.mark.parametrize("method", METHODS[1:3], ids=NAMES[1:3])
