@@ -26,9 +26,10 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.rounds.evaluation import Evaluation
 from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
-from rankdad.local.admission import admitted, linear_sets
+from rankdad.local.admission import admitted
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.sums import linear_sets
 
 SITES = ("alpha", "beta", "gamma")
 NEWCOMERS = 3  # patients of each hospital who come between the two studies; one withdraws

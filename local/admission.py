@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rankdad.common.data import SiteData
 from rankdad.common.data.folds import Split, levels_of
@@ -17,29 +16,36 @@ from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import Told, check_products, check_step, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
-from rankdad.common.preparation.layout import input_names
-from rankdad.common.preparation.linear import DIFFER
 from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.refusals import FEWER_SAMPLES, refusal
 from rankdad.common.run.batches import batch_sizes
-from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.common.spec.tasks import Regression
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.told import (
     REPEATED,
     beside_steps,
     check_repeated,
-    check_solving,
     epochs_of_validation,
     lets,
     over,
     told_before,
 )
 from rankdad.local.privacy.usual import usual_inputs
+from rankdad.local.sums import (
+    check_linear,
+    check_sums,
+    column_names,
+    equations_of,
+    fewest_of,
+    larger_sets,
+    noun_of,
+    quoted,
+    tested_trainings,
+)
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
@@ -62,7 +68,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
     """
     data = _evaluated(policy, spec, usual(policy, spec, data))
-    tested = _tested(spec)
+    tested = tested_trainings(spec)
     solver, steps = spec.solver, spec.solver == "steps"
     if not steps:
         data = _solving(policy, spec, data, tested)
@@ -75,20 +81,20 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             check_repeated(policy, spec, plan, data, sizes)
         smallest = min((size for fold in sizes for size in fold), default=0)
         data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, plan, data, smallest)))
-    units = f"{_noun(spec, data)}s"
+    units = f"{noun_of(spec, data)}s"
     preparing = Preparing(spec)
     if any(preparing.is_due(stage, exact=not steps) for stage in preparing.stages):
         asks = f"holds out {{}} {units} in a fold"
-        _check_sums(policy, "evaluation", asks, _fewest(data, tested), _larger_sets(spec, data))
+        check_sums(policy, "evaluation", asks, fewest_of(data, tested), larger_sets(spec, data))
         if solver == "steps" and "linear" in spec.references:
-            _check_linear(policy, spec, data, tested, "evaluation.references", "a run without the reference linear")
-    if (equations := _equations(spec, data)) > 1:
+            check_linear(policy, spec, data, tested, "evaluation.references", "a run without the reference linear")
+    if (equations := equations_of(spec, data)) > 1:
         each = torch.tensor(data.people(torch.arange(len(data.samples))) // equations)
         field, what, owner = "evaluation.repeats", "repeats folds", "fewer repeats"
         if spec.candidates:
             field, what, owner = "tuning", "tunes", "fewer candidates"
         asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
-        _check_sums(policy, field, asks, each, owner)
+        check_sums(policy, field, asks, each, owner)
     if data.covariates is not None:
         _check_kept(policy, spec, data, data.covariates)
         for column, members in levels_of(spec, data.covariates):
@@ -97,8 +103,8 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             if data.parts is not None and column not in (policy.strata or ()):
                 owner += f', or parts that are alike in it ("strata": ["{column}"] in the policy),'
             fewest = data.fewest_behind(members, tested).min()
-            asks = f"keeps {_quoted(column)}, of which a level has {{}} {units} {where}"
-            _check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner)
+            asks = f"keeps {quoted(column)}, of which a level has {{}} {units} {where}"
+            check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner)
         _check_gaps(policy, spec, data, tested)
         _check_harmonised(policy, spec, data, tested)
     return data
@@ -112,14 +118,14 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
         plan: of the run.
         data: of the site, as read.
     """
-    tested = _tested(spec)
+    tested = tested_trainings(spec)
 
     def evaluates(policy: Policy) -> None:
         sets = [rows for split in data.splits for rows in (split.validation, split.test) if len(rows)]
         fewest = min((data.people(rows) for rows in sets), default=policy.min_rows)
         if fewest < policy.min_rows:
-            asks = f"evaluates sets of {counted(fewest, _noun(spec, data))} here"
-            allows, owner = f"none of fewer than {policy.min_rows} (min_rows)", _larger_sets(spec, data)
+            asks = f"evaluates sets of {counted(fewest, noun_of(spec, data))} here"
+            allows, owner = f"none of fewer than {policy.min_rows} (min_rows)", larger_sets(spec, data)
             error = refusal("evaluation", asks, allows, {"min_rows": fewest}, EVALUATED, owner=owner)
             raise FewSamplesError.of(error, code=TOO_SMALL)
         if any(one.any() for one in _too_often(policy, spec, data)):
@@ -132,7 +138,7 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
 
     def solves(policy: Policy) -> None:
         try:
-            _check_linear(policy, spec, usual(policy, spec, data), tested, "training.solver", STEPS)
+            check_linear(policy, spec, usual(policy, spec, data), tested, "training.solver", STEPS)
         except FewSamplesError as error:
             raise FewSamplesError.of(error, code=NOT_EXACT) from None
 
@@ -144,7 +150,7 @@ def _check_kept(policy: Policy, spec: RunSpec, data: SiteData, covariates: Tenso
     """Check that no two levels of kept columns differ by few samples, or groups: their sums would, too."""
     sets, least = [members for _, members in levels_of(spec, covariates)], policy.min_level.count
     if sets and apart(torch.cat(sets, 1), data.groups, least).any():
-        asks = f"keeps columns of which two levels differ by fewer than {least} {_noun(spec, data)}s here"
+        asks = f"keeps columns of which two levels differ by fewer than {least} {noun_of(spec, data)}s here"
         field, allows = "preparation.harmonise.keep", f"none of fewer than {least} (min_level)"
         error = refusal(field, asks, allows, {"min_level": 1}, FEWER_SAMPLES, owner="a run that keeps one of them")
         raise FewSamplesError.of(error, code="sums-of-too-few")
@@ -156,11 +162,11 @@ def _check_gaps(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> N
     if inputs.ndim != 2 or not inputs.isnan().any():
         return
     fewest, at = data.fewest_behind(inputs.isnan(), tested).min(0)
-    name = _quoted(_names(spec, inputs.shape[1])[int(at)])
-    asks = f"keeps columns, and {{}} {_noun(spec, data)}s of a fold, or part, lack {name} here"
+    name = quoted(column_names(spec, inputs.shape[1])[int(at)])
+    asks = f"keeps columns, and {{}} {noun_of(spec, data)}s of a fold, or part, lack {name} here"
     owner = 'a run that keeps none, or leaves out rows with gaps ("missing": "drop"),'
     line: Literal["min_rows", "min_level"] = "min_rows" if data.parts is None else "min_level"
-    _check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner, line)
+    check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner, line)
 
 
 def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:
@@ -168,7 +174,7 @@ def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int
     features, kept, numbers = Preparing(spec).products
     if not kept:
         return
-    people, fewest = data.people(torch.arange(len(data.samples))), _fewest(data, tested)
+    people, fewest = data.people(torch.arange(len(data.samples))), fewest_of(data, tested)
     sums = len({split.train.numpy().tobytes() for split in data.splits if len(split.train)})
     told = {"here": Told(people, sums * numbers, kept)} if sums else {}
     if sums and fewest.isfinite() and fewest < people:
@@ -176,16 +182,7 @@ def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int
         told[where] = Told(int(fewest), numbers, kept)
     if told:
         field, owner = "preparation.harmonise.keep", "a run that keeps fewer columns"
-        check_products(policy, features + kept, told, _noun(spec, data), field=field, owner=owner, kept=kept)
-
-
-def _fewest(data: SiteData, tested: int) -> Tensor:
-    """Return how few samples, or groups, a fold trains on or holds out; infinity where none has any."""
-    return data.fewest_behind(torch.ones(len(data.samples), 1, dtype=torch.bool), tested).min()
-
-
-def _noun(spec: RunSpec, data: SiteData) -> str:
-    return "sample" if data.groups is None else spec.group_noun
+        check_products(policy, features + kept, told, noun_of(spec, data), field=field, owner=owner, kept=kept)
 
 
 def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> SiteData:
@@ -195,137 +192,13 @@ def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> Site
         FewSamplesError: it allows none, and the run leaves no choice.
     """
     try:
-        _check_linear(policy, spec, data, tested, "training.solver", STEPS)
+        check_linear(policy, spec, data, tested, "training.solver", STEPS)
     except FewSamplesError as error:
         if spec.solver == "exact":
             raise
         note = f"the model is trained by steps, at all sites: {error}"
         return replace(data, warnings=(*data.warnings, NOT_EXACT), notes=(*data.notes, note))
     return replace(data, tells_coefficients=policy.site_coefficients)
-
-
-def _check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, owner: str) -> None:
-    """Check that the sums of a linear model may leave the site.
-
-    Args:
-        policy: of the site.
-        spec: of the run.
-        data: of the site.
-        tested: how many of the trainings hold out samples to test.
-        field: of the spec that asks for them.
-        owner: what the owner could ask for instead.
-
-    Raises:
-        FewSamplesError: they may not.
-    """
-    units, known = f"{_noun(spec, data)}s", linear_sets(spec, data)
-    if not known.told:
-        return
-    larger = _larger_sets(spec, data)
-    _check_sums(policy, field, f"holds out {{}} {units} in a fold", _fewest(data, tested), f"{larger}, or {owner},")
-    columns, noun = math.prod(spec.data.shape) + 1, _noun(spec, data)
-    check_products(policy, columns, known.told, noun, field=field, owner=owner)
-    check_solving(policy, spec, data, noun, field, owner)
-    asks = f"adds up slopes at several weights, and what two of them differ by is often of {{}} {units} here"
-    _check_sums(policy, field, asks, torch.tensor(known.differ), owner)
-    asks = (
-        f"adds up products of columns for a linear model, where {_quoted(known.by)} sets {{}} {units} apart here, or "
-        "in a fold or part"
-    )
-    _check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
-
-
-class LinearSets(NamedTuple):
-    """The sets of a site's patients that a linear model's sums tell of.
-
-    Args:
-        told: what they tell of each, by what it is called; none where nothing is told.
-        differ: how few are often behind what a site's sums at two weights differ by; infinite of numbers.
-        apart: how few a column, or the label, sets apart: its product with each column, or its slope, is their sum.
-        by: what sets them apart.
-    """
-
-    told: dict[str, Told]
-    differ: float
-    apart: float
-    by: str = ""
-
-
-def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
-    """Return of which sets, and how much, a linear model's sums tell: of all patients, and of those held out.
-
-    Slopes of a fold at several weights tell its products of columns in as many directions: of a number each change of
-    the slope is these products times the change of the weights.
-    """
-    preparing, split, tested = Preparing(spec), data.splits[-1], _tested(spec)
-    people = data.people(torch.cat([split.train, split.validation, split.test]))
-    trained = sum(spec.tests(fold) and len(one.train) > 0 for fold, one in enumerate(data.splits))
-    fewest = _fewest(data, tested)
-    if people < max(1, data.fewest) or not trained or not fewest.isfinite():
-        return LinearSets({}, math.inf, math.inf)
-    columns = math.prod(spec.data.shape) + 1
-    whole, fold = preparing.numbers()
-    told = {"here": Told(people // _equations(spec, data), whole + trained * fold, columns)}
-    if (held_out := int(fewest)) < people:
-        often = spec.tested_folds // spec.folds_per_repeat
-        rank = min(columns, often * len(preparing.solving.folds))
-        where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
-        told[where] = Told(held_out, often * fold, rank)
-    least = min(data.people(one.train) for one in data.splits if len(one.train))
-    differ = math.inf if isinstance(spec.task, Regression) else least // DIFFER
-    return LinearSets(told, differ, *_fewest_apart(spec, data, tested))
-
-
-def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, str]:
-    """Return how few samples, or groups, a column or the label tells from all others, in a fold or part too, and which.
-
-    The product of such a column with each other is the sum over them, and so is its slope: a level that one patient of
-    a part has gives an equation for that patient with each slope. Of two values, as levels and classes have, both are
-    such sets; of more, what differs from the most frequent.
-    """
-    samples, sets, of = data.samples, list[Tensor](), list[str]()
-    labels = samples.labels
-    if labels.ndim == 1 and not labels.is_floating_point():
-        labels = F.one_hot(labels)
-    labels = labels.reshape(len(samples), -1).double()
-    columns = torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1)
-    inputs = columns.shape[1] - labels.shape[1]
-    for column, name in zip(columns.T, [*_names(spec, inputs), *["the label"] * labels.shape[1]], strict=True):
-        values, counts = column[~column.isnan()].unique(return_counts=True)
-        own = [column == value for value in values] if len(values) == 2 else []
-        if len(values) > 2:
-            own = [(column != values[counts.argmax()]) & ~column.isnan()]
-        sets, of = sets + own, of + [name] * len(own)
-    if not sets:
-        return math.inf, ""
-    fewest, at = data.fewest_behind(torch.stack(sets, 1), tested).min(0)
-    return float(fewest), of[int(at)]
-
-
-def _names(spec: RunSpec, inputs: int) -> list[str]:
-    """Return what so many inputs are called; by their numbers where the spec does not name them."""
-    names = input_names(spec)
-    return names if len(names) == inputs else [f"column {number + 1}" for number in range(inputs)]
-
-
-def _quoted(name: str) -> str:
-    """Return a name for a sentence in which a number has yet to be put; a level may have braces."""
-    return name.replace("{", "{{").replace("}", "}}")
-
-
-def _equations(spec: RunSpec, data: SiteData) -> int:
-    """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
-
-    Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model. Unions of
-    parts are equations for parts, and every part is counted by itself.
-    """
-    if data.parts is not None:
-        return 1
-    repeats = spec.tested_folds // spec.folds_per_repeat
-    if repeats == 1 and not spec.candidates:
-        return 1
-    tests = 1 + spec.tested_folds - repeats if isinstance(spec.evaluation, KFold) else 1
-    return tests + (spec.models if spec.candidates else 0)
 
 
 def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
@@ -344,8 +217,8 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         names = [place.column for place in spec.data.places if columns[place.whole].any()]
     more = f" and {len(names) - MAX_MOVED} more" * (len(names) > MAX_MOVED)
     note = (
-        f"{counted(int(moved.any(1).sum()), 'row')}: what fewer than {least} {_noun(spec, data)}s have of a column is "
-        f"moved to what is usual (min_level): {', '.join(names[:MAX_MOVED])}{more}"
+        f"{counted(int(moved.any(1).sum()), 'row')}: what fewer than {least} {noun_of(spec, data)}s have of a column "
+        f"is moved to what is usual (min_level): {', '.join(names[:MAX_MOVED])}{more}"
     )
     samples, warnings = replace(data.samples, inputs=found), (*data.warnings, RARE)
     return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))
@@ -387,7 +260,7 @@ def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         note = (
             f"validation: {sum(often)} of {len(often)} trainings have none here, and train on its samples: sums after "
             f"each of {spec.training.epochs} epochs, beside what else this run and earlier ones tell, would be too "
-            f"many numbers of the same {_noun(spec, data)}s (rows_per_rank {policy.rows_per_rank}); "
+            f"many numbers of the same {noun_of(spec, data)}s (rows_per_rank {policy.rows_per_rank}); "
             + (f"{counted(epochs, 'epoch')} would do" if epochs else "none are left, whatever the number of epochs")
         )
         data = replace(data, splits=tuple(kept), warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
@@ -452,36 +325,7 @@ def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:
     if spec.solver != "auto":
         return ""
     try:
-        _check_linear(policy, spec, data, _tested(spec), "training.solver", STEPS)
+        check_linear(policy, spec, data, tested_trainings(spec), "training.solver", STEPS)
     except FewSamplesError as error:
         return f"nor is it solved exactly, without steps: {error}"
     return "another site's policy lets out no sums of an exact solution, which makes no steps"
-
-
-def _tested(spec: RunSpec) -> int:
-    """Return how many trainings hold out samples to test."""
-    return spec.tested_folds * (1 + len(spec.candidates))
-
-
-def _larger_sets(spec: RunSpec, data: SiteData) -> str:
-    """Return what an owner could ask for so that folds hold more out, and of each class; parts are dealt by class."""
-    if not isinstance(spec.evaluation, KFold):
-        return "a larger training.test"
-    stratified = data.parts is not None or spec.evaluation.stratified
-    return "fewer folds" if stratified else '"stratified": true or fewer folds'
-
-
-def _check_sums(
-    policy: Policy,
-    field: str,
-    asks: str,
-    fewest: Tensor,
-    owner: str,
-    line: Literal["min_rows", "min_level"] = "min_rows",
-) -> None:
-    """Check that sums are of enough samples, or of a level of which there are enough."""
-    least = policy.min_rows if line == "min_rows" else policy.min_level.count
-    if fewest < least:
-        count, allows = int(fewest), f"none of fewer than {least} ({line})"
-        error = refusal(field, asks.format(count), allows, {line: max(count, 1)}, FEWER_SAMPLES, owner=owner)
-        raise FewSamplesError.of(error, code="sums-of-too-few")

@@ -12,7 +12,8 @@ from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_products
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.local.admission import admitted, linear_sets, usual
+from rankdad.local.admission import admitted, usual
+from rankdad.local.sums import linear_sets
 from rankdad.simulations.checking import check_policy
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.resolving import with_columns

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from rankdad.common.data import SiteData
 from rankdad.common.errors import UserError
+from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
@@ -80,7 +81,7 @@ def test_whoever_dies_at_weights_that_hardly_move_batches_are_the_same(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each epoch's are those of the one before, which a site that starts in its middle has to know."""
-    limited = recovering.EVERYTHING.model_copy(update={"rows_per_rank": 1})
+    limited = EVERYTHING.model_copy(update={"rows_per_rank": 1})
     monkeypatch.setattr(recovering, "EVERYTHING", limited)
     training = {"epochs": 3, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 1e-2}}
     spec = run_spec(training=training, model={"name": "mlp", "hidden": [3]})

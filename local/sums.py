@@ -1,0 +1,185 @@
+"""Which sums of a site's patients may leave: those of a linear model, and how few patients are behind each."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankdad.common.data import SiteData
+from rankdad.common.errors import FewSamplesError
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import Told, check_products
+from rankdad.common.preparation import Preparing, in_memory
+from rankdad.common.preparation.layout import input_names
+from rankdad.common.preparation.linear import DIFFER
+from rankdad.common.refusals import FEWER_SAMPLES, refusal
+from rankdad.common.spec import KFold, RunSpec
+from rankdad.common.spec.tasks import Regression
+from rankdad.local.privacy.told import check_solving
+
+
+def fewest_of(data: SiteData, tested: int) -> Tensor:
+    """Return how few samples, or groups, a fold trains on or holds out; infinity where none has any."""
+    return data.fewest_behind(torch.ones(len(data.samples), 1, dtype=torch.bool), tested).min()
+
+
+def noun_of(spec: RunSpec, data: SiteData) -> str:
+    """Return what a patient is called, in the singular."""
+    return "sample" if data.groups is None else spec.group_noun
+
+
+def check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, field: str, owner: str) -> None:
+    """Check that the sums of a linear model may leave the site.
+
+    Args:
+        policy: of the site.
+        spec: of the run.
+        data: of the site.
+        tested: how many of the trainings hold out samples to test.
+        field: of the spec that asks for them.
+        owner: what the owner could ask for instead.
+
+    Raises:
+        FewSamplesError: they may not.
+    """
+    units, known = f"{noun_of(spec, data)}s", linear_sets(spec, data)
+    if not known.told:
+        return
+    larger = larger_sets(spec, data)
+    check_sums(policy, field, f"holds out {{}} {units} in a fold", fewest_of(data, tested), f"{larger}, or {owner},")
+    columns, noun = math.prod(spec.data.shape) + 1, noun_of(spec, data)
+    check_products(policy, columns, known.told, noun, field=field, owner=owner)
+    check_solving(policy, spec, data, noun, field, owner)
+    asks = f"adds up slopes at several weights, and what two of them differ by is often of {{}} {units} here"
+    check_sums(policy, field, asks, torch.tensor(known.differ), owner)
+    asks = (
+        f"adds up products of columns for a linear model, where {quoted(known.by)} sets {{}} {units} apart here, or "
+        "in a fold or part"
+    )
+    check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
+
+
+class LinearSets(NamedTuple):
+    """The sets of a site's patients that a linear model's sums tell of.
+
+    Args:
+        told: what they tell of each, by what it is called; none where nothing is told.
+        differ: how few are often behind what a site's sums at two weights differ by; infinite of numbers.
+        apart: how few a column, or the label, sets apart: its product with each column, or its slope, is their sum.
+        by: what sets them apart.
+    """
+
+    told: dict[str, Told]
+    differ: float
+    apart: float
+    by: str = ""
+
+
+def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
+    """Return of which sets, and how much, a linear model's sums tell: of all patients, and of those held out.
+
+    Slopes of a fold at several weights tell its products of columns in as many directions: of a number each change of
+    the slope is these products times the change of the weights.
+    """
+    preparing, split, tested = Preparing(spec), data.splits[-1], tested_trainings(spec)
+    people = data.people(torch.cat([split.train, split.validation, split.test]))
+    trained = sum(spec.tests(fold) and len(one.train) > 0 for fold, one in enumerate(data.splits))
+    fewest = fewest_of(data, tested)
+    if people < max(1, data.fewest) or not trained or not fewest.isfinite():
+        return LinearSets({}, math.inf, math.inf)
+    columns = math.prod(spec.data.shape) + 1
+    whole, fold = preparing.numbers()
+    told = {"here": Told(people // equations_of(spec, data), whole + trained * fold, columns)}
+    if (held_out := int(fewest)) < people:
+        often = spec.tested_folds // spec.folds_per_repeat
+        rank = min(columns, often * len(preparing.solving.folds))
+        where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
+        told[where] = Told(held_out, often * fold, rank)
+    least = min(data.people(one.train) for one in data.splits if len(one.train))
+    differ = math.inf if isinstance(spec.task, Regression) else least // DIFFER
+    return LinearSets(told, differ, *_fewest_apart(spec, data, tested))
+
+
+def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, str]:
+    """Return how few samples, or groups, a column or the label tells from all others, in a fold or part too, and which.
+
+    The product of such a column with each other is the sum over them, and so is its slope: a level that one patient of
+    a part has gives an equation for that patient with each slope. Of two values, as levels and classes have, both are
+    such sets; of more, what differs from the most frequent.
+    """
+    samples, sets, of = data.samples, list[Tensor](), list[str]()
+    labels = samples.labels
+    if labels.ndim == 1 and not labels.is_floating_point():
+        labels = F.one_hot(labels)
+    labels = labels.reshape(len(samples), -1).double()
+    columns = torch.cat([in_memory(samples.inputs).flatten(1).double(), labels], 1)
+    inputs = columns.shape[1] - labels.shape[1]
+    for column, name in zip(columns.T, [*column_names(spec, inputs), *["the label"] * labels.shape[1]], strict=True):
+        values, counts = column[~column.isnan()].unique(return_counts=True)
+        own = [column == value for value in values] if len(values) == 2 else []
+        if len(values) > 2:
+            own = [(column != values[counts.argmax()]) & ~column.isnan()]
+        sets, of = sets + own, of + [name] * len(own)
+    if not sets:
+        return math.inf, ""
+    fewest, at = data.fewest_behind(torch.stack(sets, 1), tested).min(0)
+    return float(fewest), of[int(at)]
+
+
+def column_names(spec: RunSpec, inputs: int) -> list[str]:
+    """Return what so many inputs are called; by their numbers where the spec does not name them."""
+    names = input_names(spec)
+    return names if len(names) == inputs else [f"column {number + 1}" for number in range(inputs)]
+
+
+def quoted(name: str) -> str:
+    """Return a name for a sentence in which a number has yet to be put; a level may have braces."""
+    return name.replace("{", "{{").replace("}", "}}")
+
+
+def equations_of(spec: RunSpec, data: SiteData) -> int:
+    """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
+
+    Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model. Unions of
+    parts are equations for parts, and every part is counted by itself.
+    """
+    if data.parts is not None:
+        return 1
+    repeats = spec.tested_folds // spec.folds_per_repeat
+    if repeats == 1 and not spec.candidates:
+        return 1
+    tests = 1 + spec.tested_folds - repeats if isinstance(spec.evaluation, KFold) else 1
+    return tests + (spec.models if spec.candidates else 0)
+
+
+def tested_trainings(spec: RunSpec) -> int:
+    """Return how many trainings hold out samples to test."""
+    return spec.tested_folds * (1 + len(spec.candidates))
+
+
+def larger_sets(spec: RunSpec, data: SiteData) -> str:
+    """Return what an owner could ask for so that folds hold more out, and of each class; parts are dealt by class."""
+    if not isinstance(spec.evaluation, KFold):
+        return "a larger training.test"
+    stratified = data.parts is not None or spec.evaluation.stratified
+    return "fewer folds" if stratified else '"stratified": true or fewer folds'
+
+
+def check_sums(
+    policy: Policy,
+    field: str,
+    asks: str,
+    fewest: Tensor,
+    owner: str,
+    line: Literal["min_rows", "min_level"] = "min_rows",
+) -> None:
+    """Check that sums are of enough samples, or of a level of which there are enough."""
+    least = policy.min_rows if line == "min_rows" else policy.min_level.count
+    if fewest < least:
+        count, allows = int(fewest), f"none of fewer than {least} ({line})"
+        error = refusal(field, asks.format(count), allows, {line: max(count, 1)}, FEWER_SAMPLES, owner=owner)
+        raise FewSamplesError.of(error, code="sums-of-too-few")
