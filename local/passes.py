@@ -69,7 +69,7 @@ class Passes:
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
-        self._head = [name for name, units in self._units.items() if units == spec.task.outputs][-1:]
+        self._head = [one.name for one in plan.routes if one.shape[:-1] == (spec.task.outputs,)][-1:]
         self._fold = self._epoch = -1  # of what follows
         self._prepared: Prepared | None = None
         self._looked: tuple[Samples, Batch] | None = None  # by which it is looked how far the model has moved
