@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +96,7 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
         if spec.tests(at):
             tested.append((spec.place(at)[0], outputs))
 
-    passes = Passes(spec, plan, data, run, 0)
+    passes, orders = Passes(spec, plan, data, run, 0), dict[int, Mapping[str, int]]()
     contributions = Contributions(spec, plan, data, run, 0, passes.prepared, test)
     begun = False
     while (due := run.due) is not None and not run.over:
@@ -104,7 +104,9 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             run.skip_to(fold * (1 + len(spec.candidates)))
             begun = True
             continue
-        body = _step(passes) if due.kind is Kind.STEP else contributions.body(due)
+        if due.kind is Kind.STEP and passes.epoch not in orders:
+            orders = {passes.epoch: passes.start().drawn}
+        body = _step(passes, orders[passes.epoch]) if due.kind is Kind.STEP else contributions.body(due)
         run.follow(_update(spec, plan, run, Message(due.kind, due.round, body, due.exchange)))
         if due.kind is Kind.STEP:
             yield None
@@ -112,8 +114,8 @@ def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) 
             yield tested.pop()
 
 
-def _step(passes: Passes) -> Step:
-    batch = passes.batch(passes.start().drawn)
+def _step(passes: Passes, order: Mapping[str, int]) -> Step:
+    batch = passes.batch(order)
     (own, _), weight = passes.step(batch, {}), float(len(batch))
     assert own is not None
     return Step(weight, own.loss, own.norm, own.gradients, own.projections)

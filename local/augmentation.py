@@ -16,17 +16,17 @@ from rankdad.common.spec.axes import space
 
 @dataclass(frozen=True)
 class Augmenting:
-    """Vary the samples of one site in one epoch.
+    """Vary the samples of one site in one epoch: where its batches are those of another, likewise.
 
     Args:
         spec: the run.
         site: its place in the plan.
-        epoch: counted over all trainings.
+        order: what the epoch's batches are drawn from.
     """
 
     spec: RunSpec
     site: int
-    epoch: int
+    order: int
 
     def __call__(self, inputs: Tensor, places: Tensor) -> Tensor:
         """Return samples varied.
@@ -37,16 +37,16 @@ class Augmenting:
         """
         varied, axes = [], space(self.spec.data, self.spec.model)
         for sample, place in zip(inputs, places.tolist(), strict=True):
-            generator = Generator().manual_seed(derive(self.spec.seed, "augment", self.site, place, self.epoch))
+            generator = Generator().manual_seed(derive(self.spec.seed, "augment", self.site, place, self.order))
             for entry in self.spec.training.augmentation:
                 sample = _varied(entry, sample, axes, generator)
             varied.append(sample)
         return torch.stack(varied) if varied else inputs
 
 
-def augmenting(spec: RunSpec, site: int, epoch: int) -> Augmenting | None:
+def augmenting(spec: RunSpec, site: int, order: int) -> Augmenting | None:
     """Return what varies a site's training samples in an epoch; None where the run asks for nothing."""
-    return Augmenting(spec, site, epoch) if spec.training.augmentation else None
+    return Augmenting(spec, site, order) if spec.training.augmentation else None
 
 
 def _varied(entry: Augmentation, sample: Tensor, axes: tuple[int, ...], generator: Generator) -> Tensor:

@@ -70,7 +70,7 @@ class Passes:
         self._sharing, self.evened, self.divided = sharing, 0, 0
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
         self._head = [one.name for one in plan.routes if one.shape[:-1] == (spec.task.outputs,)][-1:]
-        self._fold = self._epoch = -1  # of what follows
+        self._fold = self._epoch = self._seed = -1  # of what follows
         self._prepared: Prepared | None = None
         self._looked: tuple[Samples, Batch] | None = None  # by which it is looked how far the model has moved
         self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of every batch, step by step
@@ -128,8 +128,8 @@ class Passes:
         run, train, epoch = self._run, self.prepared().train, self.epoch
         if self._epoch != epoch:
             generator = torch.Generator()
-            (seed,) = order.values()
-            generator.manual_seed(seed)
+            (self._seed,) = order.values()
+            generator.manual_seed(self._seed)
             steps = run.batches(self._index)
             sizes = [size for step in steps for size in step]
             batches = self._data.drawn(self._fold, sizes, generator)
@@ -140,7 +140,10 @@ class Passes:
         rows = self._rows[run.step] if reads else []
         if rows and self._parts[0] != run.step:  # the epoch's first step, or the first after some that were not read
             parts = [part for step in self._rows[run.step :] for batch in step for part in batch]
-            varied, device = augmenting(self._spec, self._index, epoch), next(run.replica.model.parameters()).device
+            varied, device = (
+                augmenting(self._spec, self._index, self._seed),
+                next(run.replica.model.parameters()).device,
+            )
             self._parts = run.step, train.batches(parts, device, varied)
         if rows:
             self._parts = run.step + 1, self._parts[1]
@@ -184,7 +187,7 @@ class Passes:
         # torch.manual_seed takes a stack trace for each kind of device that is not there
         seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
         own = (self._ranks.rank,) if self._ranks.rank else ()  # no two parts of a batch have the same dropout masks
-        seeded(derive(plan.seed, "forward", self._index, run.rng_key, *own))
+        seeded(derive(self._seed, "forward", run.step, *own))  # as known as the batches, and as often the same
         if self._spec.local is not None:
             dense, loss, moments = differences(self._spec, run, self._index, batch.batches(), moments, self._gradients)
             return self._made(gather(plan.routes, {}, dense, like), loss), moments

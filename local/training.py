@@ -296,12 +296,13 @@ class _Trainer:
         return sum(any(0 < size < whole for size in step) for step in run.batches(self.index)[first:last])
 
     def _start_epoch(self) -> None:
-        """Find what the epoch's batches are drawn from, and note where a training begins, as others may."""
+        """Find what the epoch's batches are drawn from, and note where it begins: in the log where trainings do."""
         here = self.passes.start(self.contributions.known(self.policy, self.state.places))
         self.state.order = self.passes.epoch, here.drawn
-        if here.first and self._drawn(0, len(self.site_run.batches(self.index))):
+        if self._drawn(0, len(self.site_run.batches(self.index))):
             self.state.places = arrived(self.state.places, here)
-            self.contributions.note_place(self.state.places[-1])
+            if here.first:
+                self.contributions.note_place(self.state.places[-1])
 
     def _look(self) -> None:
         """Count a stretch of steps where the weights are at one of them, for trainings and runs to come, too.

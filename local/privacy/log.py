@@ -444,14 +444,14 @@ class DisclosureLog:
         See `common.privacy.standing`.
 
         Args:
-            but: identity of a run that is left out.
+            but: identity of a run whose batches are not counted.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
         """
         with self._connected() as (log, _):
             known = (
-                "SELECT sketch, steps, flows, drawn FROM places, runs WHERE number = places.run AND runs.run IS NOT ?"
+                "SELECT sketch, iif(runs.run IS ?, 0, steps), flows, drawn FROM places, runs WHERE number = places.run"
             )
             return log.execute(known, [but]).fetchall()
 

@@ -25,11 +25,14 @@ from rankdad.common.privacy.standing import NEAR, Places, most_known
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.refusals import refusal
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.model import Factory
 from rankdad.local.privacy.cells import StepNumbers, cells_of_row, varies
 
 REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
 
 STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
+
+SILENT = ("relu", "gelu")  # a unit may say nothing of half of the patients, and more
 
 WIDER = "who is in which batch, and with that each one's row: with as many columns as patients batches tell both"
 
@@ -92,6 +95,7 @@ def of_directions(
 
     The gradient of a layer that sees the inputs is a sum of its batch's rows. Where there are as many columns as
     patients, sums of as many batches are no other rows' sums, wherever the weights are: who is in which can be solved.
+    Of a unit that may say nothing of a patient, they are those of whom it does: columns count twice.
     """
     width, inputs = math.prod(spec.data.shape), data.samples.inputs
     seeing = [_rows(route) for route in plan.routes if route.matrix[1] in (width, width + 1) and len(route.shape) > 1]
@@ -102,10 +106,17 @@ def of_directions(
     for split, own in zip(data.splits, sizes, strict=True):
         people = data.people(split.train)
         drawn = [size for size in own if 0 < size < len(split.train)]
-        if drawn and directions > most_told(policy.rows_per_rank) * people:
+        if drawn and directions > most_told(policy.rows_per_rank) * people * _answered(spec):
             most = numbers.rows(max(drawn))
             rows = max(seeing) if most is None else max(1, min(most, max(seeing)))
             yield About(split.train, len(drawn) * rows * spec.training.epochs, 1.0)
+
+
+def _answered(spec: RunSpec) -> float:
+    """Return of what part of the patients a unit that sees the inputs says something."""
+    model = spec.model
+    silent = getattr(model, "activation", "") in SILENT or getattr(model, "dropout", 0) > 0
+    return 0.5 if silent or isinstance(model, Factory) else 1.0
 
 
 def _rows(route: Route) -> int:
@@ -213,9 +224,9 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     inputs = data.samples.inputs
     columns = int(varies(inputs).sum()) if isinstance(inputs, Tensor) else 0
     asks = f"trains on {counted(columns, 'column')}, levels counted one by one, of {counted(fewest, noun)} here"
-    most = most_told(policy.rows_per_rank)
+    most = most_told(policy.rows_per_rank) * _answered(spec)
     allows = f"that from {counted(math.ceil((columns + 1) / most), noun)} on (rows_per_rank {policy.rows_per_rank})"
-    change: dict[str, object] = {"rows_per_rank": int(2 * fewest / (columns + 1)) or None}
+    change: dict[str, object] = {"rows_per_rank": int(2 * fewest * _answered(spec) / (columns + 1)) or None}
     owner = f"at most {counted(max(0, int(most * fewest) - 1), 'column')}"
     if any(len(split.validation) for split in data.splits):
         owner += ", or no validation (training.validation 0)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,21 @@ def test_no_difference_of_a_units_sums_is_one_patients(rate: float, runs: int) -
     """With a seed that an owner has chosen, and both hospitals honest: 4 and 10 rows of 45 in a run, before."""
     assert differences.attack([10], "relu", 28608, rate, RULES, runs).rows == 0
     assert differences.attack([10], "relu", 28608, rate, NO_RULES).rows > 0
+
+
+@pytest.mark.parametrize(("model", "code"), [({}, "columns-of-too-few"), ({"activation": "tanh"}, "")])
+def test_columns_count_twice_where_units_may_say_nothing(tmp_path: Path, model: dict[str, Any], code: str) -> None:
+    """Of a unit that answers to as many patients as there are columns: 22 of 45 rows while weights moved by 82 %."""
+    for site in SITES:
+        drawn = np.random.default_rng(len(site))
+        (tmp_path / site / "data").mkdir(parents=True)
+        np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(45, 20)), y=np.arange(45) % 2)
+    document = specification("one layer of 16", 0.003, 24, None, 0)
+    document["model"] = {"name": "mlp", "hidden": [2], **model}
+    document["data"]["shape"] = [20]
+    document["training"] |= {"batch_size": 9, "optimizer": {"name": "adam", "lr": 0.003}}
+    seen = run_sites(validate(RunSpec, document), tmp_path, RULES)
+    assert (seen.code if isinstance(seen, Refused) else "") == code
 
 
 def test_rounds_of_local_steps_at_weights_that_hardly_move_are_refused(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankdad.common.data import Samples, SiteData
 from rankdad.common.data.folds import Split
 from rankdad.common.data.parts import Dealt
+from rankdad.common.lowrank.factors import Factor
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.privacy.standing import NEAR, Flows
@@ -105,14 +106,33 @@ def test_near_a_place_the_same_patients_batches_are_those_of_before() -> None:
         assert passes.start(places).drawn == {next(iter(here.drawn)): fresh}
 
 
+def test_batches_of_before_have_the_dropout_masks_of_before() -> None:
+    """Others known to everybody told of each unit another sum of the same patients: all 45 rows, from outside."""
+    passes, _ = opened(dropout=0.5)
+    order = passes.start().drawn
+    sums = [passes.step(passes.batch(order), {})[0].gradients]
+    passes._run.note(epoch=1)
+    sums += [passes.step(passes.batch(order), {})[0].gradients]
+    passes._run.note(epoch=2)
+    sums += [passes.step(passes.batch(passes.start().drawn), {})[0].gradients]
+    first, again, other = (torch.cat([value_of(one).flatten() for one in each]) for each in sums)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+
+
+def value_of(gradient: Factor | Tensor) -> Tensor:
+    return gradient.gradient() if isinstance(gradient, Factor) else gradient
+
+
 def opened(
     secret: Secret = Secret(b"0" * 32),  # noqa: B008
     names: Callable[[int], str] = str,
+    dropout: float = 0.0,
 ) -> tuple[Passes, Contributions]:
     """A site of 90 patients, which trains on them in five steps."""
     spec = run_spec(
         task={"name": "classification", "classes": 3},
-        model={"name": "mlp", "hidden": [5, 4], "activation": "relu"},
+        model={"name": "mlp", "hidden": [5, 4], "activation": "relu", "dropout": dropout},
         data={"shape": [6]},
         training={"dtype": "float64", "batch_size": 18},
     )
