@@ -52,7 +52,7 @@ class Passes:
 
     Attributes:
         evened: batches in which somebody would have had more.
-        divided: gradients of a layer of which a unit would have been nearly one patient's.
+        divided: gradients of a layer of which somebody would have had more of a unit, or of a sum of some.
     """
 
     def __init__(

@@ -219,8 +219,8 @@ class _Trainer:
             )
         if self.passes.divided:
             self.notice(
-                f"{self.state.site}: in {counted(self.passes.divided, 'gradient')} of a layer a unit, or a sum of "
-                "some, answered to nearly one patient alone, who counts less there (min_level)"
+                f"{self.state.site}: in {counted(self.passes.divided, 'gradient')} of a layer somebody had more than "
+                f"1/{self.policy.sharing} of a unit, or nearly all of a sum of some, and counts less there (min_level)"
             )
         assert run.test is not None
         assert run.farewell is not None

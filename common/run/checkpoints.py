@@ -35,7 +35,7 @@ from rankdad.common.run.state import RunState
 SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
-FORMAT = 3  # of the document
+FORMAT = 4  # of the document
 
 _NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
