@@ -32,7 +32,7 @@ REPEATED = "sums of the same patients at many weights: with as many numbers as t
 
 STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
 
-SILENT = ("relu", "gelu")  # a unit may say nothing of half of the patients, and more
+SILENT = ("relu", "gelu")  # a unit may say nothing of a third of the patients, and more
 
 WIDER = "who is in which batch, and with that each one's row: with as many columns as patients batches tell both"
 
@@ -95,7 +95,7 @@ def of_directions(
 
     The gradient of a layer that sees the inputs is a sum of its batch's rows. Where there are as many columns as
     patients, sums of as many batches are no other rows' sums, wherever the weights are: who is in which can be solved.
-    Of a unit that may say nothing of a patient, they are those of whom it does: columns count twice.
+    Of a unit that may say nothing of some, they are those of whom it does: taken to be two of three.
     """
     width, inputs = math.prod(spec.data.shape), data.samples.inputs
     seeing = [_rows(route) for route in plan.routes if route.matrix[1] in (width, width + 1) and len(route.shape) > 1]
@@ -116,7 +116,7 @@ def _answered(spec: RunSpec) -> float:
     """Return of what part of the patients a unit that sees the inputs says something."""
     model = spec.model
     silent = getattr(model, "activation", "") in SILENT or getattr(model, "dropout", 0) > 0
-    return 0.5 if silent or isinstance(model, Factory) else 1.0
+    return 2 / 3 if silent or isinstance(model, Factory) else 1.0
 
 
 def _rows(route: Route) -> int:
@@ -230,6 +230,7 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     owner = f"at most {counted(max(0, int(most * fewest) - 1), 'column')}"
     if any(len(split.validation) for split in data.splits):
         owner += ", or no validation (training.validation 0)"
+    owner += ', or units that say something of all ("activation": "tanh")' * (_answered(spec) < 1)
     owner += ", or a model that does not see them all,"
     error = refusal("data", asks, allows, change, WIDER, owner=owner)
     raise FewSamplesError.of(error, code="columns-of-too-few")

@@ -108,7 +108,7 @@ def test_no_difference_of_a_units_sums_is_one_patients(rate: float, runs: int) -
 
 
 @pytest.mark.parametrize(("model", "code"), [({}, "columns-of-too-few"), ({"activation": "tanh"}, "")])
-def test_columns_count_twice_where_units_may_say_nothing(tmp_path: Path, model: dict[str, Any], code: str) -> None:
+def test_columns_count_more_where_units_may_say_nothing(tmp_path: Path, model: dict[str, Any], code: str) -> None:
     """Of a unit that answers to as many patients as there are columns: 22 of 45 rows while weights moved by 82 %."""
     for site in SITES:
         drawn = np.random.default_rng(len(site))

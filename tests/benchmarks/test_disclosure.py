@@ -67,7 +67,7 @@ def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path) -> None:
     first = [one for one in ordinary.both_studies(80, "steps", tmp_path) if one.number == 1]
     assert [one.refused for one in first] == [""] * 3
     (refused,) = {one.refused for one in ordinary.both_studies(40, "steps", tmp_path / "forty")}
-    assert "at most 4 columns" in refused
+    assert "at most 5 columns" in refused
     (refused,) = {one.refused for one in ordinary.both_studies(30, "steps", tmp_path / "fewer")}
     assert "fewer folds" in refused
     assert ordinary.least_count("exact", 2, high=300) == 190
