@@ -157,7 +157,8 @@ def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("case", METHODS)
 def test_ranks_end_with_the_weights_of_one_process_and_again_with_the_same_bits(tmp_path: Path, case: str) -> None:
     changes = dict(zip(("method", "training"), METHODS[case], strict=True))
-    shared = 1 if "one sample" in case else 3  # patients have no more than a share of a step
+    # Patients have no more than a share of a step; what is left of a unit may be 0, whose rounding Adam makes large.
+    shared = 1 if "one sample" in case or "rank-dad, adam" in case else 3
     ended = {}
     for number, size in enumerate((1, 2, 4, 4)):
         with house(tmp_path / str(number), both=True, samples=26, sharing=shared, **changes) as found:
@@ -219,7 +220,7 @@ def test_ranks_with_rows_of_the_weights_end_as_one_process_and_again_with_the_sa
     tmp_path: Path, case: str
 ) -> None:
     changes = dict(zip(("method", "training"), SHARDED[case], strict=True))
-    shared = 1 if "one sample" in case else 3
+    shared = 1 if "one sample" in case or "rank-dad, adam" in case else 3
     ended = {}
     for number, size in enumerate((1, 2, 4, 4)):
         with house(tmp_path / str(number), both=True, samples=26, sharing=shared, **changes) as found:
