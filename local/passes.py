@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankdad.common.data import Batch, Samples, SiteData
 from rankdad.common.data.prepared import MOST_SAMPLES, Prepared, prepare
@@ -325,7 +325,7 @@ class Passes:
 
     def _looked_ahead(self, parts: Sequence[Batch], people: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return the scales of all parts, by a forward pass that the next ones repeat."""
-        go_back = self._state()
+        go_back = self._run.replica.as_it_is()
         try:
             with torch.no_grad():
                 outputs = [self._forward(part)[0] for part in parts]
@@ -375,29 +375,3 @@ class Passes:
 
     def _deltas(self, outputs: Tensor, batch: Batch) -> Tensor:
         return deltas(self._spec.task, outputs, batch.labels, self.prepared().transform.fit.class_weights)
-
-    def _state(self) -> Callable[[], None]:
-        """Return what sets what a forward pass changes back to where it is: random numbers and buffers."""
-        model = self._run.replica.model
-        buffers, draw_again = {name: buffer.clone() for name, buffer in model.named_buffers()}, _random_state(model)
-
-        def go_back() -> None:
-            draw_again()
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    buffer.copy_(buffers[name])
-
-        return go_back
-
-
-def _random_state(model: nn.Module) -> Callable[[], None]:
-    """Return what sets the generators that a model's passes draw from back to where they are."""
-    device, drawn = next(model.parameters()).device, torch.get_rng_state()
-    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def go_back() -> None:
-        torch.set_rng_state(drawn)
-        if there is not None:
-            torch.cuda.set_rng_state(there, device)
-
-    return go_back

@@ -312,10 +312,8 @@ class _Trainer:
         """
         stretch, at = self.contributions.stretch(self.policy)
         drawn = self._drawn(stretch.start, stretch.stop)
-        step, lost = (
-            self.site_run.step,
-            not any(place.steps for place in self.state.places),
-        )  # what it has lost, a site counts anew
+        step = self.site_run.step
+        lost = not any(place.steps for place in self.state.places)  # what it has lost, a site counts anew
         if not drawn or (step != at and not (lost and step > at)):
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows(), drawn=self.state.order[1])

@@ -90,27 +90,15 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered, sharing: in
     if not len(names):
         return None
     mine = of[begin : begin + len(people)]
-    left = (
-        _within_units(deltas, mine, len(names), gathered, lambda sums: limit(sums, sharing)) if sharing > 1 else deltas
-    )
+    left = deltas
+    if sharing > 1:
+        left = _within(left, left.double().abs(), mine, len(names), lambda sums: limit(sums, sharing), gathered)
     scale = _out_of_sums(left, of.cpu(), mine, len(names), gathered)
-    if scale is None:  # the rank is higher
-        left = _within_units(left, mine, len(names), gathered, most_of_outputs) if sharing < 2 else left
-    elif not bool((scale == 1).all()):
+    if scale is not None and not bool((scale == 1).all()):
         left = left * scale.to(left)[mine]
+    elif scale is None and sharing < 2:  # the rank is higher
+        left = _within(left, left.double().abs(), mine, len(names), most_of_outputs, gathered)
     return None if left is deltas else left
-
-
-def _within_units(
-    deltas: Tensor, mine: Tensor, people: int, gathered: Gathered, most: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return what flows back through units, of each patient no more than may be; the same tensor where it is so."""
-    own = deltas.new_zeros(people, deltas.shape[1], dtype=torch.float64)
-    each, _ = gathered(own.index_add_(0, mine, deltas.double().abs()))
-    sums = each.reshape(-1, *own.shape).sum(0)
-    bound = most(sums)
-    larger = sums > bound * (1 + ROUNDING)
-    return deltas * torch.where(larger, bound / sums, 1.0).to(deltas)[mine] if larger.any() else deltas
 
 
 def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered: Gathered) -> Tensor | None:
@@ -169,9 +157,17 @@ def most_of_outputs(sums: Tensor) -> Tensor:
     return others.sum(0) * OF_OUTPUT / (1 - OF_OUTPUT)
 
 
-def _within(left: Tensor, sizes: Tensor, of: Tensor, people: int, most: Callable[[Tensor], Tensor]) -> Tensor:
+def _within(
+    left: Tensor,
+    sizes: Tensor,
+    of: Tensor,
+    people: int,
+    most: Callable[[Tensor], Tensor],
+    gathered: Gathered = lambda own: (own, 0),
+) -> Tensor:
     """Return rows that are scaled down where a patient's together are larger than they may be; else the same tensor."""
-    sums = sizes.new_zeros(people, sizes.shape[1]).index_add_(0, of, sizes)
+    own = sizes.new_zeros(people, sizes.shape[1]).index_add_(0, of, sizes)
+    sums = gathered(own)[0].reshape(-1, *own.shape).sum(0)
     bound = most(sums)
     larger = sums > bound * (1 + ROUNDING)
-    return left * torch.where(larger, bound / sums, 1.0)[of] if larger.any() else left
+    return left * torch.where(larger, bound / sums, 1.0)[of].to(left) if larger.any() else left

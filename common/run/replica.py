@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -134,6 +134,22 @@ class Replica:
         yield self.model
         if weights:
             self.load(own)
+
+    def as_it_is(self) -> Callable[[], None]:
+        """Return what sets what a forward pass changes back to where it is: random numbers and buffers."""
+        buffers, drawn = {name: buffer.clone() for name, buffer in self.model.named_buffers()}, torch.get_rng_state()
+        device = next(self.model.parameters()).device
+        there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+        def go_back() -> None:
+            torch.set_rng_state(drawn)
+            if there is not None:
+                torch.cuda.set_rng_state(there, device)
+            with torch.no_grad():
+                for name, buffer in self.model.named_buffers():
+                    buffer.copy_(buffers[name])
+
+        return go_back
 
     def restart(self, training: Training, weights: Mapping[str, Tensor]) -> None:
         """Begin anew from some weights and with some settings: without moments, at step 0."""

@@ -325,10 +325,7 @@ def test_a_first_run_does_as_well_as_scikit_learn(write: Callable[[Path], Folder
     rows = np.concatenate([expected.matrix(site) for site in expected.tables])
     patients = [name for names in expected.people.values() for name in names] or None
     best = reference(rows[:, :-1], rows[:, -1], patients, classes=classes)
-    patients_of = {site: len(set(expected.people.get(site, range(len(own))))) for site, own in expected.tables.items()}
-    two = [site for site, count in patients_of.items() if count >= 2 * file.simulation.policy.min_rows]
-    assert two == [site for site in expected.tables if (write, site) != (few, "small")]
-    assert test["samples"] == sum(len(expected.matrix(site)) for site in two), "of a single part none is tested"
+    assert test["samples"] == len(rows), "init writes the min_rows by which the smallest has parts, too"
     if classes:
         assert test["auc"] > best - 0.02
     else:
