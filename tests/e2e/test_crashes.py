@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,6 +74,17 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert re.search(r"ledger/contributions-0+: cannot be written: File too large; the run can go on", done.stderr)
     assert "Traceback" not in done.stderr
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for path in (tmp_path / "again" / "sites" / "alpha").rglob("*.npz"):
+        path.write_bytes(b"")
+    done = rankdad("simulate", "--resume", tmp_path / "again")
+    assert (done.returncode, "[npz-unreadable]" in done.stderr) == (2, True), done.stderr
+    shutil.copytree(tmp_path / "run" / "sites", tmp_path / "again" / "sites", dirs_exist_ok=True)
+    for path in (tmp_path / "again" / "ledger").iterdir():
+        path.write_bytes(b"\0" * 100)
+    done = rankdad("simulate", "--resume", tmp_path / "again")
+    assert done.returncode == 2, done.stderr
+    assert "[ledger-damaged]" in done.stderr, "its own error, not that of the processes before"
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed}

@@ -89,7 +89,7 @@ def test_a_test_alone_trains_nothing_and_has_the_right_figures(
     together = shown["global_metrics"]
     for metric, value in reference(pd.concat(each), form).items():  # an AUC is a histogram's, and says how exact
         assert together[metric] == pytest.approx(value, abs=together["auc_error"] if metric == "auc" else 1e-6)
-    assert together.get("auc_error", 0) < 0.02
+    assert together.get("auc_error", 0) < 0.05
     assert all(client in shown["warnings"]["1"] for client in CLIENTS), "they had a part in its training"
 
 

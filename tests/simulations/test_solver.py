@@ -29,6 +29,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.library import simulate
 from rankdad.local.admission import admitted
+from rankdad.local.prediction import predict_file
 from rankdad.platforms.coinstac.completion import complete
 from rankdad.platforms.coinstac.inputs import read as read_form
 from rankdad.platforms.coinstac.table_profile import describe
@@ -383,14 +384,19 @@ def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path
             assert apart.max() < 0.5
 
 
-def test_of_a_model_that_is_not_solved_no_coefficients_are_told(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_a_model_that_is_not_solved_no_coefficients_are_told_and_predict_warns(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(linear, "ROUNDS", 1)
     summary, *_ = trained(folder, tmp_path / "run", validate(RunSpec, document("sick")))
     assert "final model" in summary["solver"]["unsolved"]
     fit = summary["coefficients"]["pooled"]
     assert (fit["problem"], fit["coefficients"]) == ("unsolved", [])
+    predict_file(tmp_path / "run", folder / "small", tmp_path / "out.csv", "best")
+    assert "warning: the model has not come to its exact solution" in capsys.readouterr().err
+    trained(folder, tmp_path / "steps", validate(RunSpec, document("sick", training={"solver": "steps"})))
+    predict_file(tmp_path / "steps", folder / "small", tmp_path / "out.csv", "best")
+    assert "exact solution" not in capsys.readouterr().err
 
 
 def test_a_hospital_too_small_for_rounds_is_named_and_init_asks_for_its_line(tmp_path: Path) -> None:
