@@ -21,9 +21,12 @@ from rich.table import Table
 from benchmarks.privacy.adversary_runs import SECRET, Run, attend
 from benchmarks.privacy.adversary_specs import OTHER, THIRD, VICTIM, Hospital, ask
 from benchmarks.privacy.adversary_sums import (
+    MOVED,
     Finding,
     Patients,
     Sum,
+    by_chance,
+    cells_right,
     channels,
     is_level,
     rare_in,
@@ -44,6 +47,7 @@ from rankdad.local.privacy.log import DisclosureLog
 RULES = Policy()  # of the attacked site
 STRICT = RULES.model_copy(update={"min_level": MinLevel(count=3, by="part")})
 OFF = EVERYTHING.model_copy(update={"keyed_folds": True, "methods": RULES.methods})
+CHANCE = 0.001  # of so many cells right in all tests together
 LONGEST = 6  # runs of a sequence
 MILDER: dict[str, Callable[[RunSpec], RunSpec]] = {  # what an attacker asks for, who is refused
     "weights-not-listed": lambda spec: _changed(spec, "model", pretrained=None),
@@ -62,6 +66,7 @@ class Outcome:
         below: findings about fewer patients than a part has, by source.
         smallest: patients of the smallest, by source.
         levels: of a part, or of a batch, that one or two patients have, by the run's model, batches and rounds.
+        cells: of single patients that tests have right, and, in all four ways, if they are moved by a few.
         first: seconds until one patient was found alone, by sums alone; None if none was.
         examples: a sentence about the first finding of each source.
     """
@@ -72,6 +77,7 @@ class Outcome:
     below: Counter[str] = field(default_factory=Counter)
     smallest: dict[str, int] = field(default_factory=dict)
     levels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    cells: tuple[int, int] = (0, 0)
     first: float | None = None
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -119,7 +125,7 @@ def held(policy: Policy, found: Outcome) -> bool:
     if policy.keyed_folds:
         return found.first is not None
     parts = sum(counts["part"] for counts in found.levels.values())
-    return not found.below and not (policy.min_level.by == "part" and parts)
+    return not found.below and by_chance(*found.cells) > CHANCE and not (policy.min_level.by == "part" and parts)
 
 
 def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: int) -> list[Finding]:
@@ -153,6 +159,8 @@ def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: i
                     spec = None if spec == asked else spec
             _change(hospitals[VICTIM], rng, home, kept=not policy.keyed_folds)
         outcome.runs += len(done)
+        right, moved = zip(outcome.cells, *map(cells_right, done), strict=True)
+        outcome.cells = sum(right), sum(moved)
         return analysed(done, rng, RULES.min_rows)
 
 
@@ -266,6 +274,8 @@ def _table(found: Outcome, seconds: float) -> Table:
     table.add_section()
     alone = "never" if found.first is None else f"after {found.first:.0f} s"
     table.add_row("one patient alone", alone, "")
+    right, moved = found.cells
+    table.add_row("cells of tests right", str(right), f"by chance {moved / len(MOVED):.1f}")
     refusals = ", ".join(f"{code} {count}" for code, count in found.refused.most_common(6))
     table.caption = f"refused: {refusals}" if refusals else None
     return table

@@ -16,6 +16,7 @@ from math import comb
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import binom
 from torch import Tensor
 
 from benchmarks.privacy.adversary_runs import Run, gradients
@@ -33,6 +34,8 @@ SAME = 1e-4  # of a number, by which a row is a patient's: sums of several come 
 FILLED = 0.05  # likewise of a gap, which has the mean of all hospitals, of which this one's is not far
 RANK = 1e-9  # below which a singular value of sets is none
 MOST_CHOICES = 300  # of small atoms that are put together
+MOVED = (-3, -2, 2, 3)  # cells, by which a histogram is moved to see what is right by chance
+ONCE = 1e-5  # probability of a run's finding by chance: once in 100 times 1,000 runs
 RARE = 2  # patients that a level of a part has at most where it tells of them
 Array = NDArray[np.float32]
 Patients = frozenset[str]
@@ -245,18 +248,29 @@ def rare_in(run: Run, patients: Patients) -> Iterator[tuple[str, Patients]]:
             yield name, frozenset(run.data.keys[rows[place]] for place in own)
 
 
-def told_by_cells(run: Run) -> Iterator[Finding]:
-    """Yield the tests whose histograms have more single patients' cells right than chance would.
+def cells_right(run: Run) -> tuple[int, int]:
+    """Return how many cells of single patients a run's tests give away, and those if they are moved, in all four ways.
 
     Chance is what histograms that are moved by a few cells have right.
     """
+    right = moved = 0
     for sent, exact in run.tests:
         claimed, true = (_cells(run, one) for one in (sent, exact))
         alone = (claimed > 0) & (claimed < run.fewest)
-        right = int((alone & (true == 1)).sum())
-        chance = float(np.mean([int((alone.roll(by, -1) & (true == 1)).sum()) for by in (-3, -2, 2, 3)]))
-        if right > chance + 3 * (chance + 1) ** 0.5:
-            yield Finding("cells, test", frozenset(["0"]), where(run))
+        right += int((alone & (true == 1)).sum())
+        moved += sum(int((alone.roll(by, -1) & (true == 1)).sum()) for by in MOVED)
+    return right, moved
+
+
+def by_chance(right: int, moved: int) -> float:
+    """Return how probable it is that chance gives so many right, or more (exact test of two Poisson rates)."""
+    return float(binom.sf(right - 1, right + moved, 1 / (1 + len(MOVED))))
+
+
+def told_by_cells(run: Run) -> Iterator[Finding]:
+    """Yield a finding if a run's tests have more single patients' cells right than once in 100 times 1,000 runs."""
+    if by_chance(*cells_right(run)) < ONCE:
+        yield Finding("cells, test", frozenset(["0"]), where(run))
 
 
 def _cells(run: Run, tally: Tally) -> Tensor:
