@@ -222,6 +222,7 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
     from rankdad.local.config import SiteConfig
     from rankdad.local.drivers.drive import drive
     from rankdad.local.drivers.http import AggregatorClient
+    from rankdad.local.site import Site
 
     torch.set_num_threads(1)
     spec = _bare_run(sites, size)
@@ -250,4 +251,4 @@ def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> lis
 
     config = SiteConfig(name=site, aggregator=f"http://127.0.0.1:{port}", data="", output="", patience=10.0)
     with AggregatorClient(config) as client:
-        return drive(steps_alone(), client, plan, site)
+        return drive(Site(steps_alone(), plan), client, site)

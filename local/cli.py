@@ -78,8 +78,8 @@ def site(
         run_rank(read)
         return
     config = read()
+    from rankdad.local.drivers.running import run_site
     from rankdad.local.shutdown_signals import ShutdownSignals
-    from rankdad.local.site import run_site
 
     with ShutdownSignals() as signals:
         run_site(config, signals)

@@ -29,15 +29,14 @@ from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.catching_up import CatchingUp, Steps
-from rankdad.local.contributions import Contributions, Tested
+from rankdad.local.contributions import Contributions
 from rankdad.local.late_steps import Sent, after_step, assumed, settle
 from rankdad.local.local_steps import Moments
+from rankdad.local.observer import Observer
 from rankdad.local.passes import Passes
 from rankdad.local.privacy.cells import StepNumbers
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.references import References
-
-Lap = Callable[[str], None]
 
 
 @dataclass
@@ -97,11 +96,8 @@ def train(
     data: SiteData,
     state: TrainingState,
     policy: Policy,
-    lap: Lap = lambda name: None,
-    between_steps: Callable[[], None] = lambda: None,
-    tested: Tested = lambda fold, outputs: None,
-    notice: Callable[[str], None] = lambda sentence: None,
-    followed: Callable[[Body], None] = lambda body: None,
+    observer: Observer | None = None,
+    *,
     ranks: Alone | None = None,
     again: bool = False,
 ) -> Generator[Message | Ask, Message | None, Result]:
@@ -113,12 +109,7 @@ def train(
         data: the site's samples.
         state: changed in place, and the replica with it.
         policy: of the site: rows of a step, and weights that are taken over.
-        lap: told the name of each stretch of work when it ends, for timings.
-        between_steps: called before every step: the state is then all that is needed to go on.
-        tested: given every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; of a site
-            that comes back from a crash maybe twice.
-        notice: told what a person at the site should know.
-        followed: given every update's body when the state is beyond it.
+        observer: told what happens beside the messages.
         ranks: that share the site's batches; without any it is alone.
         again: whether the run has begun at this site before: whoever sends updates sees to it that they are the same.
 
@@ -137,7 +128,8 @@ def train(
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
     """
-    references = References(spec, data, state.run, state.site, notice)
+    observer = observer or Observer()
+    references = References(spec, data, state.run, state.site, observer.notice)
     index = plan.sites.index(state.site)
     passes = Passes(spec, plan, data, state.run, index, ranks, policy.sharing)
     contributions = Contributions(
@@ -147,15 +139,15 @@ def train(
         state.run,
         index,
         passes.prepared,
-        tested,
+        observer.tested,
         references.outputs,
         retain=policy.retain,
         again=again,
     )
     numbers = StepNumbers.of(policy, spec, plan, data)
-    trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, lap, notice, followed)
+    trainer = _Trainer(spec, plan, passes, contributions, state, policy, numbers, observer)
     with (ranks or Alone()).together():
-        return (yield from trainer.run(between_steps, references.advance))
+        return (yield from trainer.run(references.advance))
 
 
 class _Trainer:
@@ -176,26 +168,23 @@ class _Trainer:
         state: TrainingState,
         policy: Policy,
         numbers: StepNumbers,
-        lap: Lap,
-        notice: Callable[[str], None],
-        followed: Callable[[Body], None],
+        observer: Observer,
     ) -> None:
         self.spec, self.plan, self.policy, self.numbers = spec, plan, policy, numbers
         self.passes, self.contributions = passes, contributions
-        self.state, self.site_run, self.lap, self.notice = state, state.run, lap, notice
-        self.followed = followed
+        self.state, self.site_run, self.observer = state, state.run, observer
         self.projects = spec.training.sends_projections and any(route.projected for route in plan.routes)
         self.index = plan.sites.index(state.site)
         self.catching_up = CatchingUp(self.index, plan.staleness)
 
-    def run(self, between_steps: Callable[[], None], beside: Callable[[], None]) -> Steps[Result]:
+    def run(self, beside: Callable[[], None]) -> Steps[Result]:
         run = self.site_run
         if run.roster:
             self.contributions.check_roster(self.policy, anew=False)
         compared = False
         while (due := run.due) is not None:
             if due.kind in (Kind.COMPARISON, Kind.STEP) and not compared:
-                between_steps()
+                self.observer.between_steps()
             compared = due.kind is Kind.COMPARISON
             known = yield from self._ask()
             if due.kind is Kind.STEP:
@@ -212,13 +201,13 @@ class _Trainer:
             elif due.stage is not None:
                 self.contributions.check_totals(due.stage)
         if self.passes.evened:
-            self.notice(
+            self.observer.notice(
                 f"{self.state.site}: in {counted(self.passes.evened, 'step')} a few patients "
                 f"had more than 1/{self.policy.sharing} of what flows back from the loss, and count as much as that "
                 "(min_level): the model was certain of nearly all others"
             )
         if self.passes.divided:
-            self.notice(
+            self.observer.notice(
                 f"{self.state.site}: in {counted(self.passes.divided, 'gradient')} of a layer somebody had more than "
                 f"1/{self.policy.sharing} of a unit, or nearly all of a sum of some, and counts less there (min_level)"
             )
@@ -241,7 +230,7 @@ class _Trainer:
                 reads = not (yield from self.catching_up.is_complete(known, len(self.plan.exchanges)))
             known = None if joins is None else known  # if nobody can tell, it sends again
         batch = self.passes.batch(self.state.order[1], reads=reads)
-        self.lap("begin")
+        self.observer.lap("begin")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
         weight = run.weight(self.index) if len(batch) else 0.0
         share, counted = run.share(self.index, weight), weight
@@ -251,12 +240,12 @@ class _Trainer:
         most = self.numbers.rows(self.passes.behind_step)
         most = most if most is None else most - self.projects
         own, moments = self.passes.step(batch, self.state.moments)
-        self.lap("compute")
+        self.observer.lap("compute")
         exchange = run.method.step(own.gradients, share, state, seed, most)
         body = Step(weight, own.loss, own.norm, next(exchange), own.projections)
         missing = set[int]()
         while True:
-            self.lap("reduce")
+            self.observer.lap("reduce")
             update = known or (yield self._message(replace(body, weight=weight)))
             answer = self._checked(update)
             assert update is not None
@@ -285,9 +274,9 @@ class _Trainer:
                 self.state.sent = (*self.state.sent, late)
         if weight:  # left out, it begins the next step from where it began this one
             self.state.moments = moments
-        self.lap("reduce")
+        self.observer.lap("reduce")
         self._follow(update)
-        self.lap("end")
+        self.observer.lap("end")
 
     def _drawn(self, first: int, last: int) -> int:
         """Return how many steps are of other patients, or of the same with other weights, each time."""
@@ -351,7 +340,7 @@ class _Trainer:
         self.site_run.follow(update)
         if self.site_run.fold != fold:
             self.state.residuals, self.state.moments, self.state.sent = {}, {}, ()
-        self.followed(body)
+        self.observer.followed(body)
 
     def _check_replica(self, weights: dict[str, Tensor]) -> None:
         """Check the weights that the aggregator gives to all, and say that they are taken over.
@@ -362,7 +351,7 @@ class _Trainer:
         self.site_run.replica.check_parameters(weights)
         name, apart = furthest(self.site_run.replica.parameters(), weights)
         check_replica(self.policy, self.spec, self.state.site, name, apart)
-        self.notice(
+        self.observer.notice(
             f"{self.state.site}: takes over the aggregator's weights after step {self.site_run.steps}: those of {name} "
             f"are {apart:.3g} of their size from its own, the others no further"
         )

@@ -288,7 +288,7 @@ def check(
     if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
         from rankdad.local.config import SiteConfig
         from rankdad.local.drivers.http import NOT_FOUND, RefusedError
-        from rankdad.local.site import check_site
+        from rankdad.local.taking_part import check_site
 
         refuse_options(
             {**dealt, "--set": set_, "--allow-factory": allow_factory, "--weights": weights},

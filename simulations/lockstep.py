@@ -6,7 +6,7 @@ The same trainers, the same aggregator and the same bytes as between processes, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,8 +25,6 @@ from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.models import build_network
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.policy_checks import check_run
-from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.refusals import refuse_together
 from rankdad.common.run.artifacts import save_model
@@ -37,9 +35,11 @@ from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
 from rankdad.local.admission import admitted
 from rankdad.local.alone import own_splits
+from rankdad.local.observer import Observer
 from rankdad.local.prediction import write_predictions
+from rankdad.local.site import Site, site_of
 from rankdad.local.trained_rows import write_trained_rows
-from rankdad.local.training import Result, TrainingState, train
+from rankdad.local.training import Result, TrainingState
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
@@ -49,7 +49,6 @@ from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import Tree
 
-Training = Generator[Message | Ask, Message | None, Result]
 Said = bytes | int | str  # what a site says: its contribution, the round that it asks for, or why it cannot go on
 Exchange = Callable[[Mapping[str, bytes | None]], Iterator[tuple[str, Said]]]
 
@@ -89,8 +88,8 @@ class Trainers:
     ) -> None:
         self.results: dict[str, Result] = {}
         self.failures: list[RunFailedError] = []
-        self._plan, self._trainings = plan, dict[str, Training]()
-        self._devices = dict(zip(data, cycle(devices), strict=False))
+        self._sites = dict[str, Site[Result]]()
+        here = dict(zip(data, cycle(devices), strict=False))
         everyone = dict.fromkeys(data, EVERYTHING) if policies is None else policies
         own = dict[str, SiteData]()
 
@@ -101,31 +100,29 @@ class Trainers:
         refuse_together({site: partial(admit, site) for site in data}, everyone)
         for site, admitted_data in own.items():
             policy = everyone[site]
-            run_state = RunState(spec, plan, Replica(spec, allowed_factories, self._devices[site], weights))
-            self._trainings[site] = train(
-                spec, plan, admitted_data, TrainingState(site, run_state), policy, tested=partial(tested, site)
-            )
+            run_state = RunState(spec, plan, Replica(spec, allowed_factories, here[site], weights))
+            state, observer = TrainingState(site, run_state), Observer(tested=partial(tested, site))
+            self._sites[site] = site_of(spec, plan, admitted_data, state, policy, observer)
 
     def advance(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
         """Answer sites, and yield what each says that has not ended; None is the answer that there is none."""
-        for site in [site for site in self._trainings if site in answers]:
-            answer, device = answers[site], self._devices[site]
+        for name in [name for name in self._sites if name in answers]:
+            site = self._sites[name]
             said: Said | None = None
             try:
-                update = None if answer is None else unpack(answer, self._plan, up=False, device=device)
-                message = self._trainings[site].send(update)
-                said = message.round if isinstance(message, Ask) else pack(message, self._plan, up=True)
-            except StopIteration as stop:
-                self.results[site] = stop.value
+                said = site.advance(answers[name])
             except RunFailedError as error:  # another site's
                 self.failures.append(error)
             except RankdadError as error:  # its own
-                self.failures.append(RunFailedError(site, str(error), code=error.code, field=error.field))
+                self.failures.append(RunFailedError(name, str(error), code=error.code, field=error.field))
                 said = str(error)
-            if said is None or isinstance(said, str):
-                del self._trainings[site]
+            else:
+                if said is None:
+                    self.results[name] = site.result
+            if not isinstance(said, bytes | int):
+                del self._sites[name]
             if said is not None:
-                yield site, said
+                yield name, said
 
 
 def carry(tree: Tree, exchange: Exchange, on_round: Callable[[Aggregator], None] = lambda aggregator: None) -> None:

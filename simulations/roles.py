@@ -70,7 +70,7 @@ def site_process(
     ends: Sequence[Connection], listening: Sequence[socket.socket], config: SiteConfig, logs: LogOptions
 ) -> None:
     """Take part in the run, in a process forked for that."""
-    from rankdad.local.site import run_site
+    from rankdad.local.drivers.running import run_site
 
     _close(ends, listening)
     multiprocessing.current_process().daemon = False  # a daemon may have no processes that read ahead

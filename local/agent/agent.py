@@ -31,8 +31,8 @@ from rankdad.local.agent.processes import (
 )
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.running import keep_receipt
 from rankdad.local.drivers.service import ServiceClient
-from rankdad.local.site import keep_receipt
 
 LOOK = 0.5  # seconds between two looks at decisions of the site's people
 MAX_CONSIDERED, MAX_TRAINED = 2, 100  # runs at once: a service may offer thousands

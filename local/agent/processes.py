@@ -24,9 +24,10 @@ from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.running import run_site
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
-from rankdad.local.site import offered_spec, permitted, run_site
+from rankdad.local.taking_part import offered_spec, permitted
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
 PAUSE = 0.2  # seconds between two questions for offers, however soon the service answers

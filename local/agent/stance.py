@@ -14,7 +14,7 @@ from rankdad.common.protocol.service import MAX_NEEDED, MAX_REFUSALS, Question, 
 from rankdad.common.spec.asked import not_listed
 from rankdad.local.config import SiteConfig
 from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.site import offered_spec, permitted
+from rankdad.local.taking_part import offered_spec, permitted
 
 LISTED = ("files", "columns")
 _log = logging.getLogger(__name__)

@@ -13,13 +13,15 @@ from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.run.state import RunState
 from rankdad.local.config import SiteConfig
-from rankdad.local.drivers.drive import carry, is_long
+from rankdad.local.drivers.drive import is_long
+from rankdad.local.drivers.running import run_site
+from rankdad.local.observer import Observer
 from rankdad.local.ranks.group import Ranks
 from rankdad.local.ranks.sharing import Sharing
 from rankdad.local.shutdown_signals import ShutdownSignals
-from rankdad.local.site import run_site, taking_part
+from rankdad.local.site import site_of
 from rankdad.local.starting import shared_state
-from rankdad.local.training import train
+from rankdad.local.taking_part import taking_part
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +69,11 @@ def follow(config: SiteConfig, ranks: Sharing) -> None:
         if ranks.share():  # rank 0 writes a checkpoint, of which this rank may have rows
             run.tensors()
 
-    training = train(spec, plan, data, state, own.policy, between_steps=between_steps, ranks=ranks)
-    device = run.replica.device
-    result = carry(training, lambda message: ranks.share(patiently=is_long(message)), plan, device=device)
+    site = site_of(spec, plan, data, state, own.policy, Observer(between_steps=between_steps), ranks=ranks)
+    site.take()
+    while site.due is not None:
+        site.take(ranks.share(patiently=is_long(site.due)))
+    result = site.result
     ranks.share()  # once rank 0 has written what the site keeps
     if config.parallel == "data" and weights_sha256(result.final) != result.weights_sha256[config.name]:
         _log.error("rank %d: ends with other weights than rank 0: do their machines compute alike?", ranks.rank)

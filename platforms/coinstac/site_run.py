@@ -16,8 +16,8 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.policy_checks import check_run
-from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask, Message
+from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.messages import Ask
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.batches import run_steps
@@ -27,12 +27,14 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.notices import Notices
+from rankdad.local.observer import Observer
 from rankdad.local.prediction import write_predictions
 from rankdad.local.privacy.dealing import Dealing, secret_of_files
+from rankdad.local.site import site_of
 from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.threads import use_threads
 from rankdad.local.timings import Timings
-from rankdad.local.training import Result, train
+from rankdad.local.training import Result
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.mounts import Member
 from rankdad.remote.ledger import Retention
@@ -48,7 +50,7 @@ Say = Callable[[str], None]
 
 
 class SiteRun:
-    """A trainer, and what survives it.
+    """A site, and what of it survives a process.
 
     Args:
         opened: the run.
@@ -79,21 +81,15 @@ class SiteRun:
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
         resumed = self._due = self._began > 0 or self._ledger.update(0) is not None
         self._timings = Timings(folder / "timings.csv", again=resumed)
-        self._training = train(
-            spec,
-            plan,
-            data,
-            self._state,
-            member.policy,
-            self._timings.lap,
-            self._between_steps,
-            partial(write_predictions, folder / "predictions", spec, data),
-            Notices(folder, lambda line: say(f"warning: {line}")).add,
+        observer = Observer(
+            lap=self._timings.lap,
+            between_steps=self._between_steps,
+            tested=partial(write_predictions, folder / "predictions", spec, data),
+            notice=Notices(folder, lambda line: say(f"warning: {line}")).add,
         )
-        self._pending: Message | None = None
-        self._result: Result | None = None
+        self._trainer = site_of(spec, plan, data, self._state, member.policy, observer)
         self._results: outputs.SiteResults | None = None
-        self._advance(None)
+        self._take(None)
         if resumed:
             say(f"{self._site}: goes on from step {run_state.steps}, round {run_state.round}")
 
@@ -108,25 +104,20 @@ class SiteRun:
         due = self._run_state.round
         if message.round < due:
             return
-        if message.round > due or self._pending is None:
+        if message.round > due or self._trainer.due is None:
             raise RankdadError(
                 f"got the update of round {message.round}, but this site stands in round {due}", code="round-unexpected"
             )
-        update = unpack(message.body, self._plan, up=False)
+        # What cannot be read is not kept: a process that goes on would meet it again.
+        unpack(message.body, self._plan, up=False)
         self._ledger.append(Record(Entry.UPDATE, message.round, NOBODY, message.body))
-        self._advance(update)
+        self._take(message.body)
 
-    def _advance(self, update: Message | None) -> None:
-        """Let the trainer work until it needs an update that is not there yet."""
-        self._timings.lap("pack")
-        try:
-            message = self._training.send(update)
-            while isinstance(message, Ask):
-                known = self._ledger.update(message.round)
-                message = self._training.send(None if known is None else unpack(known, self._plan, up=False))
-            self._pending = message
-        except StopIteration as stop:
-            self._pending, self._result = None, stop.value
+    def _take(self, update: bytes | None) -> None:
+        """Let the site work until it needs an update that is not there yet."""
+        self._trainer.take(update)
+        while isinstance(self._trainer.due, Ask):
+            self._trainer.take(self._ledger.update(self._trainer.due.round))
 
     def _between_steps(self) -> None:
         """Write a checkpoint where one is due, unless the ledger reaches further: it does so in one piece."""
@@ -138,12 +129,12 @@ class SiteRun:
 
     def reply(self) -> outputs.Reply:
         """Return the contribution to the next round, or that the results are written."""
-        if self._result is not None:
-            return outputs.reply(self._finished(self._result), progress=f"{self._site}: the results are written")
-        assert self._pending is not None
-        body = pack(self._pending, self._plan, up=True)
-        self._timings.lap("pack")
-        return outputs.reply(outputs.Sent(round=self._pending.round, body=body), progress=self._progress())
+        body = self._trainer.say()
+        if body is None:
+            result = self._trainer.result
+            return outputs.reply(self._finished(result), progress=f"{self._site}: the results are written")
+        assert isinstance(body, bytes)
+        return outputs.reply(outputs.Sent(round=self._run_state.round, body=body), progress=self._progress())
 
     def unlock(self) -> None:
         """Let another process work until `relock`: the platform may start the next one before this one ends."""

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import check, ordinary, parts
 from rankdad.common.spec import RunSpec
-from rankdad.local import site
+from rankdad.local import taking_part
 from rankdad.local.config import SiteConfig
 from tests.conftest import SHARED
 
@@ -82,5 +82,5 @@ def test_a_check_knows_earlier_runs_and_makes_no_optimizer(tmp_path: Path, monke
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an optimizer is made")
 
-    monkeypatch.setattr(site, "Replica", refuse)
-    site.check_site(SiteConfig.read(tmp_path / "site.json"), RunSpec.read(tmp_path / "run.json"))
+    monkeypatch.setattr(taking_part, "Replica", refuse)
+    taking_part.check_site(SiteConfig.read(tmp_path / "site.json"), RunSpec.read(tmp_path / "run.json"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rankdad.common.logs import JsonFormatter, LogOptions, NamesFilter, log_names, set_up
-from rankdad.local.site import run_site
+from rankdad.local.drivers.running import run_site
 from rankdad.remote.auth import Identity, hashed
 from tests.conftest import site_config, write_policy, write_site
 from tests.e2e.conftest import refused as refused

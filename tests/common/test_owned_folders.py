@@ -16,7 +16,7 @@ from rankdad.common.errors import UserError
 from rankdad.common.files import LOCK, owned
 from rankdad.common.logs import LogOptions
 from rankdad.local.agent.agent import Agent
-from rankdad.local.site import run_site
+from rankdad.local.drivers.running import run_site
 from rankdad.remote.config import Access
 from rankdad.remote.consortium import Consortium
 from rankdad.remote.run_directory import own_directory

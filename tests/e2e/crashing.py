@@ -194,8 +194,8 @@ def _aggregator(
 
 
 def _site(log: Path, crash: Crash | None, config: SiteConfig, pause: float) -> None:
+    from rankdad.local.drivers.running import run_site
     from rankdad.local.passes import Passes
-    from rankdad.local.site import run_site
 
     _begin(log, crash)
     compute = Passes.step

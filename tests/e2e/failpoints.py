@@ -23,7 +23,7 @@ from starlette.responses import Response
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.run.replica import Replica
-from rankdad.local import site
+from rankdad.local.drivers import running
 from rankdad.local.drivers.bounded import BoundedTransport
 from rankdad.remote import aggregator
 from rankdad.remote.aggregator import Aggregator
@@ -236,7 +236,7 @@ POINTS: dict[str, Callable[[Due], None]] = {
     "upload": _upload,
     "wait": _wait,
     "download": _download,
-    "result": _before(site, "save_model"),
+    "result": _before(running, "save_model"),
     # Anybody's
     "half a checkpoint": _half_a_checkpoint,
     "checkpoint in place": _after(os, "replace", _is_checkpoint),

@@ -38,6 +38,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
+from rankdad.local.observer import Observer
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from tests.conftest import run_spec
@@ -116,7 +117,7 @@ class Attack:
             data = admitted(self.policy, spec, plan, data)
             self.run_state = RunState(spec, plan, Replica(spec))
             state = TrainingState("alpha", self.run_state)
-            training = train(spec, plan, data, state, self.policy, notice=self.notices.append)
+            training = train(spec, plan, data, state, self.policy, Observer(notice=self.notices.append))
             message = answered(training, None)
             while True:
                 if isinstance(message.body, Step):

@@ -40,7 +40,9 @@ from rankdad.common.run.weight_sketch import PARTS
 from rankdad.common.spec import RunSpec
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.local.training import Result, TrainingState, train
+from rankdad.local.observer import Observer
+from rankdad.local.site import site_of
+from rankdad.local.training import Result, TrainingState
 from rankdad.remote.auth import Identity, hashed
 from rankdad.simulations import lockstep
 from tests.common.metrics.samples import tallied
@@ -132,13 +134,13 @@ def taking_part(
     run_states = {site: RunState(spec, plan, Replica(spec)) for site in SITES}
 
     def take_part(site: str) -> Result:
-        own = partial(lap, site, run_states[site])
-        training = train(spec, plan, data[site], TrainingState(site, run_states[site]), EVERYTHING, own)
+        observer, state = Observer(lap=partial(lap, site, run_states[site])), TrainingState(site, run_states[site])
+        training = site_of(spec, plan, data[site], state, EVERYTHING, observer)
         token = served.directory.parent / f"{site}.token"
         token.write_text(TOKENS[site])
         config = site_config(served.port, name=site, token_file=str(token))
         with (gamma if site == "gamma" else AggregatorClient)(config) as client:
-            return drive(training, client, plan, site, lap=own)
+            return drive(training, client, site)
 
     return {site: threads.submit(take_part, site) for site in SITES}
 

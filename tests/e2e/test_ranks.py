@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from rankdad.common.run.replica import weights_sha256
 from rankdad.local.config import SiteConfig
-from rankdad.local.site import run_site
+from rankdad.local.drivers.running import run_site
 from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
 from tests.ranks import free_port

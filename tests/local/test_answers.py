@@ -29,7 +29,9 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.local.site import check_site, run_site
+from rankdad.local.drivers.running import run_site
+from rankdad.local.site import Site
+from rankdad.local.taking_part import check_site
 from tests.conftest import run_document, run_spec, sampled, site_config, write_policy, write_site
 
 Behaviour = Callable[[socket.socket], object]
@@ -316,7 +318,7 @@ def test_an_update_that_is_none_names_its_round_and_ends_in_a_sentence(update: b
         yield Ask(7)
 
     with Hostile(behaviour) as hostile, soon() as error:
-        drive(training(), client_of(site_config(hostile.port, patience=0.4)), plan, "alpha")
+        drive(Site(training(), plan), client_of(site_config(hostile.port, patience=0.4)), "alpha")
     assert "the aggregator's update of round 7 cannot be used: " in str(error.value)
 
 

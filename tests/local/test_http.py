@@ -30,6 +30,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.drivers.service import ServiceClient
+from rankdad.local.site import Site
 from tests.conftest import run_spec, site_config
 from tests.remote.certificates import Authority
 
@@ -143,7 +144,7 @@ def test_a_trainer_may_ask_whether_a_round_is_complete(server: Server) -> None:
         return answers
 
     with client_of(server) as client:
-        first, second, third, last = drive(training(), client, plan, "alpha")
+        first, second, third, last = drive(Site(training(), plan), client, "alpha")
     assert first is not None
     assert last is not None
     assert (first.body, second, third) == (last.body, None, None)
@@ -227,7 +228,7 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
         yield Message(Kind.GOODBYE, 3, Goodbye(weights_sha256="0" * 64, sketch=torch.zeros(PARTS, dtype=torch.float64)))
 
     with client_of(server) as client, pytest.raises(RefusedError) as error:
-        drive(training(), client, plan, "alpha")
+        drive(Site(training(), plan), client, "alpha")
     assert (error.value.exit_code, error.value.code, error.value.field) == (1, "not-finite", "g")
     told = unpack(server.bodies[1], plan, up=True)
     assert told.round == 3

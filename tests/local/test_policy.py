@@ -37,7 +37,8 @@ from rankdad.common.run.batches import drawn_sizes
 from rankdad.common.spec import MethodSpec, RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.config import SiteConfig
-from rankdad.local.site import check_site, permitted, run_site
+from rankdad.local.drivers.running import run_site
+from rankdad.local.taking_part import check_site, permitted
 from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server
 

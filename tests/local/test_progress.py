@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
 from rankdad.local.config import SiteConfig
-from rankdad.local.site import run_site
+from rankdad.local.drivers.running import run_site
 from rankdad.simulations.cli import mount
 from tests.conftest import run_document, write_policy, write_site
 from tests.remote.serving import serving

@@ -25,7 +25,7 @@ from tests.remote.serving import serving
 
 DEAF = """
 import os, signal, sys, time
-from rankdad.local import site
+from rankdad.local import taking_part
 from rankdad.local.config import SiteConfig
 from rankdad.local.passes import Passes
 from rankdad.__main__ import main
@@ -39,7 +39,7 @@ def hold(*_, **__):  # as code does that takes every error for one of its own
             print("swallowed", type(error).__name__, flush=True)
 
 if sys.argv.pop() == "reading":
-    site.read_site = hold
+    taking_part.read_site = hold
 else:
     Passes.step = hold
 main()

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from rankdad.common import memory
 from rankdad.common.errors import RankdadError, SpecError, UserError
-from rankdad.local import site as site_module
+from rankdad.local import taking_part as site_module
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.running import run_site
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
-from rankdad.local.site import run_site
 from rankdad.local.starting import results_folder, run_id
 from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site

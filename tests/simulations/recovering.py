@@ -16,6 +16,7 @@ from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.local.observer import Observer
 from rankdad.local.starting import save_state, starting_state
 from rankdad.local.training import Result, train
 from rankdad.remote.aggregator import Aggregator
@@ -57,7 +58,7 @@ class Site:
                 save_state(checkpoints, self.state)
 
         policy = EVERYTHING.model_copy(update={"retain": self.retain})
-        self.training = train(self.spec, plan, self.data, self.state, policy, between_steps=between_steps)
+        self.training = train(self.spec, plan, self.data, self.state, policy, Observer(between_steps=between_steps))
         self.message = next(self.training)
 
     def hear(self, update: Message | None) -> None:

@@ -148,7 +148,7 @@ def test_check_says_at_once_that_it_has_begun(
         said.append(capsys.readouterr().err)
         raise FewSamplesError("evaluation", "as expected", code="x")
 
-    monkeypatch.setattr("rankdad.local.site.check_site", looking)
+    monkeypatch.setattr("rankdad.local.taking_part.check_site", looking)
     path = tmp_path / "site.json"
     path.write_text(json.dumps({"name": "alpha", "aggregator": "http://127.0.0.1:1", "data": "d", "output": "o"}))
     with pytest.raises(FewSamplesError):

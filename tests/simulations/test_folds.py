@@ -26,6 +26,7 @@ from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.local.observer import Observer
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
@@ -305,7 +306,7 @@ def test_a_site_that_comes_after_all_is_over_has_its_predictions_of_every_fold(t
     plan = make_plan(spec, replica.model)
     state = TrainingState("alpha", RunState(spec, plan, replica))
     note_test = lambda fold, outputs: tested.update({fold: outputs})  # noqa: E731
-    late = train(spec, plan, data["alpha"], state, EVERYTHING, tested=note_test)
+    late = train(spec, plan, data["alpha"], state, EVERYTHING, Observer(tested=note_test))
     asked = next(late)
     with contextlib.suppress(StopIteration):
         while True:

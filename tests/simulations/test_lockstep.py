@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,9 @@ from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.local.training import Result, train
+from rankdad.local.observer import Observer
+from rankdad.local.site import site_of
+from rankdad.local.training import Result
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.spec import SimulationFile
@@ -84,7 +85,8 @@ def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(
 ) -> None:
     """Three parts of four samples: of each by itself seven could not share it, and nothing would be left."""
     weights, said = list[dict[str, Tensor]](), list[str]()
-    monkeypatch.setattr(lockstep, "train", partial(train, notice=said.append))
+    noticed = partial(site_of, observer=Observer(notice=said.append))
+    monkeypatch.setattr(lockstep, "site_of", lambda *given: noticed(*given[:5]))
     policy = EVERYTHING.model_copy(update={"min_rows": 7, "min_level": MinLevel(count=7)})
     for size, accumulate, policies in ((12, 1, policy), (4, 3, policy), (12, 1, EVERYTHING)):
         training = {"dtype": "float64", "batch_size": size, "accumulate": accumulate}

@@ -19,7 +19,9 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS, distance, furthest, sketch, unpack_sketch
-from rankdad.local.training import TrainingState, train
+from rankdad.local.observer import Observer
+from rankdad.local.site import site_of
+from rankdad.local.training import TrainingState
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
@@ -63,16 +65,16 @@ def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
     )
     nudged: list[int] = []
 
-    def faulty(spec: Any, plan: Any, data: Any, state: TrainingState, policy: Policy, **options: Any) -> Any:
+    def faulty(spec: Any, plan: Any, data: Any, state: TrainingState, policy: Policy, observer: Observer) -> Any:
         def between_steps() -> None:
             if state.site == "beta" and state.run.replica.step == 3 and not nudged:
                 nudged.append(1)
                 with torch.no_grad():
                     next(state.run.replica.model.parameters()).add_(nudge)
 
-        return train(spec, plan, data, state, policy, between_steps=between_steps)
+        return site_of(spec, plan, data, state, policy, Observer(between_steps=between_steps))
 
-    monkeypatch.setattr(lockstep, "train", faulty)
+    monkeypatch.setattr(lockstep, "site_of", faulty)
     results = lockstep.run(spec, site_data(spec), tmp_path / "run")
     assert nudged
     digests = results["alpha"].weights_sha256

@@ -31,7 +31,7 @@ from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
 from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
 from rankdad.local.privacy.log import FILE, DisclosureLog, Waiting
-from rankdad.local.site import taking_part
+from rankdad.local.taking_part import taking_part
 from tests.conftest import examples, run_spec, site_config, write_site
 
 SECRET = Secret(b"s" * 32)
@@ -376,7 +376,7 @@ def test_a_run_whose_parts_another_has_divided_meanwhile_is_told_so_and_begins_a
     config = site_config(1, **places, policy=str(tmp_path / "policy.json"))
     offered: dict[str, object] = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
     with monkeypatch.context() as patched:
-        patched.setattr("rankdad.local.site.admitted", begin_another)
+        patched.setattr("rankdad.local.taking_part.admitted", begin_another)
         with pytest.raises(UserError) as raised:
             taking_part(config, offered)
     assert (raised.value.code, raised.value.field) == ("another-run-began", "data")

@@ -1,0 +1,186 @@
+"""A site's whole life: ask for the run, check it, read the data, train, save the model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError
+from rankdad.common.files import owned, write_json
+from rankdad.common.logs import log_names, progress
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import policy_warnings
+from rankdad.common.protocol.codec import pack_failure
+from rankdad.common.protocol.messages import failure_message
+from rankdad.common.protocol.retention import FILE, Receipt
+from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
+from rankdad.common.run.state import RunState
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.followed import Followed
+from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.notices import Notices
+from rankdad.local.observer import Observer
+from rankdad.local.progress import following
+from rankdad.local.ranks.alone import Alone
+from rankdad.local.ranks.group import LostRankError
+from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
+from rankdad.local.site import site_of
+from rankdad.local.starting import results_folder, run_id, save_state, starting_state
+from rankdad.local.taking_part import TakingPart, amounts, printed, taking_part
+from rankdad.local.timings import Timings
+from rankdad.local.trained_rows import write_trained_rows
+from rankdad.local.training import Result, TrainingState
+
+_log = logging.getLogger(__name__)
+
+
+def run_site(
+    config: SiteConfig,
+    signals: ShutdownSignals | None = None,
+    *,
+    every: int = EVERY,
+    ranks: Alone | None = None,
+    number: str | None = None,
+    saved: Callable[[], object] = lambda: None,
+    home: Path | None = None,
+) -> Result:
+    """Take part in a run from hello to goodbye.
+
+    Args:
+        config: the site's own file.
+        signals: tells whether the site is to stop.
+        every: steps between two checkpoints.
+        ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
+        number: of the only run that the site takes part in, and that once: the aggregator must not begin it anew.
+        saved: called once the results are written, before the aggregator is told.
+        home: folder of all runs' results, where `output` is one of them.
+
+    Raises:
+        ShutdownError: it is; started again, it goes on.
+        UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
+        RankdadError: in training: this site or another could not go on.
+    """
+    output, ranks = Path(config.output), ranks or Alone()
+    look = signals.while_waiting if signals else lambda: None
+    with log_names(site=config.name), AggregatorClient(config, look=look) as client, ExitStack() as names:
+        offered = client.run()
+        with _reporting_failure(client, config):
+            try:
+                output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
+            except OSError as error:
+                raise UserError(
+                    f"output: {output} cannot be made: {error.strerror}", code="cannot-make", field="output"
+                ) from None
+            names.enter_context(owned(output, config.name))
+            if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
+                raise SpecError(
+                    "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
+                )
+            ranks.share(json.dumps(offered).encode())
+            own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)), home)
+            spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
+            replica = ranks.replica(spec, plan, data, own.replica)
+            client.expect(plan)
+            run = run_id(offered)
+            checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
+            with ranks.together():
+                run_state = RunState(spec, plan, replica)
+            results = results_folder(output, spec.name, run)
+            notices = Notices(results, _log.warning)
+            followed = names.enter_context(closing(Followed(checkpoints.folder)))
+            state = starting_state(
+                config.name, offered, client.snapshot, run_state, checkpoints, policy, notices.add, ranks
+            )
+        for warning in (*plan.warnings, *policy_warnings(policy, spec)):
+            _log.warning(warning)
+        _log.info(amounts(data))
+        first_round, resumable = state.run.round, offered.get("resumes") is True
+        saves = every if resumable else 0
+        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
+            observer = Observer(
+                lap=timings.lap,
+                between_steps=partial(_between_steps, checkpoints, state, first_round, saves, ranks, signals),
+                tested=partial(_tested, results / "predictions", own),
+                notice=notices.add,
+                answered=followed.note,
+                followed=following(spec, state.run, partial(progress, config.name)),
+            )
+            site = site_of(spec, plan, data, state, policy, observer, ranks=ranks, again=followed.again)
+            quietly = (ShutdownError, LostRankError) if resumable else ()
+            result = drive(site, client, config.name, ranks=ranks, quietly=quietly)
+        model = results / "model"
+        save_model(model, spec, result.best, result.final, result.fit, result.own)
+        write_trained_rows(results, data)
+        saved()
+        keep_receipt(client.done(), policy, results)
+        ranks.share()
+    shutil.rmtree(checkpoints.folder, ignore_errors=True)
+    trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
+    printed(f"{config.name}: done {trained}; the model is in {model}")
+    return result
+
+
+def _between_steps(
+    checkpoints: Checkpoints,
+    state: TrainingState,
+    first_round: int,
+    every: int,
+    ranks: Alone,
+    signals: ShutdownSignals | None,
+) -> None:
+    """Write a checkpoint where one is due, every so many steps or never, and stop if a signal says so."""
+    run, stopping = state.run, signals is not None and signals.received
+    due = stopping or (every and run.steps % between(run, every) == 0)
+    saves = every and due and run.round > first_round
+    if ranks.share(b"saves" if saves else None):
+        save_state(checkpoints, state)
+        if stopping:
+            printed(f"{state.site}: stops after step {run.steps}; start it again to go on from there")
+    if signals is not None:
+        signals.between_steps()
+
+
+def _tested(folder: Path, part: TakingPart, fold: int, outputs: Tensor) -> None:
+    from rankdad.local.prediction import write_predictions
+
+    write_predictions(folder, part.spec, part.data, fold, outputs)
+
+
+def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None:
+    """Keep beside a site's results what has become of its contributions, and warn where that is not what it allows."""
+    if receipt is None:
+        _log.warning("no receipt: the aggregator does not say what has become of this site's contributions")
+        return
+    if not receipt.deleted and not policy.retain:
+        _log.warning(
+            "the aggregator says that it keeps this site's contributions beyond the run's end, against its policy "
+            "(retain)"
+        )
+    with suppress(OSError):  # the run is over, and its results are written
+        write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
+
+
+@contextmanager
+def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator[None]:
+    """Tell the aggregator why the site cannot take part, so that the other sites know whom they wait for.
+
+    The run waits for the site, which may be put right and started again.
+    """
+    try:
+        yield
+    except (ShutdownError, UnreachableError, RefusedError, LostRankError):
+        raise
+    except Exception as error:
+        if isinstance(error, RankdadError) and (error.code, error.site) == ("folder-in-use", config.name):
+            raise  # the site takes part already, by that process
+        client.give_up(pack_failure(failure_message(config.name, 0, error, final=False)))
+        raise

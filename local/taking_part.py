@@ -1,0 +1,256 @@
+"""What a site takes part in a run with: it is asked for the run, checks that, and reads its data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from rankdad.common import __version__
+from rankdad.common.data import SiteData, read_site
+from rankdad.common.data.files import Fact
+from rankdad.common.devices import device_here
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import PolicyError, SpecError, UserError, visible
+from rankdad.common.logs import MAX_LINE, log_names
+from rankdad.common.memory import check_memory
+from rankdad.common.models import build_network, load_weights
+from rankdad.common.needs import Need, needs
+from rankdad.common.policy import Policy
+from rankdad.common.policy_checks import check_run, policy_warnings
+from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.refusals import refuse_together
+from rankdad.common.run.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.common.user_code import permit
+from rankdad.local.admission import admitted, checks
+from rankdad.local.agent.words import what_is_loaded
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.starting import run_id
+from rankdad.local.threads import use_threads
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class TakingPart:
+    """What a site takes part in a run with: all that it has before the first round."""
+
+    spec: RunSpec
+    policy: Policy
+    replica: Replica
+    plan: Plan
+    data: SiteData
+
+
+def taking_part(
+    config: SiteConfig,
+    offered: dict[str, object],
+    called: Callable[[str], object] = lambda name: None,
+    home: Path | None = None,
+) -> TakingPart:
+    """Make the model of a run that the aggregator offers, and read the site's data.
+
+    Args:
+        config: the site's own file.
+        offered: what the aggregator says of the run.
+        called: told the run's name as soon as it is known.
+        home: folder of all runs' results, where the site's `output` is one of them.
+
+    Raises:
+        UserError: what keeps the site from taking part.
+    """
+    spec = offered_spec(config, offered)
+    called(spec.name)
+    run = run_id(offered)
+    policy, model, plan = permitted(config, spec, run)
+    return TakingPart(spec, policy, Replica(spec, model=model), plan, _data(config, spec, plan, policy, run, home))
+
+
+def permitted(
+    config: SiteConfig,
+    spec: RunSpec,
+    run: str | None = None,
+    owner: str = "",
+    planned: Callable[[Policy, Plan], object] = lambda policy, plan: None,
+) -> tuple[Policy, nn.Module, Plan]:
+    """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read before.
+
+    Args:
+        config: the site's own file.
+        spec: of the run.
+        run: its identity; None where nobody asks for it but the site itself, which is not counted.
+        owner: who asks; the aggregator, where that is not known.
+        planned: told the policy and the plan before the run is judged.
+
+    Raises:
+        UserError: what keeps the site from taking part.
+    """
+    policy = Policy.read(config.policy)
+    limits = policy.runs_per_day, policy.runs
+    if run is not None and limits != (None, None):
+        log = DisclosureLog(Path(config.privacy), config.name, results=[Path(config.output)])
+        log.count(f"{run} {spec.sha256()}", owner or config.aggregator, *limits)  # an aggregator names runs as it likes
+    device = device_here(config.device)
+    use_threads(spec.training.threads)
+    check_memory(spec)
+    for field, name in spec.functions.items():
+        permit(name, config.allow_factories, field)
+    model = build_network(spec, config.allow_factories).to(device)
+    plan = make_plan(spec, model)
+    planned(policy, plan)
+    refuse_together({config.name: lambda own: check_run(own, spec.at(config.name), plan)}, {config.name: policy})
+    if spec.model.pretrained is not None:
+        load_weights(model, spec, None if config.weights is None else Path(config.weights))
+        plan = make_plan(spec, model)  # whose digest is that of the weights
+    return policy, model, plan
+
+
+def check_site(
+    config: SiteConfig,
+    offline: RunSpec | None = None,
+    told: Callable[[Sequence[Need]], object] = lambda lines: None,
+) -> tuple[RunSpec, Plan, SiteData]:
+    """Check that the site could take part in its aggregator's run: its data are read, nothing is sent.
+
+    Args:
+        config: the site's own file.
+        offline: the run, where no aggregator is to be reached.
+        told: what the run needs of the site's policy: once, whether it is refused or not, and with what depends on the
+            site's data where these are read.
+
+    Returns:
+        The run, its plan, and what of the site's samples the policy admits.
+
+    Raises:
+        UserError: what would keep the site from taking part.
+    """
+    with log_names(site=config.name):
+        if offline is None:
+            _log.info("asks %s for its run", config.aggregator)
+            with AggregatorClient(config) as client:
+                spec = offered_spec(config, client.run())
+        else:
+            spec = _own(config, offline, "this file")
+        own, lines = spec.at(config.name), list[Need]()
+
+        def planned(policy: Policy, plan: Plan) -> None:
+            lines[:] = needs(policy, lambda one: check_run(one, own, plan))
+
+        def looked(policy: Policy, plan: Plan, read: SiteData) -> None:
+            lines[:] = needs(policy, lambda one: check_run(one, own, plan), *checks(own, plan, read))
+
+        try:
+            policy, _, plan = permitted(config, spec, planned=planned)
+            _log.info("reads %s for the run %s", config.data, spec.name)
+            data = _data(config, spec, plan, policy, looked=partial(looked, policy, plan))
+        finally:
+            if lines:
+                told(lines)
+        for warning in policy_warnings(policy, spec):
+            _log.warning(warning)
+    for line in what_is_loaded(spec):
+        printed(line)
+    printed(
+        f"{config.name} can take part in {spec.name} ({spec.trained_by}), and its policy allows it: {amounts(data)}; "
+        f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
+    )
+    return spec, plan, data
+
+
+def printed(line: str) -> None:
+    """Print a command's result."""
+    print(visible(line, MAX_LINE), flush=True)
+
+
+def _data(
+    config: SiteConfig,
+    spec: RunSpec,
+    plan: Plan,
+    policy: Policy,
+    run: str | None = None,
+    home: Path | None = None,
+    looked: Callable[[SiteData], object] = lambda read: None,
+) -> SiteData:
+    """Read the site's samples, check them, and leave out what its policy does not evaluate.
+
+    With a run's identity the site's log notes it, once nothing can refuse it any more.
+
+    Raises:
+        UserError: another run has begun meanwhile.
+    """
+    index, output = spec.federation.sites.index(config.name), Path(config.output)
+    results = (output,) if home is None else (home, output)
+    read = read_site(
+        spec,
+        Path(config.data),
+        index,
+        config.allow_factories,
+        config.loading,
+        dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
+    )
+    looked(read)
+    try:
+        data = admitted(policy, spec.at(config.name), plan, read)
+    except PolicyError:
+        _say(read.notes)  # which patients wait, and why, may be what the refusal comes from
+        raise
+    if run is not None and data.parts is not None and not data.parts.kept():
+        raise UserError(
+            f"data: another run has begun at {config.name} while this one read its data: start again",
+            code="another-run-began",
+            field="data",
+        )
+    _say(data.notes)
+    return data
+
+
+def _say(notes: Sequence[str]) -> None:
+    """Tell the person at the site what reading the data has shown."""
+    for note in notes:
+        _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
+
+
+def amounts(data: SiteData) -> str:
+    """Say how many samples there are."""
+    first = data.splits[0]
+    amounts = f"{len(first.train)} samples to train on, {len(first.validation)} to validate, {len(first.test)} to test"
+    if len(data.splits) == 1:
+        return amounts
+    return f"{len(data.samples)} samples; in the first of {len(data.splits)} trainings {amounts}"
+
+
+def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
+    """Return the aggregator's spec, if the site can take part in it."""
+    if offered.get("version") != __version__:
+        raise UserError(
+            f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
+            "install the same",
+            code="version-differs",
+            field="version",
+        )
+    return _own(config, validate(RunSpec, offered.get("run"), file=config.aggregator), config.aggregator)
+
+
+def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:
+    """Return a run, if the site may take part in it."""
+    if config.spec is not None:
+        expected = validate(RunSpec, load_json(config.spec), file=config.spec)
+        if expected.sha256() != spec.sha256():
+            raise SpecError("spec", f"is not the run that {source} offers", code="run-differs", file=config.spec)
+    if config.name not in spec.federation.sites:
+        raise SpecError(
+            "name",
+            f"{config.name} is not a site of this run, expected one of {', '.join(spec.federation.sites[:20])}"
+            + ", …" * (len(spec.federation.sites) > 20),
+            code="site-unknown",
+        )
+    return spec
