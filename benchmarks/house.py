@@ -130,3 +130,8 @@ def bench_house(root: Path, console: Console) -> None:
         f"lines are without those of privacy; {len(graph)} modules have {sum(map(len, graph.values())):,} imports"
     )
     console.print(f"circle of imports: {' → '.join(circle(graph)) or 'none'}")
+    if root == ROOT:
+        from benchmarks.way import way_of_a_contribution
+
+        way = way_of_a_contribution(root)
+        console.print(f"a contribution goes through {len(way)} files: {', '.join(way)}")

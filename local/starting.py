@@ -16,8 +16,9 @@ from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_snapshot
 from rankdad.common.privacy.standing import Flows, Place
-from rankdad.common.run.checkpoints import Checkpoints, Loaded, take_over
+from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.state import RunState
+from rankdad.common.run.state_format import Loaded
 from rankdad.local.late_steps import Sent
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.training import TrainingState

@@ -13,8 +13,9 @@ from torch import Tensor
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.checkpoints import EVERY, Checkpoints, Loaded
+from rankdad.common.run.checkpoints import EVERY, Checkpoints
 from rankdad.common.run.state import RunState
+from rankdad.common.run.state_format import Loaded
 from rankdad.remote.ledger import Durability, Ledger, Retention
 from rankdad.remote.records import DamageError, Entry, Record
 

@@ -17,6 +17,7 @@ import pytest
 
 import rankdad
 from benchmarks.house import circle, imports
+from benchmarks.way import way_of_a_contribution
 from rankdad.common.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -128,3 +129,10 @@ def test_tests_of_a_group_stay_with_one_worker(request: pytest.FixtureRequest) -
     """What takes an engine or a browser would else run in several workers at once."""
     if request.config.getoption("dist", "no") == "loadgroup":
         assert request.node.nodeid.endswith("@one")
+
+
+def test_a_contribution_goes_through_few_files() -> None:
+    way = way_of_a_contribution(ROOT)
+    assert way[0] == "local/site.py"
+    assert {"local/passes.py", "common/lowrank/capture.py", "remote/aggregator.py"} <= set(way)
+    assert len(way) <= 30, way

@@ -17,41 +17,25 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rankdad.common.errors import DataError, ProtocolError, UserError, one_line, visible
+from rankdad.common.errors import DataError, ProtocolError, UserError, one_line
 from rankdad.common.files import sync_path
-from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.replica import copies
-from rankdad.common.run.snapshot import Progress, under
+from rankdad.common.run.snapshot import Progress
 from rankdad.common.run.state import RunState
+from rankdad.common.run.state_format import SHARED, Loaded, StateFormat
 
-SHARED = ("replica/", "best/", "basis/", "total/")  # what of a checkpoint is the same everywhere
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
-FORMAT = 4  # of the document
-
 _NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
 _log = logging.getLogger(__name__)
-
-
-class Loaded(NamedTuple):
-    """What a checkpoint holds beside the run's state: JSON, residuals, and the moments of a site's own optimizer.
-
-    For each entry of `sent` in the JSON, what a late contribution changes the residuals by.
-    """
-
-    document: Mapping[str, Any]
-    residuals: Residuals
-    moments: Mapping[str, Tensor]
-    changes: tuple[Residuals, ...] = ()
 
 
 class Checkpoints:
@@ -70,7 +54,7 @@ class Checkpoints:
     ) -> None:
         self.folder = folder
         self.damaged: set[Path] = set()  # and not yet renamed
-        self._owner, self._data_sha256 = {"format": FORMAT, "plan_sha256": plan.sha256(), "owner": owner}, data_sha256
+        self._format = StateFormat(plan, owner, data_sha256)
         self._sync = sync
         self._whole: list[Path] = []  # as this process has read or written them
 
@@ -94,21 +78,14 @@ class Checkpoints:
         Raises:
             UserError: the disk is full or broken; the last checkpoint stays.
         """
-        own = copies({f"moment/{name}": value for name, value in (moments or {}).items()})
-        for number, late in enumerate(changes):
-            own |= {f"late-{number}/{name}": value for name, value in _tensors(late).items()}
-        tensors = state.tensors() | _tensors(residuals) | own
-        whole = {**self._owner, **(document or {}), "progress": state.progress.model_dump()}
-        whole["run"] = state.spec.model_dump(mode="json")
-        if self._data_sha256 is not None:
-            whole["data_sha256"] = self._data_sha256
+        tensors, metadata = self._format.of(state, residuals, document, moments, changes)
         temporary = self.folder / "new.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             while self.damaged:
                 damaged = self.damaged.pop()
                 damaged.replace(damaged.with_suffix(".damaged"))
-            safetensors.torch.save_file(tensors, temporary, {"": json.dumps(whole)})
+            safetensors.torch.save_file(tensors, temporary, metadata)
             temporary.chmod(0o600)
             if self._sync:
                 sync_path(temporary)
@@ -142,18 +119,9 @@ class Checkpoints:
             document, tensors = self._read(path) or ({}, {})
             if not document or (most_steps is not None and document["progress"]["steps"] > most_steps):
                 continue
-            try:
-                state.load(Progress.model_validate_json(json.dumps(document["progress"])), tensors)
-            except (ValueError, KeyError, RuntimeError, RecursionError) as error:
-                raise UserError(
-                    f"{path}: is no checkpoint of this run: {one_line(error)}", code="checkpoint-of-another-run"
-                ) from None
+            loaded = self._format.restore(state, document, tensors, str(path))
             self._whole = [path]
-            device = state.replica.device
-            tensors = {name: value.to(device) for name, value in tensors.items() if not name.startswith(SHARED)}
-            sent = range(len(document.get("sent", ())))
-            changes = tuple(_residuals(under(f"late-{number}", tensors)) for number in sent)
-            return Loaded(document, _residuals(tensors), under("moment", tensors), changes)
+            return loaded
         return None
 
     def packed(self) -> bytes | None:
@@ -215,28 +183,12 @@ class Checkpoints:
             with safe_open(path, framework="pt") as file:
                 document = json.loads(file.metadata()[""])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            owner = {name: document.get(name) for name in self._owner}
+            document = dict(document)
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"
             ) from None
-        if owner["format"] != FORMAT:
-            raise UserError(
-                f"{path}: is a checkpoint of format {visible(str(owner['format']), 20)}, and this version of rankdad "
-                f"has {FORMAT}: finish the run with the one that began it",
-                code="checkpoint-of-earlier-version",
-            )
-        if owner != self._owner:
-            raise UserError(
-                f"{path}: is a checkpoint of another run or owner; choose another output, or remove {self.folder}",
-                code="checkpoint-of-another-run",
-            )
-        if self._data_sha256 not in (None, document.get("data_sha256")):
-            raise UserError(
-                f"data: other samples, labels or splits than {path} was trained on: a site goes on with the same data",
-                code="data-changed",
-                field="data",
-            )
+        self._format.check(document, str(path), f"choose another output, or remove {self.folder}")
         return document, tensors
 
 
@@ -279,21 +231,6 @@ def _round(path: Path) -> int:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _tensors(residuals: Residuals) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name, residual in residuals.items():
-        if isinstance(residual, Factor):
-            tensors |= {f"delta/{name}": residual.delta, f"activation/{name}": residual.activation}
-        else:
-            tensors[f"residual/{name}"] = residual
-    return copies(tensors)
-
-
-def _residuals(tensors: Mapping[str, Tensor]) -> Residuals:
-    deltas, activations = under("delta", tensors), under("activation", tensors)
-    return {name: Factor(deltas[name], activations[name]) for name in deltas} | under("residual", tensors)
 
 
 def between(state: RunState, every: int) -> int:

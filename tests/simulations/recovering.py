@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankdad.common.data import SiteData
 from rankdad.common.policy import EVERYTHING, Policy
-from rankdad.common.protocol.codec import pack, unpack
-from rankdad.common.protocol.messages import Ask, Message
+from rankdad.common.protocol.messages import Ask
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.local import site as local
 from rankdad.local.observer import Observer
+from rankdad.local.site import site_of
 from rankdad.local.starting import save_state, starting_state
-from rankdad.local.training import Result, train
+from rankdad.local.training import Result
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.footprint import Footprint
@@ -36,8 +37,7 @@ class Site:
     name: str
     data: SiteData
     folder: Path
-    training: Generator[Message | Ask, Message | None, Result] = field(init=False)
-    message: Message | Ask | None = None
+    site: local.Site[Result] = field(init=False)
     result: Result | None = None
     policy: Policy = EVERYTHING
     notices: list[str] = field(default_factory=list)
@@ -58,14 +58,13 @@ class Site:
                 save_state(checkpoints, self.state)
 
         policy = EVERYTHING.model_copy(update={"retain": self.retain})
-        self.training = train(self.spec, plan, self.data, self.state, policy, Observer(between_steps=between_steps))
-        self.message = next(self.training)
+        self.site = site_of(self.spec, plan, self.data, self.state, policy, Observer(between_steps=between_steps))
+        self.site.take()
 
-    def hear(self, update: Message | None) -> None:
-        try:
-            self.message = self.training.send(update)
-        except StopIteration as stop:
-            self.message, self.result = None, stop.value
+    def hear(self, answer: bytes | None) -> None:
+        self.site.take(answer)
+        if self.site.due is None:
+            self.result = self.site.result
 
 
 class Run:
@@ -132,10 +131,10 @@ class Run:
             self.hand_on(self.aggregator.tick())
             for site in self.present():
                 self.answer_questions(site)
-                if site.message is None:
+                body = site.site.say()
+                if body is None:
                     continue
-                assert isinstance(site.message, Message)
-                body = pack(site.message, self.aggregator.plan, up=True)
+                assert isinstance(body, bytes)
                 if site.name not in self.answers:
                     self.waiting.add(site.name)
                     self.hand_on(self.aggregator.take(site.name, body))
@@ -144,8 +143,7 @@ class Run:
                 if victim and victim not in self.gone:
                     self.restart(victim)
                 elif site.name in self.answers:
-                    answer = self.answers.pop(site.name)
-                    site.hear(unpack(answer, self.aggregator.plan, up=False))
+                    site.hear(self.answers.pop(site.name))
             assert messages < 2000, "the run does not end"
         self.aggregator.close()
         (digest,) = {tuple(site.result.weights_sha256.items()) for site in self.present() if site.result}
@@ -158,9 +156,8 @@ class Run:
         return [site for site in self.sites.values() if site.name not in self.gone]
 
     def answer_questions(self, site: Site) -> None:
-        while isinstance(site.message, Ask):
-            known = self.aggregator.recorded(site.name, site.message.round)
-            site.hear(None if known is None else unpack(known, self.aggregator.plan, up=False))
+        while isinstance(site.site.due, Ask):
+            site.hear(self.aggregator.recorded(site.name, site.site.due.round))
 
 
 METHODS: list[dict[str, Any]] = [

@@ -52,27 +52,30 @@ class Straggling(Run):
 
     def _is_held_up(self, site: Site) -> bool:
         self.answer_questions(site)
-        held = site.message
+        held = site.site.due
         if site.name != LATE or not isinstance(held, Message) or held.kind is not Kind.STEP:
             return False
         return self.aggregator.barrier.round < held.round + self.by[held.round % len(self.by)]
 
 
+def bodies_of(run: Run) -> dict[int, bytes]:
+    records = read_updates(run.folder / "run" / "ledger", run.aggregator.plan.sha256())
+    return {record.round: record.body for record in records}
+
+
 def updates_of(run: Run) -> dict[int, Message]:
-    plan = run.aggregator.plan
-    records = read_updates(run.folder / "run" / "ledger", plan.sha256())
-    return {record.round: unpack(record.body, plan, up=False) for record in records}
+    return {round_: unpack(body, run.aggregator.plan, up=False) for round_, body in bodies_of(run).items()}
 
 
 def check_that_the_ledger_has_it_all(run: Run, digest: str) -> None:
     """The weights, and what each site keeps: its checkpoints hold to the bit what those of one do that only reads."""
     assert export(run.folder / "run", None, run.folder / "replayed").replica.digest() == digest
-    updates = updates_of(run)
+    bodies = bodies_of(run)
     for name, live in run.sites.items():
         again = Site(run.spec, name, live.data, run.folder / "again" / name)
         again.start(NOTHING)
-        while isinstance(again.message, Ask):
-            again.hear(updates.get(again.message.round))
+        while isinstance(again.site.due, Ask):
+            again.hear(bodies.get(again.site.due.round))
         kept, expected = (sorted(site.folder.iterdir()) for site in (again, live))
         assert [path.name[:12] for path in kept] == [path.name[:12] for path in expected]
         for own, its in zip(kept, expected, strict=True):
