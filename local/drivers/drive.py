@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from time import perf_counter
+from typing import Any, TypeVar
 
 from rankdad.common.errors import RankdadError, RunFailedError, UnreachableError
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.messages import Ask, Kind, Message, failure_message
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.local.drivers.sending import Sender
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.site import Site
 
@@ -36,7 +36,7 @@ def drive(
         RunFailedError: another site, or the aggregator, could not go on.
         RankdadError: this site could not; the aggregator has been told.
     """
-    round_, sender, ranks = 0, Sender(client, site), ranks or Alone()
+    round_, sender, ranks = 0, _Sender(client, site), ranks or Alone()
     client.expect(site.plan)
     try:
         site.take()
@@ -56,3 +56,31 @@ def drive(
 def is_long(message: Message | Ask) -> bool:
     """Tell whether minutes of work may be behind a message: those of reading, preparing or evaluating."""
     return isinstance(message, Message) and message.kind is not Kind.STEP
+
+
+class _Sender:
+    """The way of what a site says to the aggregator and back, and a stopwatch of what it computes.
+
+    Args:
+        client: connected to the aggregator.
+        site: whose.
+    """
+
+    def __init__(self, client: AggregatorClient, site: Site[Any]) -> None:
+        self._client, self._site = client, site
+        self._computed, self._since = 0.0, perf_counter()  # in this step, until it was last interrupted
+
+    def exchange(self, due: Message | Ask) -> bytes | None:
+        """Send a contribution, and return its round's update; or ask for one."""
+        said = self._site.say()
+        seconds = self._computed + perf_counter() - self._since
+        answer: bytes | None
+        if isinstance(said, bytes):
+            answer = self._client.exchange(said, due.round, seconds)
+        else:
+            answer = self._client.recorded(due.round)
+        self._site.observer.lap("wait")
+        last = not isinstance(due, Ask) and due.exchange == len(self._site.plan.exchanges) - 1
+        over = last or (isinstance(due, Message) and due.kind is not Kind.STEP)
+        self._computed, self._since = 0.0 if over else seconds, perf_counter()
+        return answer

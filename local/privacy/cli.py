@@ -12,7 +12,8 @@ from rankdad.common.errors import UserError, counted, visible
 
 if TYPE_CHECKING:
     from rankdad.local.config import SiteConfig
-    from rankdad.local.privacy.log import Disclosed, DisclosureLog
+    from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.run_log import Disclosed
 
 SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
 PASSPHRASE = "RANKDAD_PASSPHRASE"  # in the environment, where nobody can be asked
@@ -145,7 +146,7 @@ def import_log(
     from rankdad.common.policy import FILE, Policy
     from rankdad.local.config import SiteConfig
     from rankdad.local.privacy.archive import opened
-    from rankdad.local.privacy.log import restore
+    from rankdad.local.privacy.log_file import restore
 
     config = SiteConfig.read(file)
     log, policy = opened(source, config.name, _passphrase())

@@ -22,7 +22,8 @@ from rankdad.local.privacy import archive
 from rankdad.local.privacy.archive import sealed
 from rankdad.local.privacy.cli import FIGURES
 from rankdad.local.privacy.dealing import purpose_of
-from rankdad.local.privacy.log import FILE, DisclosureLog
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.log_file import FILE
 from tests.conftest import run_spec
 from tests.local.privacy.test_log import patients
 

@@ -30,7 +30,8 @@ from rankdad.common.run.state import RunState
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
 from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
-from rankdad.local.privacy.log import FILE, DisclosureLog, Waiting
+from rankdad.local.privacy.log import DisclosureLog, Waiting
+from rankdad.local.privacy.log_file import FILE
 from rankdad.local.taking_part import taking_part
 from tests.conftest import examples, run_spec, site_config, write_site
 

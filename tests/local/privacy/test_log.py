@@ -19,7 +19,8 @@ from rankdad.common.errors import DataError, PolicyError, UserError
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
-from rankdad.local.privacy.log import FILE, VERSION, DisclosureLog
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.log_file import FILE, VERSION
 from rankdad.local.privacy.patients import Patients
 
 SECRET = Secret(b"s" * 32)

@@ -29,7 +29,8 @@ from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.admission import admitted
 from rankdad.local.privacy.cells import cells_of_row
 from rankdad.local.privacy.dealing import Dealing
-from rankdad.local.privacy.log import FILE, DisclosureLog
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.log_file import FILE
 from rankdad.local.privacy.told import (
     check_repeated,
     of_steps,

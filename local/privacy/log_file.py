@@ -1,0 +1,299 @@
+"""The file of a site's disclosure log: what it is made of, and whether it is this site's, whole, and the newest."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from rankdad.common.errors import UserError, visible
+from rankdad.common.files import make_folder, sync_path
+from rankdad.common.privacy.parts import Secret
+from rankdad.local.privacy import witness
+from rankdad.local.privacy.witness import Witness
+
+FILE = "disclosures.sqlite"
+VERSION = 8
+SECRET = 32  # bytes
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+TABLES = """
+CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
+CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE spellings (patient TEXT PRIMARY KEY REFERENCES patients (name), spelling TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE withdrawn (name TEXT PRIMARY KEY, since TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
+CREATE TABLE runs (
+    number INTEGER PRIMARY KEY,
+    run TEXT NOT NULL UNIQUE,
+    purpose TEXT NOT NULL,
+    fewest INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    told INTEGER UNIQUE,
+    began TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
+);
+CREATE TABLE used (
+    run INTEGER NOT NULL REFERENCES runs (number),
+    patient TEXT NOT NULL REFERENCES patients (name),
+    part INTEGER NOT NULL,
+    PRIMARY KEY (run, patient)
+) WITHOUT ROWID;
+CREATE TABLE told (
+    run INTEGER NOT NULL REFERENCES runs (number),
+    patient TEXT NOT NULL REFERENCES patients (name),
+    share REAL NOT NULL,
+    PRIMARY KEY (run, patient)
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    about TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    digests BLOB NOT NULL,
+    PRIMARY KEY (about, number)
+) WITHOUT ROWID;
+CREATE TABLE places (
+    run INTEGER NOT NULL REFERENCES runs (number),
+    sketch BLOB NOT NULL,
+    steps INTEGER NOT NULL,
+    flows BLOB NOT NULL,
+    drawn TEXT NOT NULL,
+    PRIMARY KEY (run, sketch)
+) WITHOUT ROWID;
+CREATE TABLE begun (
+    run TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    UNIQUE (spec, number)
+) WITHOUT ROWID;
+CREATE TABLE asked (
+    run TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
+) WITHOUT ROWID;
+"""
+
+
+class LogFile:
+    """A log's file.
+
+    Args:
+        folder: where it lies, made with a new one.
+        site: whose it is.
+        secret: that a new log begins with; a random one without it.
+        results: folders of the results of its runs, in which the log's witnesses lie.
+    """
+
+    def __init__(self, folder: Path, site: str, secret: Secret | None = None, results: Iterable[Path] = ()) -> None:
+        self._path, self._site, self._first = folder / FILE, site, secret
+        self._results = tuple(dict.fromkeys(results))
+
+    @property
+    def secret(self) -> Secret:
+        """Return the site's secret.
+
+        Raises:
+            UserError: the log cannot be read or written, or is another site's.
+        """
+        with self._connected() as (_, secret):
+            return secret
+
+    def exists(self) -> bool:
+        """Tell whether there is a log, or one is lost; none is made by asking."""
+        return self._path.exists() or any(witness.found(self._results))
+
+    def contents(self) -> bytes:
+        """Return the whole log, secret included, as a file holds it.
+
+        Raises:
+            UserError: the log cannot be read, or is another site's.
+        """
+        with self._connected() as (log, _):
+            return log.serialize()
+
+    @contextmanager
+    def _connected(self) -> Iterator[tuple[sqlite3.Connection, Secret]]:
+        """Yield the log and its secret in one transaction: of two runs that begin at once, one waits for the other."""
+        try:
+            if not self._path.exists():
+                self._begin()
+            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", timeout=30, uri=True)) as log:
+                log.isolation_level = None
+                log.execute("PRAGMA synchronous = FULL")
+                log.execute("PRAGMA trusted_schema = OFF")
+                with _transaction(log):
+                    secret = self._opened(log)
+                    self._check_newest(log, secret)
+                    yield log, secret
+                if log.total_changes and self._results:
+                    with _transaction(log):  # what another run has noted meanwhile is told, too
+                        witness.write(self._results, _witness(log, secret))
+        except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGED or self._path.is_dir():
+                raise self._damaged(str(error)) from None
+            raise self._error(
+                f"cannot be used now ({error}), and without it nothing leaves: end what holds it, make room on the "
+                "disk, or let this user write it",
+                "log-out-of-reach",
+            ) from None
+
+    def _begin(self) -> None:
+        """Put a new log in place, unless another process has just done so."""
+        for path, _ in witness.found(self._results):
+            raise self._too_old(path)
+        make_folder(self._path.parent, private=True)
+        with suppress(FileExistsError):
+            _put(
+                self._path, _new(self._site, secrets.token_bytes(SECRET) if self._first is None else self._first.value)
+            )
+
+    def _opened(self, log: sqlite3.Connection) -> Secret:
+        """Check that a log is this site's; return its secret."""
+        (version,) = log.execute("PRAGMA user_version").fetchone()
+        if not version:
+            raise self._damaged("it is empty")
+        if version != VERSION:
+            raise self._error(
+                f"is of version {version}, expected {VERSION}: use the rankdad that wrote it", "log-version"
+            )
+        with closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(TABLES)
+            if _schema(log) != _schema(ours):
+                raise self._damaged("its tables are others")
+        found = log.execute("SELECT name, secret FROM site").fetchall()
+        if [(type(secret), len(secret)) for _, secret in found] != [(bytes, SECRET)]:
+            raise self._damaged("it does not have one secret")
+        ((site, secret),) = found
+        if site != self._site:
+            raise self._error(
+                f"is the log of {visible(str(site), 63)}, and this is {self._site}: every site has a folder of its own",
+                "log-of-another-site",
+            )
+        return Secret(secret)
+
+    def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
+        """Check that the log knows all that its witnesses do."""
+        runs = dict(log.execute("SELECT number, run FROM runs"))
+        (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+        (counted,) = log.execute("SELECT count(told) FROM runs").fetchone()
+        for path, told in witness.found(self._results):
+            last = secret.name("run", runs.get(told.runs, ""))
+            if withdrawn < told.withdrawn or counted < told.told or (told.runs and last != told.last):
+                raise self._too_old(path)
+
+    def check(self, content: bytes) -> None:
+        """Check a whole log, as `contents` returns it, before it is put into the place of this one.
+
+        Raises:
+            UserError: it is damaged, another site's, or not the newest.
+        """
+        if not content:  # which SQLite has no memory for
+            raise self._damaged("it is empty")
+        try:
+            with closing(sqlite3.connect(":memory:")) as log:
+                log.execute("PRAGMA trusted_schema = OFF")
+                log.deserialize(content)
+                if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
+                    raise self._damaged("its pages do not fit together")
+                self._check_newest(log, self._opened(log))
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from None
+
+    def _too_old(self, newer: Path) -> UserError:
+        return self._error(
+            f"is missing or older than {newer}, which tells of a run or a withdrawal that is not in it: put the newest "
+            f"log in its place. Only if that is lost, move every {witness.FILE} of this site's output away: what left "
+            "before and what leaves then add up",
+            "log-too-old",
+        )
+
+    def _damaged(self, how: str) -> UserError:
+        return self._error(
+            f"is damaged ({how}), and without it nothing leaves: put its newest copy in its place; one that lacks a "
+            "run is refused",
+            "log-unusable",
+        )
+
+    def _error(self, problem: str, code: str) -> UserError:
+        return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
+
+
+def restore(folder: Path, site: str, content: bytes, source: Path, results: Iterable[Path] = ()) -> None:
+    """Put a site's log, as `LogFile.contents` returned it, into a folder.
+
+    Args:
+        folder: of the log.
+        site: whose it is.
+        content: of the log.
+        source: file that it comes from.
+        results: folders of the results of its runs, in which the log's witnesses lie.
+
+    Raises:
+        UserError: a log is there already, it cannot be written, or is damaged, another site's or not the newest.
+    """
+    LogFile(source, site, results=results).check(content)
+    path = make_folder(folder, private=True) / FILE
+    try:
+        _put(path, content)
+    except FileExistsError:
+        problem = "is there already: one log is never put in place of another; move it away if that is meant"
+        raise UserError(f"{path}: {problem}", code="log-there-already", field="privacy", file=path) from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}", code="cannot-write", field="privacy", file=path
+        ) from None
+
+
+@contextmanager
+def _transaction(log: sqlite3.Connection) -> Iterator[None]:
+    """Do all of what is done in a `with`, or nothing, while no other process writes."""
+    log.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        log.execute("ROLLBACK")
+        raise
+    log.execute("COMMIT")
+
+
+def _schema(log: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """Return all that a log's file is made of, triggers and views as well as tables."""
+    found = log.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name").fetchall()
+    return [(kind, name, " ".join(sql.split())) for kind, name, sql in found]
+
+
+def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
+    """Return what is told of a log outside of it."""
+    runs, last = log.execute("SELECT number, run FROM runs ORDER BY number DESC").fetchone() or (0, "")
+    (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
+    (told,) = log.execute("SELECT count(told) FROM runs").fetchone()
+    return Witness(runs=runs, last=secret.name("run", last), withdrawn=withdrawn, told=told)
+
+
+def _new(site: str, secret: bytes) -> bytes:
+    """Return a new log, as a file holds it."""
+    with closing(sqlite3.connect(":memory:")) as log:
+        log.executescript(TABLES)
+        log.execute(f"PRAGMA user_version = {VERSION}")
+        log.execute("INSERT INTO site VALUES (?, ?, NULL)", [site, secret])
+        log.commit()
+        return log.serialize()
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Put a file in its place when all of it is on the disk.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    number, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(number, "wb") as written:  # noqa: PTH123
+            written.write(content)
+            written.flush()
+            os.fsync(number)
+        os.link(name, path)
+        sync_path(path.parent)
+    finally:
+        Path(name).unlink()
