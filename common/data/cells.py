@@ -24,7 +24,7 @@ ISO = re.compile(r"([1-9][0-9]{3}-[0-9]{2}-[0-9]{2}\n)*")  # dates, a line each
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
-def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str = "") -> Array:
+def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str = "", *, levels: bool = True) -> Array:
     """Return a column as numbers that a dtype can hold, float64 [rows]; NaN where one is missing.
 
     Args:
@@ -32,6 +32,7 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
         column: its name.
         dtype: that the numbers have to fit into.
         hint: what to do about a cell that holds something else; found out without one.
+        levels: whether the schema could have the column's levels in place of numbers.
 
     Raises:
         DataError: a cell holds something else.
@@ -42,7 +43,7 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
     wrong = np.flatnonzero(odd & ~table.missing(column)).tolist() if odd.any() else []
     if wrong:
         found, texts = found.copy(), table.texts(column)
-        hint = hint or _advice(table, column, texts, wrong)
+        hint = hint or _advice(table, column, texts, wrong, levels=levels)
     for row in wrong:
         problem = f"holds {shown(texts[row])}, expected a finite number of at most {most:.0e}"
         code = "formula" if BROKEN.fullmatch(texts[row]) else "not-a-number"
@@ -63,7 +64,7 @@ def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
     raise DataError(table.source, f"column {shown(column)}: {said}: {advice}", code="digits-lost", field=column)
 
 
-def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int]) -> str:
+def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int], *, levels: bool) -> str:
     """Return what to do about cells that are no numbers: what to write, or which field of the schema helps."""
     text = texts[wrong[0]]
     if BROKEN.fullmatch(text):
@@ -83,6 +84,8 @@ def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int
         return f": {instead} data.missing_values"
     if DATE.match(text):
         return ": if the column holds dates, say since when they count in data.dates; or leave it out by data.exclude"
+    if not levels:
+        return ": write its levels as numbers, the same at every site, or leave the channel out of data.features"
     if len(set(held)) == len(held):
         return ": if the column names rows, leave it out by data.exclude, or make it data.key or data.group"
     return ": if the column is categorical, list its levels in data.categorical; or leave it out by data.exclude"

@@ -46,7 +46,7 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
     names = _names(rows, data.key)
     codes, found = pd.factorize(np.array(names, object))
     times = _times(rows, data.time)
-    values = np.column_stack([column_numbers(holder((rows,), one), one, dtype) for one in data.features])
+    values = np.column_stack([column_numbers(holder((rows,), one), one, dtype, levels=False) for one in data.features])
     order = np.lexsort((times, codes))
     _check_times(rows, data, names, codes, times, order)
     order, values, told = _filled(rows, data, codes, order, values)

@@ -261,7 +261,7 @@ def check_columns(data: TableData) -> None:
     if (entry := first_without(data.categorical_other, data.categorical)) is not None:
         raise ValueError(f"categorical_other: {entry} is no categorical column")
     if not patterns and (entry := first_without(data.missing_indicators, taken)) is not None:
-        raise ValueError(f"missing_indicators: {entry} is no input")
+        raise ValueError(f"missing_indicators: {entry} is no input, expected one of {', '.join(inputs[:20])}")
     if data.key in taken:
         raise ValueError(f"key: {data.key} is among the features too")
     if data.group in taken:

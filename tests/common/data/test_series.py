@@ -116,6 +116,13 @@ def test_faults_are_named(tmp_path: Path, old: str, new: str, code: str, place: 
         assert read(tmp_path, VITALS.replace(old, new), missing="drop").keys == ("a", "b")
 
 
+def test_a_channel_of_words_is_told_of_no_field_that_series_lack(tmp_path: Path) -> None:
+    words = "stay,minute,pulse,spo2\n" + "".join(f"{stay},{at},low,97\n" for stay in "abc" for at in range(3))
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, words)
+    assert (caught.value.code, "data.categorical" in str(caught.value)) == ("not-a-number", False)
+
+
 def test_a_series_has_one_outcome(tmp_path: Path) -> None:
     rows = "stay,minute,pulse,spo2,died\na,0,1,2,no\na,1,3,4,yes\n"
     with pytest.raises(DataError) as caught:
