@@ -1,4 +1,4 @@
-"""A site as its rounds see it: what they may ask of its data and its replica."""
+"""What a site contributes to rounds that are no steps: what these may ask of its data and its replica."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def assumed(residuals: Residuals, sent: Sequence[Sent]) -> Residuals:
     return residuals
 
 
-def after_step(known: Residuals, before: Residuals, after: Residuals, part: float) -> Residuals:
+def residuals_after(known: Residuals, before: Residuals, after: Residuals, part: float) -> Residuals:
     """Return the residuals once a step has included a contribution.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a site contributes to a step before the method reduces it: gradients of its own batch, and what goes beside."""
+"""What the method reduces in a step: gradients of the site's batch, their norm, and what goes beside them."""
 
 from __future__ import annotations
 

@@ -83,8 +83,9 @@ class Site(Generic[R]):
         return body
 
     def advance(self, answer: bytes | None = None) -> bytes | int | None:
-        """Take an answer, and return what the site says next."""
-        self.take(answer)
+        """Take an answer, and return what the site says next; without one, it says a contribution once more."""
+        if answer is not None or not isinstance(self.due, Message):
+            self.take(answer)
         return self.say()
 
     def _update(self, answer: bytes, round_: int) -> Message:

@@ -1,4 +1,4 @@
-"""What a site starts from, and where its results go."""
+"""A site's checkpoints: what it starts from, and what is written for the next start; and where its results go."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
 from rankdad.local.catching_up import CatchingUp, Steps
 from rankdad.local.contributions import Contributions
-from rankdad.local.late_steps import Sent, after_step, assumed, settle
+from rankdad.local.late_steps import Sent, assumed, residuals_after, settle
 from rankdad.local.local_steps import Moments
 from rankdad.local.observer import Observer
 from rankdad.local.passes import Passes
@@ -258,7 +258,7 @@ class _Trainer:
                 body = replace(body, payload=exchange.send(answer.payload), projections=())
             except StopIteration as stop:
                 part, left = (weight / answer.weight / share if weight else 0.0), stop.value.residuals
-                residuals = after_step(self.state.residuals, before, left, part)
+                residuals = residuals_after(self.state.residuals, before, left, part)
                 if part not in (0, 1):  # sums would let them grow from step to step
                     residuals = run.method.compacted(residuals)
                 break

@@ -32,6 +32,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
+from rankdad.remote.barrier import Answer, Barrier, BarrierState, Effect
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LEDGER, LedgerOptions, Persistence
 from rankdad.remote.progress import AGGREGATOR, Status
@@ -39,7 +40,6 @@ from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
-from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.tracking import trackers_of
 
@@ -237,7 +237,13 @@ class Aggregator:
         return self._answers(self._fail(failure, status))
 
     def _receive(self, site: str, body: bytes) -> list[Effect]:
-        """Check a contribution and put it in its round."""
+        """Check a contribution and put it in its round.
+
+        Whose it is and how large: before, in `remote/app.py`. Form, shapes, rows and finite numbers: `unpack`, which is
+        `common/protocol/codec.py` and `common/lowrank/layout.py`. A repeated or late one: `Barrier.receive`. Kind,
+        round and exchange: `RunState.check`. Counts, weights and sizes against the roster: the round's `check`, of a
+        step `common/rounds/step.py`.
+        """
         if site not in self.children:
             raise ProtocolError(404, "no such site in this run", code="site-unknown")
         message = unpack(body, self.plan, up=True, region=site in self.node.regions, device=self.device)

@@ -9,9 +9,9 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.base import Ready
 from rankdad.common.run.lateness import LeftOut, age_of
 from rankdad.common.spec.tree import Node
+from rankdad.remote.barrier import Barrier
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.records import DamageError, Entry, Record
-from rankdad.remote.rounds import Barrier
 
 
 def replay(

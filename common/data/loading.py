@@ -1,4 +1,4 @@
-"""How a site reads samples of a file each: its own affair, neither hashed nor sent."""
+"""How many workers and how much memory a site reads samples of a file each with: neither hashed nor sent."""
 
 from __future__ import annotations
 

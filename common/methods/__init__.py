@@ -1,4 +1,4 @@
-"""Methods: how a site's gradients become the gradients that all apply. A file each, found by name."""
+"""Methods: how a site's gradients become the gradients that all apply. A file each, listed here by `_found`."""
 
 from __future__ import annotations
 

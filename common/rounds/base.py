@@ -201,7 +201,7 @@ class SiteRows(Protocol):
     def described(self) -> Any: ...  # noqa: D102
 
 
-class Site(Protocol):
+class Contributor(Protocol):
     """What a round may ask of a site.
 
     Attributes:
@@ -286,7 +286,7 @@ class Round:
         """Return what is due if this round is next, of those that come before none being so."""
         raise NotImplementedError
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Body:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Body:
         """Return what a site contributes; one that does not count any more has no need of all."""
         raise NotImplementedError
 
@@ -342,7 +342,7 @@ class Further(Round):
     """A round of another package: held once, after preparation, in a run that asks for it (`record.rounds`).
 
     It has a `kind` from 64 on, the models of what travels, `contribution`, `check` and `pooled`, and where runs have
-    regions `combined`. What a site may be asked is in `Site`: of its rows, those that may leave it in sums.
+    regions `combined`. What a site may be asked is in `Contributor`: of its rows, those that may leave it in sums.
 
     Attributes:
         name: of its entry point.

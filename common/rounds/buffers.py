@@ -10,7 +10,7 @@ from torch import Tensor
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.arrays import pack_buffers, unpack_buffers
 from rankdad.common.protocol.messages import Control, Count, Kind, Message, packed
-from rankdad.common.rounds.base import Collected, Due, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Due, Round
 from rankdad.common.rounds.checks import MAX_SIZE, Checks
 from rankdad.common.run.replica import saved_buffers
 
@@ -36,7 +36,7 @@ class BuffersRound(Round):
         """Return it once the epoch's steps are done."""
         return run.next(self.kind) if run.trains and run.plan.buffers and not run.buffers_pooled else None
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Buffers:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Buffers:
         """Return the replica's."""
         return Buffers(samples=site.run.samples(site.index), values=saved_buffers(site.run.replica.model))
 

@@ -1,4 +1,4 @@
-"""What contributions are checked by: the roster, the plan and the last test."""
+"""What a round's `check` holds a contribution against: the roster, the plan and the last test."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankdad.common.protocol.arrays import pack_sums
 from rankdad.common.protocol.messages import Body, Control, Kind, Measure, Message, packed
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.run.replica import pack_parameters, unpack_parameters
 from rankdad.common.run.weight_sketch import distance, unpack_sketch
 
@@ -42,7 +42,7 @@ class ComparisonRound(Round):
         """Return it before the step that it comes before."""
         return run.next(self.kind) if run.comparison_due and run.has_steps else None
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Sketch:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Sketch:
         """Return the sketch of a site's weights."""
         return Sketch(weights=site.run.replica.sketch())
 

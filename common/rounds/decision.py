@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Body, Control, Count, Kind, Message
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 
 if TYPE_CHECKING:
     from rankdad.common.run.state import RunState
@@ -29,7 +29,7 @@ class DecisionRound(Round):
         """Return it after the validation."""
         return run.next(self.kind) if run.decides else None
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Decision:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Decision:
         """Return what follows from the pooled metrics."""
         return vote(site.run)
 

@@ -17,7 +17,7 @@ from rankdad.common.metrics.sums import Tally, empty, same_labels
 from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_monitoring, unpack_tally
 from rankdad.common.protocol.arrays import raw_bytes
 from rankdad.common.protocol.messages import Body, Control, Count, Figure, Kind, Measure, Message, Name, packed
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.rounds.scores import compares, pooled_scores, unpack_scores
 
@@ -98,7 +98,7 @@ class EvaluationRound(Round):
             return run.next(self.kind, split="validation")
         return run.next(self.kind, epoch=run.progress.best_epoch, split="test")
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Evaluation:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Evaluation:
         """Return what the model's outputs add up to, and at a test what those of other models do."""
         split = due.split
         assert split is not None

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rankdad.common.protocol.messages import Body, Control, Digest, Kind, Measure, Message, Name
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.rounds.comparison import SKETCH, drift, furthest
 
@@ -47,7 +47,7 @@ class GoodbyeRound(Round):
         """Return it when all folds have been tested."""
         return run.next(self.kind) if run.over else None
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Goodbye:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Goodbye:
         """Return the digest of a site's weights."""
         return Goodbye(weights_sha256=site.run.replica.digest(), sketch=site.run.replica.sketch())
 

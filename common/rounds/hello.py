@@ -14,7 +14,7 @@ from rankdad.common.privacy import heads
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.protocol.arrays import pack_counts, unpack_counts
 from rankdad.common.protocol.messages import Body, Control, Count, DataWarning, Digest, Kind, Message, Name, packed
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.run.batches import MAX_STEPS, idle
 from rankdad.common.run.repeats import alike, equal_repeats
@@ -107,7 +107,7 @@ class HelloRound(Round):
         """Return it as long as there is no roster."""
         return None if run.roster else run.next(self.kind)
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Hello:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Hello:
         """Return what a site says of itself."""
         plan, data = site.plan, site.data
         return Hello(

@@ -20,7 +20,7 @@ from rankdad.common.metrics.paired_sums import contradiction
 from rankdad.common.metrics.sums import Tally
 from rankdad.common.protocol.arrays import pack_sums, unpack_sums
 from rankdad.common.protocol.messages import Body, Control, Count, Kind, Message, packed
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.rounds.scores import least, rivals, within_site
 from rankdad.common.spec import RunSpec
@@ -55,7 +55,7 @@ class PairedRound(Round):
         """Return it where the test's models are compared."""
         return run.next(self.kind) if run.pairs else None
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Squares:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Squares:
         """Return what the test samples add up to where the models are compared that have been tested on them."""
         models, labels, groups = site.compared()
         assert site.run.test is not None

@@ -12,7 +12,7 @@ from rankdad.common.errors import ProtocolError, RankdadError
 from rankdad.common.preparation.coefficients import OWN, untold
 from rankdad.common.protocol.arrays import pack_sums, unpack_sums
 from rankdad.common.protocol.messages import Body, Control, Kind, Message, Name, packed
-from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, Site
+from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import PLACES, Checks
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SumsRound(Round):
         """Return the next stage, if there is one left."""
         return None if run.stage is None else run.next(self.kind, stage=run.stage)
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Sums:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Sums:
         """Return a stage's sums over the training rows of every fold."""
         data, stage = site.data, due.stage or ""
         try:

@@ -183,7 +183,8 @@ class Checkpoints:
             with safe_open(path, framework="pt") as file:
                 document = json.loads(file.metadata()[""])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            document = dict(document)
+            if not isinstance(document, dict):
+                raise ValueError("its document is no object")
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"

@@ -13,7 +13,7 @@ from rankdad.common.errors import UserError, counted, visible
 if TYPE_CHECKING:
     from rankdad.local.config import SiteConfig
     from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.privacy.run_log import Disclosed
+    from rankdad.local.privacy.run_log import Disclosed
 
 SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
 PASSPHRASE = "RANKDAD_PASSPHRASE"  # in the environment, where nobody can be asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Control, Count, Kind, Measure, Message
-from rankdad.common.rounds.base import Collected, Due, Further, Site
+from rankdad.common.rounds.base import Collected, Contributor, Due, Further
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.spec.data import CsvData
 
@@ -31,7 +31,7 @@ class MeanAge(Further):
     name = "mean-age"
     kind, up, down = Kind(64, "MEAN_AGE"), Ages, Mean
 
-    def contribution(self, site: Site, due: Due, *, counts: bool) -> Ages:
+    def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Ages:
         """Return the sum over the rows that may leave the site in sums."""
         data = site.spec.data
         assert isinstance(data, CsvData)

@@ -29,8 +29,8 @@ from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run import state, weight_sketch
 from rankdad.remote.aggregator import Aggregator, Answers, Update
+from rankdad.remote.barrier import Effect
 from rankdad.remote.persistence import LEDGER, LedgerOptions
-from rankdad.remote.rounds import Effect
 from rankdad.simulations import lockstep, tree
 from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant

@@ -17,11 +17,11 @@ from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.decision import Decision
 from rankdad.common.rounds.step import Step
+from rankdad.remote.barrier import Barrier
 from rankdad.remote.latecomers import Latecomers
 from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry
-from rankdad.remote.rounds import Barrier
 from tests.conftest import SITES
 from tests.remote.test_lies import FEDERATION, LIAR, Run, data, step_of  # noqa: F401
 

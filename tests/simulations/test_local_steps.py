@@ -24,9 +24,9 @@ from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
+from rankdad.local import site as local_site
 from rankdad.local.batch import StepBatch
 from rankdad.local.local_steps import differences
-from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec, write_site
 from tests.simulations.test_lockstep import final_weights, summary_of
@@ -197,7 +197,7 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
             rows.update(value.rows for value in message.body.payload if isinstance(value, Factor))
         return pack(message, plan, up=up)
 
-    monkeypatch.setattr(lockstep, "pack", noting)
+    monkeypatch.setattr(local_site, "pack", noting)
     model, method = {"name": "mlp", "hidden": [16]}, {"name": "rank-dad", "rank": 4, "local_steps": "epoch"}
     spec = run_spec(model=model, method=method, training={"batch_size": 12})
     run(spec, site_data(spec, (48, 48, 48)), tmp_path, policies=dict.fromkeys(SITES, Policy()))

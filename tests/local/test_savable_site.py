@@ -13,7 +13,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.saving import SavableSite
+from rankdad.local.savable_site import SavableSite
 from rankdad.remote.aggregator import Aggregator
 from tests.conftest import run_spec
 from tests.simulations import recovering

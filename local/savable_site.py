@@ -37,8 +37,8 @@ class SavableSite(Site[Result]):
         run: at the run's beginning; changed in place.
         policy: of the site.
         observer: told what happens beside the messages.
-        saved: what `save` has returned; without it the site is at its beginning. One that is made again takes the
-            answer to what was said last, or says it once more.
+        saved: what `save` has returned; without it the site is at its beginning. A site that is made again goes on
+            with the answer to what it said last (`advance(answer)`), or says it once more (`advance()`).
 
     Raises:
         UserError: what was saved is of another run, site or version, or the site has other data.

@@ -10,7 +10,7 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.decision import Decision
-from rankdad.remote.rounds import Answer, Barrier, BarrierState, Effect
+from rankdad.remote.barrier import Answer, Barrier, BarrierState, Effect
 
 SITES = ("alpha", "beta")
 
