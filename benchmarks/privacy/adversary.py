@@ -21,11 +21,10 @@ from rich.table import Table
 from benchmarks.privacy.adversary_runs import SECRET, Run, attend
 from benchmarks.privacy.adversary_specs import OTHER, THIRD, VICTIM, Hospital, ask
 from benchmarks.privacy.adversary_sums import (
-    MOVED,
     Finding,
     Patients,
     Sum,
-    by_chance,
+    beyond_curve,
     cells_right,
     channels,
     is_level,
@@ -47,7 +46,7 @@ from rankdad.local.privacy.log import DisclosureLog
 RULES = Policy()  # of the attacked site
 STRICT = RULES.model_copy(update={"min_level": MinLevel(count=3, by="part")})
 OFF = EVERYTHING.model_copy(update={"keyed_folds": True, "methods": RULES.methods})
-CHANCE = 0.001  # of so many cells right in all tests together
+BEYOND = 3  # standard errors, by which all tests together may have more cells right than a smooth curve
 LONGEST = 6  # runs of a sequence
 MILDER: dict[str, Callable[[RunSpec], RunSpec]] = {  # what an attacker asks for, who is refused
     "weights-not-listed": lambda spec: _changed(spec, "model", pretrained=None),
@@ -66,7 +65,7 @@ class Outcome:
         below: findings about fewer patients than a part has, by source.
         smallest: patients of the smallest, by source.
         levels: of a part, or of a batch, that one or two patients have, by the run's model, batches and rounds.
-        cells: of single patients that tests have right, and, in all four ways, if they are moved by a few.
+        cells: of single patients that tests have right, by how far they are moved.
         first: seconds until one patient was found alone, by sums alone; None if none was.
         examples: a sentence about the first finding of each source.
     """
@@ -77,7 +76,7 @@ class Outcome:
     below: Counter[str] = field(default_factory=Counter)
     smallest: dict[str, int] = field(default_factory=dict)
     levels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    cells: tuple[int, int] = (0, 0)
+    cells: Counter[int] = field(default_factory=Counter)
     first: float | None = None
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -125,7 +124,7 @@ def held(policy: Policy, found: Outcome) -> bool:
     if policy.keyed_folds:
         return found.first is not None
     parts = sum(counts["part"] for counts in found.levels.values())
-    return not found.below and by_chance(*found.cells) > CHANCE and not (policy.min_level.by == "part" and parts)
+    return not found.below and beyond_curve(found.cells) < BEYOND and not (policy.min_level.by == "part" and parts)
 
 
 def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: int) -> list[Finding]:
@@ -159,8 +158,7 @@ def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: i
                     spec = None if spec == asked else spec
             _change(hospitals[VICTIM], rng, home, kept=not policy.keyed_folds)
         outcome.runs += len(done)
-        right, moved = zip(outcome.cells, *map(cells_right, done), strict=True)
-        outcome.cells = sum(right), sum(moved)
+        outcome.cells += sum(map(cells_right, done), Counter())
         return analysed(done, rng, RULES.min_rows)
 
 
@@ -274,8 +272,8 @@ def _table(found: Outcome, seconds: float) -> Table:
     table.add_section()
     alone = "never" if found.first is None else f"after {found.first:.0f} s"
     table.add_row("one patient alone", alone, "")
-    right, moved = found.cells
-    table.add_row("cells of tests right", str(right), f"by chance {moved / len(MOVED):.1f}")
+    curve = f"{beyond_curve(found.cells):+.1f} standard errors from a curve's"
+    table.add_row("cells of tests right", str(found.cells[0]), curve)
     refusals = ", ".join(f"{code} {count}" for code, count in found.refused.most_common(6))
     table.caption = f"refused: {refusals}" if refusals else None
     return table

@@ -7,7 +7,7 @@ a set, and over how many.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -34,7 +34,7 @@ SAME = 1e-4  # of a number, by which a row is a patient's: sums of several come 
 FILLED = 0.05  # likewise of a gap, which has the mean of all hospitals, of which this one's is not far
 RANK = 1e-9  # below which a singular value of sets is none
 MOST_CHOICES = 300  # of small atoms that are put together
-MOVED = (-3, -2, 2, 3)  # cells, by which a histogram is moved to see what is right by chance
+FAR = 3  # cells, by which a histogram is moved to see what is right by chance
 ONCE = 1e-5  # probability of a run's finding by chance: once in 100 times 1,000 runs
 RARE = 2  # patients that a level of a part has at most where it tells of them
 Array = NDArray[np.float32]
@@ -248,28 +248,38 @@ def rare_in(run: Run, patients: Patients) -> Iterator[tuple[str, Patients]]:
             yield name, frozenset(run.data.keys[rows[place]] for place in own)
 
 
-def cells_right(run: Run) -> tuple[int, int]:
-    """Return how many cells of single patients a run's tests give away, and those if they are moved, in all four ways.
-
-    Chance is what histograms that are moved by a few cells have right.
-    """
-    right = moved = 0
+def cells_right(run: Run) -> Counter[int]:
+    """Return how many cells of single patients a run's tests have right, by how many cells they are moved."""
+    right = Counter[int]()
     for sent, exact in run.tests:
         claimed, true = (_cells(run, one) for one in (sent, exact))
         alone = (claimed > 0) & (claimed < run.fewest)
-        right += int((alone & (true == 1)).sum())
-        moved += sum(int((alone.roll(by, -1) & (true == 1)).sum()) for by in MOVED)
-    return right, moved
+        right += Counter({by: int((alone.roll(by, -1) & (true == 1)).sum()) for by in range(-FAR, FAR + 1)})
+    return right
 
 
-def by_chance(right: int, moved: int) -> float:
-    """Return how probable it is that chance gives so many right, or more (exact test of two Poisson rates)."""
-    return float(binom.sf(right - 1, right + moved, 1 / (1 + len(MOVED))))
+def by_chance(right: Counter[int]) -> float:
+    """Return how probable it is that so many are right, or more, as of those moved by 2 and 3 cells.
+
+    Source: the exact test of two Poisson rates.
+    """
+    moved = [right[by] for by in (-3, -2, 2, 3)]
+    return float(binom.sf(right[0] - 1, right[0] + sum(moved), 1 / 5))
+
+
+def beyond_curve(right: Counter[int]) -> float:
+    """Return by how many standard errors more are right than a smooth curve has, which says where scores are dense.
+
+    What it has is the value of a polynomial through those moved by 1, 2 and 3 cells in both directions.
+    """
+    one, two, three = (right[by] + right[-by] for by in (1, 2, 3))
+    curve, variance = (15 * one - 6 * two + three) / 20, (225 * one + 36 * two + three) / 400
+    return float((right[0] - curve) / max(1.0, right[0] + variance) ** 0.5)
 
 
 def told_by_cells(run: Run) -> Iterator[Finding]:
     """Yield a finding if a run's tests have more single patients' cells right than once in 100 times 1,000 runs."""
-    if by_chance(*cells_right(run)) < ONCE:
+    if by_chance(cells_right(run)) < ONCE:
         yield Finding("cells, test", frozenset(["0"]), where(run))
 
 
