@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import theilslopes
 
 from rankdad.remote.ledger import Ledger, Retention
 from tests.e2e.test_crashes import wait_for_steps
@@ -48,7 +49,7 @@ def test_two_thousand_steps_take_no_more_memory_and_no_more_files(tmp_path: Path
     assert process.returncode == 0, (tmp_path / "log").read_text()
     for place, table in enumerate(samples):
         warm = table[table[:, 0] > STEPS / 4]
-        slope = float(np.polyfit(warm[:, 0], warm[:, 1], 1)[0])
+        slope = float(theilslopes(warm[:, 1], warm[:, 0])[0])  # the end of a run takes memory at once
         print(f"process {place}: {slope:.2f} KB a step, from {warm[0]} to {warm[-1]} (steps, KB, files)")
         assert len(warm) > 20
         assert slope < MOST_GROWTH, place
