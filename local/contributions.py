@@ -113,13 +113,14 @@ class Contributions:
             check_repeated(*given, sizes)
         if self.data.parts is not None:
             self._earlier = self.data.parts.places(anew)
-        if not tell(*given, sizes, anew=anew):
+        begins = anew and not self._again  # what is followed again tells nothing more
+        if not tell(*given, sizes, anew=begins):
             raise UserError(
                 "data: another run of the same patients has begun here meanwhile: start again",
                 code="another-run-began",
                 field="data",
             )
-        if self.data.parts is not None and anew and not self._again:
+        if self.data.parts is not None and begins:
             self.data.parts.begun()
 
     def check_standing(self, policy: Policy, places: Places, numbers: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,32 +14,40 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rankdad.common.data import SiteData
-from rankdad.common.errors import UserError, one_line
+from rankdad.common.errors import UserError
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import StateFormat
 from rankdad.common.spec import RunSpec
+from rankdad.local.drivers.followed import Followed
 from rankdad.local.observer import Observer
-from rankdad.local.site import Site
+from rankdad.local.site import Site, checking
 from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.training import Result, TrainingState, train
+
+DIGEST = 32  # bytes of a value's sha256, before it
+SIZE = 8  # bytes of the size of a safetensors file's head
 
 
 class SavableSite(Site[Result]):
     """A site that can be saved between two calls, and made again from what was saved.
 
+    A value is like a checkpoint: it tells who is in which batch, and stays at the site.
+
     Args:
         spec: the run.
         plan: of the run.
-        data: the site's samples.
+        data: the site's samples, as its policy admits them; see `site_of`.
         name: of the site.
         run: at the run's beginning; changed in place.
         policy: of the site.
+        followed: digests of the updates that the site has followed, in a file that no value takes back: an older value
+            goes on with the same updates alone. At other weights its batches would tell who is in which.
         observer: told what happens beside the messages.
-        saved: what `save` has returned; without it the site is at its beginning. A site that is made again goes on
-            with the answer to what it said last (`advance(answer)`), or says it once more (`advance()`).
+        saved: what `save` has returned; without it the site is at its beginning. A site that is made again asks once
+            more whether the round is complete: the update that has come meanwhile is an answer to that.
 
     Raises:
         UserError: what was saved is of another run, site or version, or the site has other data.
@@ -52,10 +61,12 @@ class SavableSite(Site[Result]):
         name: str,
         run: RunState,
         policy: Policy,
+        followed: Followed,
         observer: Observer | None = None,
         saved: bytes | None = None,
     ) -> None:
-        self._kept = _Kept(StateFormat(plan, name, data.sha256()))
+        owner = name if data.parts is None else f"{name} in {data.parts.run}"
+        self._kept = _Kept(StateFormat(plan, owner, data.sha256()))
         told, self._state = observer or Observer(), TrainingState(name, run)
         updates = dict[int, bytes]()
         if saved is not None:
@@ -67,15 +78,25 @@ class SavableSite(Site[Result]):
 
         def answered(round_: int, answer: bytes) -> None:
             told.answered(round_, answer)
+            followed.note(round_, answer)
             self._kept.updates[round_] = answer
 
         own = replace(told, between_steps=between_steps, answered=answered)
-        training = train(spec, plan, data, self._state, policy, own, again=saved is not None)
-        super().__init__(training, plan, device=run.replica.device, observer=own)
+        training = train(spec, plan, data, self._state, policy, own, again=followed.again)
+        super().__init__(training, plan, device=run.replica.device, observer=own, check=checking(run))
         if saved is not None:
-            self.take()
+            super().take()
             while self.due is not None and self.due.round in updates:
-                self.take(updates[self.due.round])
+                super().take(updates[self.due.round])
+
+    def take(self, answer: bytes | None = None) -> None:
+        """Take an answer, see `Site.take`; one that the site cannot follow is not saved."""
+        before = self._kept.state, dict(self._kept.updates)
+        try:
+            super().take(answer)
+        except BaseException:
+            self._kept.state, self._kept.updates = before
+            raise
 
     def save(self) -> bytes:
         """Return the state: that before the last step, and the updates since."""
@@ -103,22 +124,28 @@ class _Kept:
         self.updates.clear()
 
     def packed(self) -> bytes:
-        """Return the state, and the updates since."""
-        return bytes(msgpack.packb([self.state, list(self.updates.items())]))
+        """Return the state and the updates since, with whose they are, behind a digest."""
+        content: bytes = msgpack.packb([self.format.head, self.state, list(self.updates.items())])
+        return hashlib.sha256(content).digest() + content
 
     def load(self, saved: bytes, state: TrainingState) -> tuple[TrainingState, dict[int, bytes]]:
         """Return where the site stood, and the updates since."""
-        place = f"what {state.site} has saved"
+        place, content = f"what {state.site} has saved", saved[DIGEST:]
+        damaged = UserError(f"{place}: is damaged", code="checkpoint-unreadable")
+        if hashlib.sha256(content).digest() != saved[:DIGEST]:
+            raise damaged
         try:
-            self.state, updates = msgpack.unpackb(saved)
-            self.updates = {int(round_): bytes(update) for round_, update in updates}
-            if not self.state:
-                return state, dict(self.updates)
-            size = int.from_bytes(self.state[:8], "little")
-            document = json.loads(json.loads(self.state[8 : 8 + size])["__metadata__"][""])
-            self.format.check(document, place, "begin the run anew")
-            tensors = safetensors.torch.load(self.state)
-        except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{place}: is damaged: {one_line(error)}", code="checkpoint-unreadable") from None
-        loaded = self.format.restore(state.run, document, tensors, place)
-        return loaded_state(state.site, state.run, loaded), dict(self.updates)
+            head, self.state, updates = msgpack.unpackb(content)
+            self.updates = dict(updates)
+            if not all(isinstance(one, bytes) for one in (self.state, *self.updates.values())):
+                raise damaged
+            self.format.check(head, place, "begin the run anew")
+            if self.state:
+                size = int.from_bytes(self.state[:SIZE], "little")
+                document = json.loads(json.loads(self.state[SIZE : SIZE + size])["__metadata__"][""])
+                tensors = safetensors.torch.load(self.state)
+                loaded = self.format.restore(state.run, document, tensors, place)
+                state = loaded_state(state.site, state.run, loaded)
+        except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError):
+            raise damaged from None
+        return state, dict(self.updates)

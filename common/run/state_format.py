@@ -44,6 +44,11 @@ class StateFormat:
     def __init__(self, plan: Plan, owner: str, data_sha256: str | None = None) -> None:
         self._owner, self._data_sha256 = {"format": FORMAT, "plan_sha256": plan.sha256(), "owner": owner}, data_sha256
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """What `check` asks a document for."""
+        return {**self._owner, **({} if self._data_sha256 is None else {"data_sha256": self._data_sha256})}
+
     def of(
         self,
         state: RunState,
@@ -57,10 +62,8 @@ class StateFormat:
         for number, late in enumerate(changes):
             own |= {f"late-{number}/{name}": value for name, value in _tensors(late).items()}
         tensors = state.tensors() | _tensors(residuals) | own
-        whole = {**self._owner, **(document or {}), "progress": state.progress.model_dump()}
+        whole = {**(document or {}), **self.head, "progress": state.progress.model_dump()}
         whole["run"] = state.spec.model_dump(mode="json")
-        if self._data_sha256 is not None:
-            whole["data_sha256"] = self._data_sha256
         return tensors, {"": json.dumps(whole)}
 
     def check(self, document: Mapping[str, Any], place: str, remedy: str) -> None:

@@ -16,7 +16,6 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.policy_checks import check_run
-from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Ask
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.artifacts import save_model
@@ -86,6 +85,7 @@ class SiteRun:
             between_steps=self._between_steps,
             tested=partial(write_predictions, folder / "predictions", spec, data),
             notice=Notices(folder, lambda line: say(f"warning: {line}")).add,
+            answered=self._answered,
         )
         self._trainer = site_of(spec, plan, data, self._state, member.policy, observer)
         self._results: outputs.SiteResults | None = None
@@ -108,10 +108,12 @@ class SiteRun:
             raise RankdadError(
                 f"got the update of round {message.round}, but this site stands in round {due}", code="round-unexpected"
             )
-        # What cannot be read is not kept: a process that goes on would meet it again.
-        unpack(message.body, self._plan, up=False)
-        self._ledger.append(Record(Entry.UPDATE, message.round, NOBODY, message.body))
         self._take(message.body)
+
+    def _answered(self, round_: int, body: bytes) -> None:
+        """Keep an update, before it is followed: a process that goes on follows it again."""
+        if self._ledger.update(round_) is None:
+            self._ledger.append(Record(Entry.UPDATE, round_, NOBODY, body))
 
     def _take(self, update: bytes | None) -> None:
         """Let the site work until it needs an update that is not there yet."""
