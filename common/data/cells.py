@@ -145,10 +145,10 @@ def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
 def _days(table: Table, column: str, date: Date) -> Array:
     rows, texts = table.levels(column)
     days, wrong = np.full(len(texts), np.nan), dict[int, str]()
-    known = [place for place, text in enumerate(texts) if text.lower() not in MISSING]
-    if (found := _iso_days([texts[place] for place in known])) is not None:
-        days[known], known = found, []
-    for place in known:
+    given = [place for place, text in enumerate(texts) if text]
+    if (found := _iso_days([texts[place] for place in given])) is not None:
+        days[given], given = found, []
+    for place in (place for place in given if texts[place].lower() not in MISSING):
         try:
             days[place] = date.day(texts[place])
         except ValueError as error:

@@ -81,7 +81,9 @@ def encode(
         if refused and not len(kept):
             raise UserError(f"no row can be predicted: {refused[min(refused)]}", code="nothing-to-predict")
     blocks = [own if own.ndim > 1 else own[:, None] for own in inputs]
-    encoded = np.concatenate(blocks, axis=1, dtype=dtype, casting="same_kind")[kept]
+    encoded = np.concatenate(blocks, axis=1, dtype=dtype, casting="same_kind")
+    if len(kept) < rows:
+        encoded = encoded[kept]
     if not len(encoded):
         raise DataError(source, "has no rows", code="no-rows")
     constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # of what is not to be imputed

@@ -20,7 +20,6 @@ from rankdad.common.spec.written import Written
 
 # Usual spellings of what always counts as missing; a column with another one is no plain one.
 GAPS = sorted({form for word in MISSING for form in (word, word.upper(), word.capitalize())} | {"NaN", "-NaN", "<Na>"})
-CHUNK = 8192  # rows whose kinds are guessed at once
 # Before 3.1 pandas rounds numbers of many digits in its own way, unless it is told not to.
 ROUNDS_EXACTLY = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
 EXACTLY: dict[str, Any] = {} if ROUNDS_EXACTLY else {"float_precision": "round_trip"}
@@ -100,7 +99,8 @@ def _parsed(path: Path, written: Written, names: Sequence[str], numeric: Collect
     gaps: Any = {place: [*GAPS, *written.tokens_of(names[place])] for place in numeric}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        read = pd.read_csv(
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, which `_column` finds
+        frame = pd.read_csv(
             path,
             header=None,
             skiprows=1,
@@ -109,24 +109,21 @@ def _parsed(path: Path, written: Written, names: Sequence[str], numeric: Collect
             dtype={place: object for place in range(len(names)) if place not in set(numeric)},
             keep_default_na=False,
             na_values=gaps,
-            low_memory=False,
-            chunksize=CHUNK,
             skip_blank_lines=False,
             skipinitialspace=True,
             encoding="utf-8-sig",
             compression="gzip" if path.suffix.lower() == ".gz" else None,
             **EXACTLY,
         )
-        with read:
-            parts = [_columns(part, numeric) for part in read]
-    return {place: np.concatenate([part[place] for part in parts]) for place in range(len(names))}
+    return {place: _column(frame.iloc[:, place].to_numpy(), place in numeric) for place in range(len(names))}
 
 
-def _columns(part: pd.DataFrame, numeric: Collection[int]) -> dict[int, Array]:
-    found = {place: part.iloc[:, place].to_numpy() for place in range(part.shape[1])}
-    if any(found[place].dtype.kind not in "iuf" for place in numeric):  # texts, or truth values
+def _column(cells: Array, is_numeric: bool) -> Array:
+    if not is_numeric:
+        return cells
+    if cells.dtype.kind not in "iuf":  # texts, or truth values
         raise ValueError
-    return found | {place: found[place].astype(np.float64) for place in numeric}
+    return cells.astype(np.float64)
 
 
 def _levels(cells: Array) -> pd.Categorical:

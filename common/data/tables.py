@@ -154,6 +154,8 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """Return what tells the rows apart where they have no key."""
         labels = self.frame.index
+        if pd.api.types.is_integer_dtype(labels.dtype):
+            return tuple(map(str, labels.tolist()))
         return tuple(f"{label[0]}:{label[1]}" if isinstance(label, tuple) else str(label) for label in labels)
 
     def place(self, row: int) -> tuple[Path, str]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from rankdad.common.data import table_files
 from rankdad.common.data.csv import read_csv
-from rankdad.common.data.plain import CHUNK, read_plain
+from rankdad.common.data.plain import read_plain
 from rankdad.common.errors import DataError
 from rankdad.common.spec.data import CsvData
 
+FAR = 40_000  # rows: more than pandas reads at once
 ODD = ["", " ", "NA", "nan", "nAn", "-9", "-9.0", "-99", "True", "1e400", "1_0", "1,5", "5 mg", "inf", "1 ", "\u00a01"]
 CELL = st.sampled_from(["1", "2.5", "-3e-2", "007", "123456789012345678", "0.1", ".5", "4.", *ODD])
 TEXT = st.sampled_from(["a", "b", " a", "b ", "none", "", "c", "x;y;z", "1\n2", "age", "1,5"])
@@ -60,12 +61,12 @@ def test_what_is_read_at_once_is_what_cells_say(rows: list[tuple[str, ...]], fir
 
 
 def test_a_truth_value_far_down_is_no_number(tmp_path: Path) -> None:
-    cells = ["1"] * CHUNK + ["True"] * CHUNK
+    cells = ["1"] * FAR + ["True"] * FAR
     rows = (f"{cell},a,{row % 2}\n" for row, cell in enumerate(cells))
     (tmp_path / "t.csv").write_text("age,sex,y\n" + "".join(rows))
     with pytest.raises(DataError) as caught:
         read_csv(tmp_path, CsvData.model_validate(SCHEMA), "float32")
-    assert (caught.value.code, caught.value.field, caught.value.row) == ("not-a-number", "age", CHUNK + 2)
+    assert (caught.value.code, caught.value.field, caught.value.row) == ("not-a-number", "age", FAR + 2)
 
 
 def test_plain_numbers_are_read_to_their_last_digit(tmp_path: Path) -> None:
