@@ -14,14 +14,13 @@ from rich.table import Table
 
 from rankdad.common.documents import validate
 from rankdad.common.spec import RunSpec
-from rankdad.remote.ledger import Durability
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.simulator import simulate
 from rankdad.simulations.spec import SimulationFile
 
 WARM_UP = 20  # steps left out of every figure
 REPETITIONS = 3  # of every kind of run, in turn, so that a slow spell of the machine meets all of them
-NOTHING, PROCESS, POWER = "nothing", "ledger, checkpoints, tokens", "the same, durability power"
+NOTHING, PROCESS, POWER = "nothing", "file, checkpoints, tokens, without syncs", "the same, synced"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def measure(file: SimulationFile, epochs: int) -> Cost:
     document = file.run.model_dump(mode="json")
     document["training"]["epochs"] = epochs
     one = SimulationFile(run=validate(RunSpec, document), simulation=file.simulation)
-    kinds = {NOTHING: None, PROCESS: LedgerOptions(), POWER: LedgerOptions(Durability.POWER)}
+    kinds = {NOTHING: None, PROCESS: LedgerOptions(sync=False), POWER: LedgerOptions()}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(REPETITIONS):
         for kind, ledger in kinds.items():

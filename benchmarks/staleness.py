@@ -21,8 +21,8 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.records import Retention
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.spec import SimulationFile
 

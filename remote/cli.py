@@ -11,7 +11,7 @@ import typer
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
 from rankdad.common.errors import UserError, visible
 from rankdad.common.logs import LogOptions, set_up
-from rankdad.remote.ledger import Durability, Retention
+from rankdad.remote.records import Retention
 from rankdad.remote.service.cli import serve
 
 
@@ -38,14 +38,9 @@ def aggregator(
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
-    ledger: Annotated[bool, typer.Option(help="Write down all that is decided, to go on after a crash.")] = True,
-    durability: Annotated[
-        Durability | None,
-        typer.Option(help="Of the ledger: 'power', not 'process', outlasts a power failure, and syncs every record."),
-    ] = None,
     retention: Annotated[
-        Retention | None, typer.Option(help="Of the ledger: 'all' updates, or the 'tail' since the last checkpoints.")
-    ] = None,
+        Retention, typer.Option(help="Of the run's file: 'all' updates, or the 'tail' since the last checkpoints.")
+    ] = Retention.ALL,
     tokens: Annotated[Path | None, typer.Option(help="File of the sites' hashed tokens.")] = None,
     viewers: Annotated[
         Path | None,
@@ -85,10 +80,11 @@ def aggregator(
     from rankdad.common.terminal import console_here
     from rankdad.page.viewers import VIEWER_TOKEN
     from rankdad.remote.config import Access
-    from rankdad.remote.persistence import LEDGER, LedgerOptions
+    from rankdad.remote.persistence import LedgerOptions
     from rankdad.remote.process import run_aggregator
     from rankdad.remote.result import show_result
     from rankdad.remote.run_directory import own_directory
+    from rankdad.remote.run_file import FILE
     from rankdad.remote.server import listen
     from rankdad.remote.upstream import above, check_not_here, check_region
 
@@ -104,21 +100,9 @@ def aggregator(
             field="--upstream",
         )
     access.check(spec.federation.nodes[config.name if config else TOP].children)
-    if not ledger and spec.federation.required_sites < len(spec.federation.sites):
-        raise UserError(
-            "--no-ledger: federation.quorum lets sites be late, and these catch up from the ledger",
-            code="ledger-needed",
-            field="--no-ledger",
-        )
-    if not ledger:
-        of_ledger = {"--durability": durability, "--retention": retention}
-        refuse_options(of_ledger, "is of the ledger: leave --no-ledger out")
-    kept = LedgerOptions(durability or Durability.PROCESS, retention or Retention.ALL)
-    options = kept if ledger else None
-    run = partial(
-        run_aggregator, ledger=options, access=access, weights=weights, upstream=config, device=device or "cpu"
-    )
-    begins, owner = not (ledger and (output / LEDGER).exists()), config.name if config else TOP
+    kept = LedgerOptions(retention)
+    run = partial(run_aggregator, ledger=kept, access=access, weights=weights, upstream=config, device=device or "cpu")
+    begins, owner = not (output / FILE).exists(), config.name if config else TOP
     with own_directory(output, owner, new=begins), listen(host, port) as listening:
         address, bound = listening.getsockname()[:2]
         address = f"[{address}]" if ":" in address else address

@@ -1,6 +1,6 @@
-"""`rankdad export`: the model of any step of a run, from the initial weights and the ledger alone.
+"""`rankdad export`: the model of any step of a run, from the initial weights and the run's updates alone.
 
-Where the ledger keeps its tail only, from the last checkpoint before that step; where it is damaged, as far as it is
+Where its file keeps its tail only, from the last checkpoint before that step; where it is damaged, as far as it is
 whole.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -24,10 +25,10 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
-from rankdad.remote.ledger import oldest_update, read_updates
-from rankdad.remote.persistence import CHECKPOINTS, LEDGER
+from rankdad.remote.persistence import CHECKPOINTS
 from rankdad.remote.records import DamageError
 from rankdad.remote.run_directory import owner_of
+from rankdad.remote.run_file import FILE, RunReader
 
 _log = logging.getLogger(__name__)
 
@@ -58,22 +59,22 @@ def export(
     replica = Replica(spec, allowed_factories, weights=weights)
     plan = make_plan(spec, replica.model)
     state = RunState(spec, plan, replica)
-    ledger = directory / LEDGER
+    ledger, damage = directory / FILE, ""
     checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner_of(directory) or TOP)
-    if oldest_update(ledger) > 0 and not checkpoints.load(state, step):
-        raise UserError(
-            f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them",
-            code="step-gone",
-            field="--step",
-        )
-    damage = ""
-    try:
-        for record in read_updates(ledger, plan.sha256(), state.round):
-            if state.steps == step and state.due and state.due.kind is not Kind.BUFFERS:  # of the epoch's last step
-                break
-            state.follow(unpack(record.body, plan, up=False))
-    except DamageError as error:
-        damage = str(error)
+    with closing(RunReader(ledger, plan.sha256())) as file:
+        if file.oldest > 0 and not checkpoints.load(state, step):
+            raise UserError(
+                f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them",
+                code="step-gone",
+                field="--step",
+            )
+        try:
+            for record in file.updates(state.round):
+                if state.steps == step and state.due and state.due.kind is not Kind.BUFFERS:  # of the epoch's last step
+                    break
+                state.follow(unpack(record.body, plan, up=False))
+        except DamageError as error:
+            damage = str(error)
     if state.steps == 0:
         raise UserError(damage or f"{ledger}: holds no step yet", code="no-step")
     if step not in (None, state.steps):

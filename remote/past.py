@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rankdad.common.spec.tasks import shown
 from rankdad.page.history import History
 from rankdad.page.tail import Line
 from rankdad.remote.retelling import retold
+from rankdad.remote.tables import rows_in, text_of
 
 
 def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tuple[dict[str, Any], History]:
@@ -32,11 +33,10 @@ def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tup
     """
     spec = validate(RunSpec, load_json(directory / "run.json"), file=directory / "run.json")
     summary, sites = load_json(directory / "summary.json"), spec.federation.sites
-    with (directory / "steps.csv").open(newline="", encoding="utf-8") as file:
-        head = next(csv.reader(file), [])
+    head = text_of(directory, "steps").partition("\n")[0].split(",")
     layers = [name.removeprefix("rank:") for name in head if name.startswith("rank:")]
     history = History(sites, layers, tuple(dict.fromkeys(("loss", spec.training.monitor))))
-    last = retold(history, directory, layers)
+    last = retold(history, partial(rows_in, directory), layers)
     step, over = int(summary["steps"]), summary["status"] != "running"
     up, down = (float(summary[f"bytes_{way}_per_site_step"]) for way in ("up", "down"))
     validation = (summary["metrics"]["validation"] or {}).get(spec.training.monitor)

@@ -1,9 +1,10 @@
-"""A run's ledger and checkpoints: what it goes on from after a crash."""
+"""A run's file and checkpoints: what it goes on from after a crash."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.checkpoints import EVERY, Checkpoints
 from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import Loaded
-from rankdad.remote.ledger import Durability, Ledger, Retention
-from rankdad.remote.records import DamageError, Entry, Record
+from rankdad.remote.records import DamageError, Entry, Record, Retention
+from rankdad.remote.run_file import FILE, ROWS, RunFile, remove
 
-LEDGER, CHECKPOINTS = "ledger", "checkpoints"  # of a run's directory
+CHECKPOINTS = "checkpoints"  # in a run's directory
 
 
 @dataclass(frozen=True)
@@ -27,29 +28,29 @@ class LedgerOptions:
     """What is written down for the run to go on after a crash.
 
     Args:
-        durability: against what; every record is written before anybody is answered.
         retention: what of it is kept.
+        sync: whether a round is on the disk before anybody is answered: a power failure then loses none.
         every: steps between two checkpoints.
     """
 
-    durability: Durability = Durability.PROCESS
     retention: Retention = Retention.ALL
+    sync: bool = True
     every: int = EVERY
 
 
 class Persistence:
-    """A process's ledger and checkpoints of a run; without options there are none, and nothing is kept.
+    """A process's file and checkpoints of a run; without options only the rows of its tables are kept.
 
     Args:
         directory: of the run.
         plan: of the run.
         run_id: of a run that begins.
-        options: of the ledger.
+        options: what is kept.
         owner: whose checkpoints they are.
         data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
 
     Attributes:
-        run_id: of the run.
+        file: of the run.
         resumes: whether the directory holds this run already.
     """
 
@@ -63,60 +64,52 @@ class Persistence:
         owner: str = "aggregator",
         data_sha256: str | None = None,
     ) -> None:
-        self.run_id = run_id
-        self.resumes = options is not None and (directory / LEDGER).exists()
-        self._ledger: Ledger | None = None
-        if options is not None:
-            sync, self._retention = options.durability is Durability.POWER, options.retention
-            self._ledger = Ledger(directory / LEDGER, plan.sha256(), run_id, sync=sync)
-            self.run_id = self._ledger.run_id
-            folder = directory / CHECKPOINTS
-            self._checkpoints = Checkpoints(folder, plan, owner, data_sha256=data_sha256, sync=sync)
+        self.resumes, self.keeps = options is not None and (directory / FILE).exists(), options is not None
+        self._options = options or LedgerOptions(sync=False)
+        sync = self._options.sync
+        self.file = RunFile(directory / (FILE if options else ROWS), plan.sha256(), run_id, keeps=self.keeps, sync=sync)
+        self._checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner, data_sha256=data_sha256, sync=sync)
 
     @property
-    def keeps(self) -> bool:
-        """Whether anything is kept."""
-        return self._ledger is not None
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger of a run that keeps one."""
-        assert self._ledger is not None
-        return self._ledger
+    def run_id(self) -> str:
+        """Of the run."""
+        return self.file.run_id
 
     def oldest(self, round_: int) -> int:
         """Return the first round whose update is kept at a round."""
-        return self._ledger.oldest if self._ledger else max(0, round_ - 1)
+        return self.file.oldest if self.keeps else max(0, round_ - 1)
 
     def load(self, state: RunState) -> Loaded:
         """Go to the last checkpoint, if there is one, and return what it holds beside the state.
 
         Raises:
-            UserError: no checkpoint is readable, and the ledger does not begin at the beginning.
+            UserError: no checkpoint is readable, and the file does not begin at the beginning.
         """
-        if self._ledger is None:
+        if not self.keeps:
             return Loaded({}, {}, {})
         try:
             checkpoint = self._checkpoints.load(state)
-            if checkpoint is None and self._ledger.oldest_contribution > 0:
-                folder = self._checkpoints.folder
+            if checkpoint is None and self.file.oldest_contribution > 0:
                 raise UserError(
-                    f"{folder}: no checkpoint is readable, and the ledger goes on from one",
+                    f"{self._checkpoints.folder}: no checkpoint is readable, and {FILE} goes on from one",
                     code="checkpoint-unreadable",
                 )
         except UserError:
-            self._ledger.close()
+            self.file.close()
             raise
         return checkpoint or Loaded({}, {}, {})
 
     def append(self, entry: Entry, round_: int, site: int, body: bytes) -> None:
-        """Write a record down.
+        """Take a record; `commit` writes it."""
+        self.file.append(Record(entry, round_, site, body))
+
+    def commit(self) -> None:
+        """Write down all that was taken since the last time, in one transaction.
 
         Raises:
-            UserError: the ledger cannot be written.
+            UserError: the disk is full or broken.
         """
-        if self._ledger:
-            self._ledger.append(Record(entry, round_, site, body))
+        self.file.commit()
 
     def update(self, round_: int) -> bytes | None:
         """Return the update of a round; None if it is not kept.
@@ -125,7 +118,7 @@ class Persistence:
             ProtocolError: 410 for one that is damaged.
         """
         try:
-            return self._ledger.update(round_) if self._ledger else None
+            return self.file.update(round_) if self.keeps else None
         except DamageError as error:
             raise ProtocolError(
                 410, f"r: the aggregator's ledger has lost round {round_}: {error.named}", code="ledger-lost", field="r"
@@ -139,32 +132,25 @@ class Persistence:
         moments: Mapping[str, Tensor] | None = None,
         changes: Sequence[Residuals] = (),
     ) -> None:
-        """Write a checkpoint, and remove what no checkpoint needs any more.
+        """Write a checkpoint, and delete what no checkpoint needs any more.
 
         Raises:
             UserError: the disk is full or broken.
         """
-        if self._ledger is None:
+        if not self.keeps:
             return
         self._checkpoints.save(state, residuals, document, moments, changes)
-        self._ledger.begin(state.round, self._retention)
         oldest = self._checkpoints.oldest()
         if oldest is not None:
-            self._ledger.retire(oldest, self._retention)
+            self.file.retire(oldest, updates=self._options.retention is Retention.TAIL)
 
     def snapshot(self) -> bytes | None:
         """Return the newest checkpoint for a site that has lost its own; None if there is none."""
-        return self._checkpoints.snapshot() if self._ledger else None
-
-    def release(self) -> None:
-        """Close the files of contributions: the run is over, and nobody sends any more."""
-        if self._ledger:
-            self._ledger.release()
+        return self._checkpoints.snapshot() if self.keeps else None
 
     def unlock(self) -> None:
         """Let another process go on with the run until `relock`."""
-        if self._ledger:
-            self._ledger.unlock()
+        self.file.unlock()
 
     def relock(self) -> bool:
         """Go on with the run; return whether nobody else has.
@@ -172,15 +158,18 @@ class Persistence:
         Raises:
             UserError: another process does.
         """
-        return self._ledger is None or self._ledger.relock()
+        return self.file.relock()
 
     def remove(self) -> None:
         """Remove what is kept, of a run that was refused: nobody goes on with it."""
-        if self._ledger:
-            for folder in (self._ledger.folder, self._checkpoints.folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        self.file.close()
+        remove(self.file.path)
+        shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the files."""
-        if self._ledger:
-            self._ledger.close()
+        """Write what sites have sent to the present round, and close the file; one of rows alone goes."""
+        with suppress(UserError):  # of a disk that is full: they send it again
+            self.file.commit_sent()
+        self.file.close()
+        if not self.keeps:
+            remove(self.file.path)

@@ -26,9 +26,10 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.config import Access
 from rankdad.remote.host import Host
-from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.region import Region
+from rankdad.remote.run_file import FILE
 from rankdad.remote.server import serve
 from rankdad.remote.standing import standings
 from rankdad.remote.upstream import Upstream, answering, ask, recorded
@@ -83,7 +84,7 @@ def run_aggregator(
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
         torch.set_num_threads(spec.training.threads)
         check_memory(spec)
-        resumes = ledger is not None and (output / LEDGER).exists()
+        resumes = ledger is not None and (output / FILE).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
         is_open = access is None or (access.tokens is None and access.tls_cert is None)  # whom anybody may ask
         early = answering(listening, upstream.name, spec.federation) if upstream and is_open else nullcontext()
@@ -121,7 +122,7 @@ def _begin(
     early: AbstractContextManager[None],
 ) -> Aggregator:
     """Return the aggregator of a run that begins, or where its ledger ends; it asks the one above within `early`."""
-    resumes, clock = ledger is not None and (output / LEDGER).exists(), time.perf_counter
+    resumes, clock = ledger is not None and (output / FILE).exists(), time.perf_counter
     aggregator: Aggregator
     if upstream is None:
         aggregator = Aggregator(spec, replica, output, clock, ledger=ledger)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from rankdad.common.errors import UserError
 from rankdad.common.files import write_json, write_whole
 from rankdad.common.lowrank.factors import Factor, singular_values
 from rankdad.common.metrics.monitoring import measured_on
@@ -39,10 +42,12 @@ from rankdad.page.history import History
 from rankdad.remote.coefficients import as_json, as_table
 from rankdad.remote.progress import Progress
 from rankdad.remote.retelling import retold
-from rankdad.remote.run_directory import PLAN, Table, new_directory
+from rankdad.remote.run_directory import PLAN, new_directory
+from rankdad.remote.run_file import RunFile
 from rankdad.remote.solving import how_solved, no_sums, not_solved, undertrained
 from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
+from rankdad.remote.tables import remove_tables, rows_of, write_tables
 from rankdad.remote.tracking import Tracker
 from rankdad.remote.tuning import began, note
 
@@ -51,22 +56,25 @@ CANDIDATE = (
     "candidate",
 )  # a column where settings are tuned: counted from 1, empty of the model that is tested or kept
 FIGURES = ("loss", "seconds", "aggregation_seconds", "exposed_seconds", "bytes_up", "bytes_down", "left_out")
-SPECTRA, SPECTRUM_PLACE = "spectra.csv", ("step", "fold", "epoch", "layer", "rank")
+SPECTRUM_PLACE = ("step", "fold", "epoch", "layer", "rank")
 SPECTRUM = 32  # singular values of a layer that are kept, at most
 LATE = ("late",)  # a column where contributions may be late: whose joined this step, and by how many steps each was
 MAX_RESETS = 1000  # in a summary: the last ones
+_log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Write what happens to a run's directory, and keep its `Progress`.
+    """Write what happens to a run's directory and file, and keep its `Progress`.
 
     Args:
         directory: made if it is missing.
+        file: of the run, that takes the rows of its tables.
         spec: of the run.
         plan: of the run.
         sites: that send to this aggregator, in order; a region among them counts as one.
         name: of its region; that of the aggregator above all without it.
         again: whether the directory already holds this run.
+        round_: from which it goes on: rows of rounds from here on are taken again.
         state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
         run: its id.
         trackers: by name, that are told of every epoch.
@@ -78,22 +86,26 @@ class Recorder:
     def __init__(
         self,
         directory: Path,
+        file: RunFile,
         spec: RunSpec,
         plan: Plan,
         sites: tuple[str, ...],
         *,
         name: str = TOP,
         again: bool = False,
+        round_: int = 0,
         state: dict[str, Any] | None = None,
         run: str = "",
         trackers: Mapping[str, Tracker] | None = None,
     ) -> None:
-        self.directory, self._sites = directory, sites
+        self.directory, self._file, self._sites = directory, file, sites
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._sums: dict[str, Tensor] = {}  # of all sites, by stage: of each training
         self._scores: Tensor | None = None  # that all sites have been told at the last test
-        if not again:
+        if again:
+            remove_tables(directory)
+        else:
             new_directory(directory)
         state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
@@ -109,11 +121,7 @@ class Recorder:
         ranks = [f"rank:{name}" for name in self._factors]
         names = tuple(dict.fromkeys(("loss", spec.training.monitor)))
         self.history = History(sites, self._factors, names)
-        self._steps = Table(
-            directory / "steps.csv",
-            [*PLACE, *FIGURES, *self._late, *norms, *ranks, *self._candidate],
-            state.get("steps"),
-        )
+        file.begin_table("steps", [*PLACE, *FIGURES, *self._late, *norms, *ranks, *self._candidate])
         columns = [
             "fold",
             "epoch",
@@ -125,18 +133,16 @@ class Recorder:
             "auc_error",
             *self._candidate,
         ]
-        self._metrics = Table(directory / "metrics.csv", columns, state.get("metrics"))
-        self._spectra: Table | None = None
+        file.begin_table("metrics", columns)
         if spec.record.spectra:
             rows = (slot.rows for exchange in plan.exchanges for slot in exchange.down.slots if len(slot.widths) == 2)
-            columns = [f"s{number + 1}" for number in range(min(SPECTRUM, max(rows, default=0)))]
-            self._spectra = Table(
-                directory / SPECTRA, [*SPECTRUM_PLACE, *columns, *self._candidate], state.get("spectra")
-            )
+            self._values = min(SPECTRUM, max(rows, default=0))
+            columns = [f"s{number + 1}" for number in range(self._values)]
+            file.begin_table("spectra", [*SPECTRUM_PLACE, *columns, *self._candidate])
         if state:
             self.progress.restore(state["progress"])
             self._losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
-            retold(self.history, directory, self._factors)
+            retold(self.history, partial(rows_of, file, before=round_), self._factors)
         self._trackers = dict(trackers or {})
         for tracked, tracker in self._trackers.items():
             tracker.begin(run, self._params(run), state.get("trackers", {}).get(tracked))
@@ -144,11 +150,8 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """Return as JSON what a recorder needs to go on from here, between two steps."""
-        tables = {"steps": self._steps.size(), "metrics": self._metrics.size()}
-        if self._spectra is not None:
-            tables["spectra"] = self._spectra.size()
         tracked = {name: tracker.state() for name, tracker in self._trackers.items()}
-        return {"progress": self.progress.state(), "losses": self._losses, "trackers": tracked, **tables}
+        return {"progress": self.progress.state(), "losses": self._losses, "trackers": tracked}
 
     def _params(self, run: str) -> dict[str, str]:
         """Return what a run is, for trackers."""
@@ -329,7 +332,7 @@ class Recorder:
         exposed = "" if slowest is None else f"{max(0.0, sums.seconds - slowest):.6f}"
         times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}", exposed)
         figures = (*times, sums.up, sums.down, " ".join(left_out))
-        self._steps.row([*place, *figures, *joined, *norms.values(), *sums.ranks, *candidate])
+        self._file.row("steps", [*place, *figures, *joined, *norms.values(), *sums.ranks, *candidate])
         self.history.add_step(
             update.loss, sums.seconds, sums.aggregation, sums.ranks, losses, sums.times(self._computed)
         )
@@ -338,12 +341,11 @@ class Recorder:
         self._open, self._computed = _Sums(), {}
 
     def _record_spectra(self, factors: dict[str, Factor], place: list[int], candidate: list[int | str]) -> None:
-        assert self._spectra is not None
         spectra = {name: singular_values(factor, SPECTRUM) for name, factor in factors.items()}
-        width = max(0, self._spectra.width - len(SPECTRUM_PLACE) - len(candidate))
         for name, values in spectra.items():
-            shown = [f"{value:.6g}" for value in values[:width]]
-            self._spectra.row([*place, name, factors[name].rows, *shown, *[""] * (width - len(shown)), *candidate])
+            shown = [f"{value:.6g}" for value in values[: self._values]]
+            shown += [""] * (self._values - len(shown))
+            self._file.row("spectra", [*place, name, factors[name].rows, *shown, *candidate])
         self.history.add_spectra(place[0], spectra)
 
     def _place(self, training: int) -> tuple[int, list[int | str]]:
@@ -386,7 +388,7 @@ class Recorder:
             figures += ["" if metrics.auc_error is None else metrics.auc_error]
             epoch[site] = known | ({"train_loss": float(loss)} if loss != "" else {})
             row = [fold, pooled.epoch + 1, pooled.split, site, loss, metrics.samples]
-            self._metrics.row([*row, *figures, *candidate])
+            self._file.row("metrics", [*row, *figures, *candidate])
         self._track(pooled, epoch)
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
@@ -447,7 +449,7 @@ class Recorder:
         return sum(total for total, _ in sums) / weight if weight else ""
 
     def finish(self, status: str, reason: str = "", code: str = "", field: str = "") -> None:
-        """Write the last summary and close the tables."""
+        """Write the last summary, and the tables."""
         self.progress.status, self.progress.reason = status, reason
         self.progress.code, self.progress.about = code, field
         for tracker in self._trackers.values():
@@ -456,13 +458,15 @@ class Recorder:
         self.summarise()
 
     def close(self) -> None:
-        """Close the tables as they stand."""
+        """Write the tables as they stand."""
         for tracker in self._trackers.values():
             tracker.close()
-        self._steps.close()
-        self._metrics.close()
-        if self._spectra is not None:
-            self._spectra.close()
+        if not self._file.is_open:  # it was closed before
+            return
+        try:
+            write_tables(self._file, self.directory)
+        except UserError as error:  # the run's file has them
+            _log.error("%s", error)
 
     def summarise(self) -> None:
         """Write `summary.json` as things stand."""

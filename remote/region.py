@@ -138,7 +138,7 @@ class Region(Aggregator):
             body = self.recorded_above(record.round)
             if body is None:
                 raise record.damage
-            self.persistence.ledger.mend(record.round, body)
+            self.persistence.file.mend(record.round, body)
         assert body is not None
         _, self._residuals = self._combined(ready)
         return Update(unpack(body, self.plan, up=False, device=self.device), body)

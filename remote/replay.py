@@ -1,4 +1,4 @@
-"""What a ledger says was in each round, when a run goes on from it."""
+"""What a run's file says was in each round, when a run goes on from it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rankdad.common.rounds.base import Ready
 from rankdad.common.run.lateness import LeftOut, age_of
 from rankdad.common.spec.tree import Node
 from rankdad.remote.barrier import Barrier
-from rankdad.remote.ledger import Ledger
 from rankdad.remote.records import DamageError, Entry, Record
+from rankdad.remote.run_file import RunFile
 
 
 def replay(
-    ledger: Ledger,
+    file: RunFile,
     plan: Plan,
     node: Node,
     barrier: Barrier,
@@ -29,7 +29,7 @@ def replay(
     What the ledger holds of the round after the last update is left in the barrier.
 
     Args:
-        ledger: of the run.
+        file: of the run.
         plan: of the run.
         node: the aggregator whose ledger it is.
         barrier: at the round of the last checkpoint.
@@ -41,20 +41,20 @@ def replay(
     Raises:
         DamageError: a record that is needed is not there, or cannot be read.
     """
-    ledger.check_end(barrier.round)
+    file.check_end(barrier.round)
     damage: dict[int, DamageError] = {}  # of contributions to this round, by site
-    for record in ledger.records(barrier.round):
+    for record in file.records(barrier.round):
         if record.entry is Entry.RESET:
             reset(record.site, record.round)
         elif record.round != barrier.round:
-            raise ledger.lacks(Entry.UPDATE, barrier.round)
+            raise file.lacks(Entry.UPDATE, barrier.round)
         elif record.entry is Entry.UPDATE:
             for place in _lost(record, plan, node, barrier):
-                raise damage.get(place) or ledger.lacks(Entry.CONTRIBUTION, record.round)
+                raise damage.get(place) or file.lacks(Entry.CONTRIBUTION, record.round)
             (ready,) = barrier.close(clock())
             assert isinstance(ready, Ready)
             if _lost_late(record, plan, ready):
-                raise ledger.lacks(Entry.LATE, record.round)
+                raise file.lacks(Entry.LATE, record.round)
             yield ready, record
             damage = {}
         elif record.entry is Entry.LATE:

@@ -1,28 +1,33 @@
-"""Fills the page's curves from a run's tables: an aggregator that was started again has them as before."""
+"""Fills the page's curves from a run's rows: an aggregator that was started again has them as before."""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankdad.page.history import History
 
+Rows = Callable[[str], Iterable[Mapping[str, str]]]
 
-def retold(history: History, directory: Path, layers: Sequence[str]) -> float:
-    """Add what the tables of a run's directory hold; sites' own losses and times by step are in none of them.
+
+def retold(history: History, rows: Rows, layers: Sequence[str]) -> float:
+    """Add what the rows of a run hold; sites' own losses and times by step are in none of them.
+
+    Args:
+        history: to add to.
+        rows: returns those of a table: steps, metrics or spectra.
+        layers: whose ranks are in it.
 
     Returns:
         the loss of the last step; NaN without any.
     """
     loss = math.nan
-    for row in _rows(directory / "steps.csv"):
+    for row in rows("steps"):
         ranks = [_number(row.get(f"rank:{name}")) for name in layers]
         loss, seconds, reduction = (_number(row.get(name)) for name in ("loss", "seconds", "aggregation_seconds"))
         history.add_step(loss, seconds, reduction, ranks)
     last, epoch = None, dict[str, dict[str, float]]()
-    for row in _rows(directory / "metrics.csv"):
+    for row in rows("metrics"):
         training = row.get("fold"), row.get("candidate")
         if last is not None and training != last:
             if epoch:
@@ -39,7 +44,7 @@ def retold(history: History, directory: Path, layers: Sequence[str]) -> float:
     if epoch:
         history.add_epoch(epoch)
     at, spectra = "", dict[str, list[float]]()
-    for row in _rows(directory / "spectra.csv"):
+    for row in rows("spectra"):
         if row["step"] != at and spectra:
             history.add_spectra(int(at), spectra)
             spectra = {}
@@ -49,12 +54,6 @@ def retold(history: History, directory: Path, layers: Sequence[str]) -> float:
     if spectra:
         history.add_spectra(int(at), spectra)
     return loss
-
-
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            yield from csv.DictReader(file)
 
 
 def _number(text: str | None) -> float:

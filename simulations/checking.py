@@ -87,10 +87,10 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         show_levels(spec, plan, console)
     kept = footprint(plan, regions=max(len(node.regions) for node in spec.federation.nodes.values()))
     console.print(
-        f"the aggregator's ledger: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
+        f"the run's file at the aggregator: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
         f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {kept.window} steps. With "
         f"--retention tail at most {size(kept.tail())}, checkpoints included, and {size(kept.epoch)} for each epoch "
-        f"that ends within {kept.window} steps",
+        f"that ends within {kept.window} steps; beside it, while it is written, {size(kept.journal)}",
         highlight=False,
     )
 

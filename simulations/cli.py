@@ -200,11 +200,11 @@ def _needs_ledger(spec: RunSpec) -> bool:
 def _cut_short(directory: Path) -> SimulationFile:
     """Return the simulation that a directory holds, if it can go on."""
     from rankdad.common.documents import load_json, validate
-    from rankdad.remote.persistence import LEDGER
+    from rankdad.remote.run_file import FILE
     from rankdad.simulations.simulator import SIMULATION
     from rankdad.simulations.spec import SimulationFile
 
-    for name in (SIMULATION, LEDGER):
+    for name in (SIMULATION, FILE):
         if not (directory / name).exists():
             raise UserError(
                 f"{directory}: holds no run that could go on: no {name}; was it made with --ledger?", code="no-run"

@@ -29,8 +29,9 @@ from rankdad.common.spec.tree import TOP
 from rankdad.local.config import SiteConfig
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
-from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_directory import own_directory
+from rankdad.remote.run_file import FILE
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
 from rankdad.simulations.dealing import write_sites
@@ -82,7 +83,7 @@ def simulate(
     """
     import_before_forking()
     trackers_of(file.run, directory)  # before any process is made
-    if not resume and (directory / LEDGER).exists():
+    if not resume and (directory / FILE).exists():
         problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
         raise UserError(
             f"{directory}: {problem}; or choose another --output, or remove it", code="cannot-resume", field="--output"
@@ -273,7 +274,7 @@ class _Processes:
         return summary
 
     def _how_to_go_on(self) -> str:
-        return f"; --resume {self._directory} goes on with it" if (self._directory / LEDGER).exists() else ""
+        return f"; --resume {self._directory} goes on with it" if (self._directory / FILE).exists() else ""
 
 
 def _note(wake: Connection, number: int, _frame: object) -> None:

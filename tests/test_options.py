@@ -54,8 +54,6 @@ def files(tmp_path: Path) -> Path:
         ("simulate simulation.json --lockstep --relay run.json --output out", "--relay"),
         ("simulate simulation.json --pooled --ledger --output out", "--ledger"),
         ("simulate simulation.json --verbose --quiet --output out", "--quiet"),
-        ("aggregator run.json --output out --no-ledger --durability process", "--durability"),
-        ("aggregator run.json --output out --no-ledger --retention tail", "--retention"),
         ("export out --output model --final", "--final"),
         ("export out --output model --onnx --weights pool", "--weights"),
         ("schema --folder", "--folder"),

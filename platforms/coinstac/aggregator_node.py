@@ -30,8 +30,9 @@ from rankdad.platforms.coinstac.joining import check_members, check_together
 from rankdad.platforms.coinstac.limits import check_size
 from rankdad.platforms.coinstac.mounts import clear
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.ledger import Retention
-from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.records import Retention
+from rankdad.remote.run_file import FILE
 
 # In the node's output folder:
 DIRECTORY = "run"
@@ -150,7 +151,7 @@ class AggregatorNode:
         check_memory(spec)
         replica = Replica(spec, self._allow_factories, weights=folder)
         directory, options = folder / DIRECTORY, LedgerOptions(retention=Retention.TAIL)
-        resumes = (directory / LEDGER).exists()
+        resumes = (directory / FILE).exists()
         if not resumes:
             check_size(spec, replica.model, whole=whole)
         aggregator = self._aggregator = Aggregator(spec, replica, directory, time.perf_counter, ledger=options)

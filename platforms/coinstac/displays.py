@@ -15,6 +15,7 @@ from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
 from rankdad.platforms.coinstac.result_tables import NAMED, TABLES, named, numbered, studied
 from rankdad.remote.report.run_report import plotter, report_page
 from rankdad.remote.report.run_results import RunResults, read_results
+from rankdad.remote.tables import text_of
 
 
 def results_of(
@@ -34,7 +35,7 @@ def results_of(
     figures = plot(run) if plot else None
     results = SiteResults(
         summary=load_json(directory / "summary.json"),
-        metrics=(directory / "metrics.csv").read_text(encoding="utf-8"),
+        metrics=text_of(directory, "metrics"),
         report=report_page(run),
         figures=figures or {},
     )

@@ -36,14 +36,14 @@ from rankdad.local.timings import Timings
 from rankdad.local.training import Result
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.mounts import Member
-from rankdad.remote.ledger import Retention
-from rankdad.remote.persistence import CHECKPOINTS, LEDGER, LedgerOptions, Persistence
-from rankdad.remote.records import NOBODY, Entry, Record
+from rankdad.remote.persistence import CHECKPOINTS, LedgerOptions, Persistence
+from rankdad.remote.records import Entry, Record, Retention
+from rankdad.remote.run_file import FILE, names_of
 
 BEGINNING = (
     "beginning"  # a file of the node's output folder, by which batches are drawn: whoever has it can repeat a run
 )
-STATE = (CHECKPOINTS, LEDGER, BEGINNING)  # in a node's output folder: where it stands
+STATE = (CHECKPOINTS, *names_of(FILE), BEGINNING)  # in a node's output folder: where it stands
 INDEX = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=report.html">\n'
 Say = Callable[[str], None]
 
@@ -74,7 +74,7 @@ class SiteRun:
         self._persistence = Persistence(folder, plan, opened.id, options, owner=member.name, data_sha256=data.sha256())
         run_state = self._run_state = RunState(spec, plan, replica)
         self._state = loaded_state(member.name, run_state, self._persistence.load(run_state))
-        self._ledger = self._persistence.ledger
+        self._ledger = self._persistence.file
         self._ledger.check_end(run_state.round)
         self._began = run_state.round
         # Where one process was replaced, the next may be too: it then begins close to where it ends.
@@ -113,7 +113,8 @@ class SiteRun:
     def _answered(self, round_: int, body: bytes) -> None:
         """Keep an update, before it is followed: a process that goes on follows it again."""
         if self._ledger.update(round_) is None:
-            self._ledger.append(Record(Entry.UPDATE, round_, NOBODY, body))
+            self._ledger.append(Record(Entry.UPDATE, round_, body=body))
+            self._ledger.commit()
 
     def _take(self, update: bytes | None) -> None:
         """Let the site work until it needs an update that is not there yet."""

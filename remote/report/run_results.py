@@ -27,7 +27,9 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.common.spec.written import Tabular
+from rankdad.remote.run_file import TABLE_NAMES
 from rankdad.remote.table_one import outcome_names
+from rankdad.remote.tables import text_of
 
 TEXT = ("split", "site", "left_out", "layer", "line", "name")
 KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
@@ -345,7 +347,8 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """
     check_file(path, missing_ok=True)
     try:
-        text = path.read_text(encoding="utf-8")
+        is_of_run = path.stem in TABLE_NAMES  # of one that goes on there is no CSV file yet
+        text = text_of(path.parent, path.stem) if is_of_run else path.read_text(encoding="utf-8")
         lines = text[: text.rfind("\n") + 1]  # a last line without its end was cut short
         table = pd.read_csv(io.StringIO(lines), dtype=str, keep_default_na=False)  # a site may be called "null"
     except (FileNotFoundError, pd.errors.EmptyDataError):

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankdad.remote.audit import AUDIT
-from rankdad.remote.persistence import CHECKPOINTS, LEDGER
+from rankdad.remote.persistence import CHECKPOINTS
+from rankdad.remote.run_file import FILE, names_of
 
 SUMS = "SHA256SUMS"
 PIECE = 1 << 18  # bytes read at once
-LEFT_OUT = {LEDGER, CHECKPOINTS, AUDIT}  # what single sites have sent, and from where
+LEFT_OUT = {*names_of(FILE), CHECKPOINTS, AUDIT}  # what single sites have sent, and from where
 
 
 def archive(directory: Path) -> Iterator[bytes]:

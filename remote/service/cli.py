@@ -9,7 +9,7 @@ import typer
 
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
 from rankdad.common.logs import LogOptions, set_up
-from rankdad.remote.ledger import Durability, Retention
+from rankdad.remote.records import Retention
 
 
 def serve(
@@ -21,11 +21,8 @@ def serve(
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that specs may name.")] = None,
-    durability: Annotated[
-        Durability, typer.Option(help="Of ledgers: 'power' outlasts a power failure, and syncs every record.")
-    ] = Durability.PROCESS,
     retention: Annotated[
-        Retention, typer.Option(help="Of ledgers: 'all' updates, or only the 'tail' since the last checkpoints.")
+        Retention, typer.Option(help="Of runs' files: 'all' updates, or only the 'tail' since the last checkpoints.")
     ] = Retention.ALL,
     tokens: Annotated[Path | None, typer.Option(help="File of all members' hashed tokens.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
@@ -59,7 +56,7 @@ def serve(
 
     access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
     access.check(consortium.members)
-    options = Options(tuple(allow_factory or ()), weights, LedgerOptions(durability, retention), device or "cpu")
+    options = Options(tuple(allow_factory or ()), weights, LedgerOptions(retention), device or "cpu")
     with listen(host, port) as listening:
         address, bound = listening.getsockname()[:2]
         address = f"[{address}]" if ":" in address else address

@@ -33,10 +33,11 @@ from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
 from rankdad.remote.known_logs import KnownLogs
-from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.process import waiting_of
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.result import result_lines
+from rankdad.remote.run_file import FILE
 from rankdad.remote.server import see_through
 from rankdad.remote.service.logs import RunLogs
 from rankdad.remote.service.queue import Entry
@@ -147,7 +148,7 @@ class RunningRun:
         delay, run = MIN_DELAY, self.entry.run
         with log_names(run=run, site=AGGREGATOR):
             while not leaving() and not self._cancelled:
-                fresh = not (self.directory / LEDGER).exists()
+                fresh = not (self.directory / FILE).exists()
                 made: tuple[RunSpec, Replica] | None = None
                 try:
                     log = logs.open(run)
@@ -235,7 +236,7 @@ class RunningRun:
         Raises:
             UserError: the run's directory cannot be written, or is damaged.
         """
-        resumes, ledger = (self.directory / LEDGER).exists(), self._options.ledger
+        resumes, ledger = (self.directory / FILE).exists(), self._options.ledger
         try:
             aggregator = Aggregator(
                 spec,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rankdad.remote.tables import count_of
 from tests.docker.images import ROOT, docker, image, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
@@ -74,8 +75,7 @@ class Consortium:
         return state
 
     def steps(self) -> int:
-        path = self.results / "aggregator" / "steps.csv"
-        return len(path.read_text().splitlines()) if path.exists() else 0
+        return count_of(self.results / "aggregator", "steps")
 
     def reached(self, party: str, places: list[tuple[str, int]]) -> list[str]:
         """Tell which places are reached from within a container, or the name of the error."""

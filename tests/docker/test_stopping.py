@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rankdad.remote.tables import count_of
 from tests.coinstac.client import Limits, exchange, probe
 from tests.coinstac.nodes import ContainerNode
 from tests.conftest import run_document, write_policy, write_site
@@ -64,8 +65,7 @@ def test_parties_of_a_run_stop_in_every_phase_and_go_on(folder: Path, net: str) 
     plain = ("--allow-plain-http", "--allow-anyone")
 
     def steps() -> int:
-        path = folder / "out" / "run" / "steps.csv"
-        return len(path.read_text().splitlines()) if path.exists() else 0
+        return count_of(folder / "out" / "run", "steps")
 
     with (
         container(*mounts, image(), "site", "/run/site-0.json") as one,

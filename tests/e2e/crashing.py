@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,8 +20,10 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
-from rankdad.remote.ledger import Retention, oldest_update, read_updates
+from rankdad.remote.records import Retention
+from rankdad.remote.run_file import FILE, RunReader
 from rankdad.remote.server import listen
+from rankdad.remote.tables import count_of, rows_in
 from tests.conftest import write_policy
 from tests.e2e.failpoints import Crash
 from tests.warm import CONTEXT
@@ -119,8 +120,8 @@ class Run:
 
     def wait_for_step(self, step: int) -> None:
         """Wait until the aggregator has recorded a step."""
-        path, deadline = self.directory / "steps.csv", time.monotonic() + LONGEST
-        while not path.exists() or path.read_bytes().count(b"\n") <= step:
+        deadline = time.monotonic() + LONGEST
+        while count_of(self.directory, "steps") < step:
             in_time = time.monotonic() < deadline and all(process.is_alive() for process in self._processes.values())
             assert in_time, f"no step {step}\n{self._said()}"
             time.sleep(0.005)  # another process writes the file
@@ -152,17 +153,19 @@ def outcome(directory: Path) -> dict[str, Any]:
     """Return what a run's directory says of the run, but for seconds: equal for a disturbed run and an undisturbed."""
     summary = json.loads((directory / "summary.json").read_text())
     left_out = ("seconds", "seconds_per_step", "versions", "machine")
-    with (directory / "steps.csv").open() as file:
-        steps = [{key: value for key, value in row.items() if "seconds" not in key} for row in csv.DictReader(file)]
+    rows = rows_in(directory, "steps")
+    steps = [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
     metrics = (directory / "metrics.csv").read_text()
     kept = {key: value for key, value in summary.items() if key not in left_out}
     return kept | {"steps.csv": steps, "metrics.csv": metrics}
 
 
 def recorded_rounds(spec: RunSpec, directory: Path) -> list[int]:
-    """Return of which rounds the ledger holds an update, in its order."""
-    plan, ledger = make_plan(spec, Replica(spec).model), directory / "ledger"
-    return [record.round for record in read_updates(ledger, plan.sha256(), oldest_update(ledger))]
+    """Return of which rounds a run's file, in which nothing is wrong, holds an update, in their order."""
+    plan = make_plan(spec, Replica(spec).model)
+    with closing(RunReader(directory / FILE, plan.sha256())) as file:
+        assert not [*file.faults()]
+        return [record.round for record in file.updates(file.oldest)]
 
 
 def _begin(log: Path, crash: Crash | None) -> None:

@@ -27,11 +27,8 @@ from rankdad.local.drivers import running
 from rankdad.local.drivers.bounded import BoundedTransport
 from rankdad.remote import aggregator
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.journal import Journal
-from rankdad.remote.ledger import Ledger
-from rankdad.remote.records import Entry
+from rankdad.remote.run_file import RunFile
 
-KIND = 12  # place of a record's kind in its head
 ON_ITS_WAY = 0.03  # seconds in which what was handed to the network leaves, and is read
 
 for _name in ("torch._dynamo", "rankdad.remote.process", "tests.conftest"):
@@ -168,19 +165,6 @@ def _half_a_checkpoint(due: Due) -> None:
     _patch(safetensors.torch, "save_file", save_file)
 
 
-def _half_a_record(concerns: Callable[[bytes, int], bool]) -> Callable[[Due], None]:
-    def arm(due: Due) -> None:
-        def write(original: Original, journal: Journal, data: bytes, place: int) -> None:
-            if concerns(data, place) and due():
-                original(journal, data[: len(data) // 2], place)
-                die()
-            original(journal, data, place)
-
-        _patch(Journal, "_write", write)
-
-    return arm
-
-
 def _half_a_summary(due: Due) -> None:
     def write_text(original: Original, path: Path, text: str, **named: Any) -> None:
         if path.name == "summary.tmp" and due():
@@ -241,20 +225,21 @@ POINTS: dict[str, Callable[[Due], None]] = {
     "half a checkpoint": _half_a_checkpoint,
     "checkpoint in place": _after(os, "replace", _is_checkpoint),
     # The aggregator's, in the order of a round
-    "half a contribution": _half_a_record(lambda data, place: place > 0 and data[KIND] == Entry.CONTRIBUTION),
     "contribution": _after(Aggregator, "_receive"),
     "aggregate": _after(Aggregator, "aggregate"),
-    "half an update": _half_a_record(lambda data, place: place > 0 and data[KIND] == Entry.UPDATE),
     "update": _before(Aggregator, "follow"),
+    "half a commit": _after(RunFile, "_put_update"),
+    "committed": _after(RunFile, "commit"),
     "followed": _after(Aggregator, "follow"),
     "half an answer": _half_an_answer,
     "some answers": _some_answers,
     "half a summary": _half_a_summary,
     # Then, where a checkpoint is due
-    "half a new ledger": _half_a_record(lambda _, place: place == 0),
-    "half of the new ledgers": _after(Journal, "__init__"),
-    "new ledgers": _after(Ledger, "begin"),
-    "half of the old ledgers": _after(Path, "unlink", lambda path, *_: path.parent.name == "ledger"),
+    "before what goes": _before(RunFile, "retire"),
+    "what goes": _after(RunFile, "retire"),
+    # Before the first round
+    "half a new file": _before(RunFile, "_set"),
+    "new file": _after(RunFile, "_prepare"),
     # At the end
     "farewell": _after(Aggregator, "_open_next", _is_farewell),
     "end": _before(Aggregator, "close"),

@@ -11,7 +11,7 @@ import pytest
 
 from rankdad.common.data import read_site
 from rankdad.common.spec import RunSpec
-from rankdad.remote.ledger import Retention
+from rankdad.remote.records import Retention
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, write_site
 from tests.e2e.crashing import Run, outcome, recorded_rounds
@@ -26,7 +26,7 @@ STEPS = 80  # 8 epochs of the largest site's 10 batches, or 16 of 5 times 2
 SITE = ("compute", "upload", "wait", "download", "half a checkpoint", "checkpoint in place")
 AGGREGATOR = tuple(point for point in POINTS if point not in {"compute", "upload", "wait", "download", "result"})
 AT_THE_END = ("farewell", "end", "model")
-RARE = ("checkpoint", "ledger", "summary")  # words of points that are passed less than once a step
+RARE = ("checkpoint", "goes", "new file", "summary")  # words of points that are passed less than once a step
 
 Case = tuple[str, str]  # victim, point
 CASES: list[Case] = [("site", point) for point in SITE] + [("aggregator", point) for point in AGGREGATOR]
@@ -113,7 +113,7 @@ def test_one_dies(play: Callable[..., None], turn: int, number: int, case: Case)
 
 @pytest.mark.slow
 def test_a_site_and_the_aggregator_die_with_half_of_a_message_sent(play: Callable[..., None]) -> None:
-    crashes = {"beta": [Crash("upload", 27)], "aggregator": [Crash("half an update", 54, 1)]}
+    crashes = {"beta": [Crash("upload", 27)], "aggregator": [Crash("half a commit", 54, 1)]}
     play("rank-dad", crashes, queueing=False, retention=Retention.TAIL)
 
 
@@ -134,8 +134,8 @@ def test_all_die_at_once(play: Callable[..., None], method: str) -> None:
 
 @pytest.mark.slow
 def test_they_die_again_and_again_before_the_first_step(play: Callable[..., None]) -> None:
-    start = ("half a new ledger", "half of the new ledgers", "half a summary")
-    hello = ("half a contribution", "contribution", "aggregate", "half an update", "update", "followed")
+    start = ("half a new file", "new file", "half a summary")
+    hello = ("contribution", "aggregate", "update", "half a commit", "committed", "followed")
     crashes = {
         "aggregator": [Crash(point) for point in start + hello],
         "alpha": [Crash("wait", skip=skip) for skip in range(3)],
@@ -148,7 +148,7 @@ def test_they_die_again_and_again_before_the_first_step(play: Callable[..., None
 @pytest.mark.parametrize("method", METHODS)
 def test_who_takes_its_place_dies_too_while_catching_up(play: Callable[..., None], method: str) -> None:
     crashes = {
-        "aggregator": [Crash("half of the new ledgers", 35), Crash("aggregate", 0, 1), Crash("half a checkpoint", 60)],
+        "aggregator": [Crash("what goes", 35), Crash("aggregate", 0, 1), Crash("half a checkpoint", 60)],
         "alpha": [Crash("checkpoint in place", 37), Crash("compute", 41), Crash("upload", 45)],
     }
     play(method, crashes, retention=Retention.TAIL)

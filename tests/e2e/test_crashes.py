@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from rankdad.remote.run_file import FILE
+from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.crashing import LONGEST
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, start
@@ -42,7 +44,7 @@ def wait_for_steps(directory: Path, steps: int) -> None:
     deadline = time.monotonic() + LONGEST
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            if len((directory / "steps.csv").read_text().splitlines()) > steps:
+            if count_of(directory, "steps") >= steps:
                 return
         time.sleep(0.02)  # another process writes the file
     raise AssertionError(f"no {steps} steps within {LONGEST} s")
@@ -72,7 +74,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]  # 100 KB a file
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
     assert done.returncode == 2, (done.stdout, done.stderr)
-    assert re.search(r"ledger/contributions-0+: cannot be written: File too large; the run can go on", done.stderr)
+    assert re.search(r"run\.sqlite: cannot be written: .*; the run can go on", done.stderr)
     assert "Traceback" not in done.stderr
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     for path in (tmp_path / "again" / "sites" / "alpha").rglob("*.npz"):
@@ -80,11 +82,10 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
     done = rankdad("simulate", "--resume", tmp_path / "again")
     assert (done.returncode, "[npz-unreadable]" in done.stderr) == (2, True), done.stderr
     shutil.copytree(tmp_path / "run" / "sites", tmp_path / "again" / "sites", dirs_exist_ok=True)
-    for path in (tmp_path / "again" / "ledger").iterdir():
-        path.write_bytes(b"\0" * 100)
+    (tmp_path / "again" / FILE).write_bytes(b"\0" * 100)
     done = rankdad("simulate", "--resume", tmp_path / "again")
     assert done.returncode == 2, done.stderr
-    assert "[ledger-damaged]" in done.stderr, "its own error, not that of the processes before"
+    assert "[record-damaged]" in done.stderr, "its own error, not that of the processes before"
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed}

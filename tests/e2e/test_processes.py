@@ -177,7 +177,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
 @pytest.mark.slow
 def test_a_site_that_cannot_come_back_tells_the_others_that_it_is_stopped(tmp_path: Path) -> None:
     file = simulation(tmp_path, training={"epochs": 9999})
-    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0, "--no-ledger")
+    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
     address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
     assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
     sites = {name: start("site", tmp_path / "hand" / f"{name}.json") for name in SITES}
@@ -348,7 +348,7 @@ def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path, refus
     (tmp_path / "run" / "run.json").write_text("{}")
     command = ("simulate", simulation(tmp_path), "--output", tmp_path / "run")
     assert "already holds a run" in refused(*command)
-    (tmp_path / "run" / "ledger").mkdir()
+    (tmp_path / "run" / "run.sqlite").touch()
     assert f"--resume {tmp_path / 'run'} goes on with it" in refused(*command)
     assert "--ledger: a run with --lockstep cannot go on" in refused(*command, "--lockstep", "--ledger")
 

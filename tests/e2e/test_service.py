@@ -25,6 +25,7 @@ from rankdad.local.drivers.http import RefusedError
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_site
 from tests.e2e.consortium import Consortium
+from tests.remote.test_retention import held
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -66,7 +67,9 @@ def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -
         assert "is in use by alpha" in said
         rankdad("fetch", runs[0], "--to", all_.url, "--output", tmp_path / "fetched")
         assert load_json(tmp_path / "fetched/summary.json") == all_.summary(runs[0])
-        assert not {"ledger", "checkpoints", "audit.jsonl"} & {path.name for path in (tmp_path / "fetched").iterdir()}
+        assert not {"run.sqlite", "checkpoints", "audit.jsonl"} & {
+            path.name for path in (tmp_path / "fetched").iterdir()
+        }
         listed = rankdad("runs", "--to", all_.url)
         assert "first-1" in listed
         said = rankdad("logs", runs[1], "--to", all_.url)
@@ -76,7 +79,7 @@ def test_two_runs_end_with_the_weights_of_lockstep(tmp_path: Path, data: Path) -
         assert [all_.stop(name) for name in ("alpha", "service")] == [0, 0]
         receipts = [load_json(path) for path in (all_.folder / "alpha").rglob("receipt.json")]
         assert [(one["deleted"], one["contributions"] > 0) for one in receipts] == [(True, True)] * 2
-        assert not list(all_.directory.rglob("contributions-*"))
+        assert not any(held(path.parent) for path in all_.directory.rglob("run.sqlite"))
     for run, document in zip(runs, documents, strict=True):
         expected = undisturbed(run_spec(**document), data, tmp_path / run)
         assert all_.summary(run)["weights_sha256"] == dict.fromkeys(SITES, expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import random
 import time
 from functools import partial
@@ -15,6 +14,7 @@ from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
 from rankdad.local.drivers.service import ServiceClient
+from rankdad.remote.tables import rows_in
 from rankdad.simulations import lockstep
 from tests.conftest import run_document, run_spec, write_site
 from tests.e2e.consortium import OVER, Consortium
@@ -87,8 +87,7 @@ def test_twelve_runs_each_end_once_whoever_is_killed(
         assert found[run].state is State.ENDED, f"{run}: {found[run].reason}"
         assert summary["weights_sha256"] == dict.fromkeys(FOUR, expected["aggregator_sha256"]), run
         assert summary["aggregator_sha256"] == expected["aggregator_sha256"]
-        with (all_.directory / "runs" / run / "steps.csv").open() as file:
-            steps = [int(row["step"]) for row in csv.DictReader(file)]
+        steps = [int(row["step"]) for row in rows_in(all_.directory / "runs" / run, "steps")]
         assert steps == list(range(1, expected["steps"] + 1)), f"{run}: every step once"
         for site in FOUR:
             assert list((all_.folder / site / "out/runs" / run / "model").iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -22,9 +21,11 @@ from rankdad.common import __version__
 from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
+from rankdad.remote.tables import count_of
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_policy, write_site
 from tests.e2e.consortium import Consortium
+from tests.remote.test_retention import held
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -48,11 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def steps_of(all_: Consortium, run: str) -> int:
-    path = all_.directory / "runs" / run / "steps.csv"
-    if not path.exists():
-        return 0
-    with path.open() as file:
-        return sum(1 for _ in csv.reader(file)) - 1
+    return count_of(all_.directory / "runs" / run, "steps")
 
 
 def ended_as_undisturbed(all_: Consortium, run: str, document: dict[str, Any], data: Path, folder: Path) -> None:
@@ -125,7 +122,7 @@ def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp
         told = [all_.folder / site / "out/runs" / first / "receipt.json" for site in SITES]
         all_.until(lambda _: all(path.exists() for path in told))
         assert {(one["status"], one["deleted"]) for one in map(load_json, told)} == {("interrupted", True)}
-        assert not list(all_.directory.rglob("contributions-*"))
+        assert not any(held(path.parent) for path in all_.directory.rglob("run.sqlite"))
         before = steps_of(all_, first)
         all_.kill("service")
         all_.start("service")  # which does not take it up again

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import theilslopes
 
-from rankdad.remote.ledger import Ledger, Retention
+from rankdad.remote.tables import count_of
 from tests.e2e.test_crashes import wait_for_steps
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, children_of, rankdad, simulation
 
@@ -56,17 +56,6 @@ def test_two_thousand_steps_take_no_more_memory_and_no_more_files(tmp_path: Path
         assert warm[:, 2].max() - warm[0, 2] <= 2, "some are open for a moment at a checkpoint"
 
 
-@pytest.mark.parametrize("retention", Retention)
-def test_a_ledger_has_few_files_open_however_many_checkpoints_there_were(tmp_path: Path, retention: Retention) -> None:
-    ledger, opened = Ledger(tmp_path, "0" * 64), len(list(Path("/proc/self/fd").iterdir()))
-    for round_ in range(50, 5000, 50):
-        ledger.begin(round_, retention)
-        ledger.retire(round_ - 50, retention)
-    more = len(list(Path("/proc/self/fd").iterdir())) - opened
-    ledger.close()
-    assert more <= 4
-
-
 @pytest.mark.timeout(240)
 def test_thirty_two_sites_end_with_one_digest(tmp_path: Path) -> None:
     file = simulation(tmp_path, 640, training={"epochs": 2, "batch_size": 4})
@@ -86,7 +75,7 @@ def watch(process: subprocess.Popen[str], directory: Path) -> list[Any]:
     wait_for_steps(directory, 1)
     samples: dict[int, list[tuple[int, int, int]]] = {child: [] for child in children_of(process)}
     while process.poll() is None:
-        done = (directory / "steps.csv").read_bytes().count(b"\n") - 1
+        done = count_of(directory, "steps")
         with contextlib.suppress(OSError, ValueError):  # at the end they go, one after the other
             for child, seen in samples.items():
                 seen.append((done, *status_of(child)))

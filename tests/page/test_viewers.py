@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 from tests.warm import Warm
@@ -58,17 +59,16 @@ def test_ten_viewers_cost_a_step_two_percent_at_most(tmp_path: Path) -> None:
             site = start("site", tmp_path / "hand" / f"{name}.json", "-q")
             stack.callback(end, site)
         token = (tmp_path / "run" / "viewer-token").read_text().strip()
-        steps = tmp_path / "run" / "steps.csv"
         deadline = time.monotonic() + 120
-        while not steps.exists() or steps.read_bytes().count(b"\n") < 200:
+        while count_of(tmp_path / "run", "steps") < 200:
             assert time.monotonic() < deadline
             time.sleep(0.2)
 
         def window() -> tuple[float, float]:
             """Return seconds of the aggregator's processor, and of the clock, for each step of some seconds."""
-            count, computed, began = steps.read_bytes().count(b"\n"), processor(aggregator.pid), time.perf_counter()
+            count, computed, began = count_of(tmp_path / "run", "steps"), processor(aggregator.pid), time.perf_counter()
             time.sleep(WINDOW)
-            done = steps.read_bytes().count(b"\n") - count
+            done = count_of(tmp_path / "run", "steps") - count
             return (processor(aggregator.pid) - computed) / done, (time.perf_counter() - began) / done
 
         costs, clocks = list[float](), list[float]()

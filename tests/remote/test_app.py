@@ -329,6 +329,7 @@ def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_o
         assert not served.aggregator.barrier.failed
     with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
         served.aggregator.resume()
+        assert served.aggregator.tick().keys() == set(SITES), "what sites had sent is there"
         assert ask(served, "GET", "/rounds/alpha/0")[0] == 200
         assert served.aggregator.state.roster == ((10, 11, 12),)
 

@@ -24,9 +24,9 @@ from rankdad.common.rounds.step import Step
 from rankdad.common.rounds.sums import Sums
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.aggregator import Aggregator, Answers
-from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry, Record
+from rankdad.remote.run_file import reading
 from rankdad.simulations import lockstep, tree
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
@@ -193,9 +193,8 @@ def test_what_is_refused_is_not_recorded_and_a_restart_goes_on(
     monkeypatch.setattr(tree, "Aggregator", attacked)
     results = lockstep.run(spec, data, tmp_path / "run")
     plan = found[0].plan
-    ledger = Ledger(tmp_path / "run" / "ledger", plan.sha256())
-    records = list(ledger.records())
-    ledger.close()
+    with reading(tmp_path / "run") as file:
+        records = list(file.records())
     sent = [record for record in records if record.entry is Entry.CONTRIBUTION]
     rounds = [record.round for record in records if record.entry is Entry.UPDATE]
     assert [(record.round, record.site) for record in sent] == [(r, site) for r in rounds for site in range(3)]

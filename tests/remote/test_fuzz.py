@@ -30,7 +30,7 @@ from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run import state, weight_sketch
 from rankdad.remote.aggregator import Aggregator, Answers, Update
 from rankdad.remote.barrier import Effect
-from rankdad.remote.persistence import LEDGER, LedgerOptions
+from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations import lockstep, tree
 from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant
@@ -104,10 +104,11 @@ class Recording(Aggregator):
         return super().take(site, body)
 
 
-class Rows(list[Any]):
-    """A table of a run's directory that is not written."""
+class Rows:
+    """Tables of a run that are not written."""
 
-    row = list.append
+    def row(self, name: str, row: Any) -> None:
+        json.dumps(row)
 
 
 class Besieged(Aggregator):
@@ -155,7 +156,7 @@ class Besieged(Aggregator):
                 copy.deepcopy(self.state).follow(protocol.unpack(update.packed, self.plan, up=False))
                 own = self.recorder
                 kept = {id(whole): whole for whole in (self.spec, self.plan)}
-                tables = {id(own._steps): Rows(), id(own._metrics): Rows(), id(own.history): own.history}
+                tables = {id(own._file): Rows(), id(own.history): own.history}
                 copy.deepcopy(own, kept | tables).record(ready, update.message.body, len(update.packed), 0.0)
                 json.loads((own.directory / "summary.json").read_text(), parse_constant=pytest.fail)
 
@@ -163,7 +164,7 @@ class Besieged(Aggregator):
         own = {name: copy.copy(value) for name, value in vars(self.barrier).items()}
         own["problems"], own["departed"] = dict(self.recorder.progress.problems), set(self._departed)
         own["outcome"], own["residuals"] = self._outcome, self._residuals
-        own["ledger"] = [path.stat().st_size for path in (self.recorder.directory / LEDGER).iterdir()]
+        own["waiting"] = list(self.persistence.file._waiting)
         return own
 
     def _restore(self, state: dict[str, Any]) -> None:

@@ -10,21 +10,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.methods import MethodState
-from rankdad.common.protocol.codec import pack
-from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.service import Reply
-from rankdad.common.rounds.base import Collected
-from rankdad.common.rounds.step import Step, StepRound
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification
 from rankdad.page.stream import MAX_VIEWERS
@@ -33,19 +26,13 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.host import Host
-from rankdad.remote.journal import Journal
 from rankdad.remote.known_logs import KnownLogs
-from rankdad.remote.ledger import Durability
-from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.records import HEAD_BYTES, DamageError, Entry, Record
-from rankdad.remote.run_directory import Table
 from rankdad.remote.service.app import ServiceRoutes
 from rankdad.remote.service.queue import FILE
 from rankdad.remote.service.running import Options, RunningRun
 from rankdad.remote.service.service import Service
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_spec
-from tests.remote.test_aggregator import hello_of
 from tests.remote.test_service import ID, Connection, as_, asking, submitted, with_service
 
 
@@ -66,113 +53,6 @@ async def held_up() -> AsyncIterator[list[float]]:
     yield gaps
     await asyncio.sleep(0.02)
     looking.cancel()
-
-
-# Power cuts
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="checkpoints are synced, tables are not")
-def test_what_a_checkpoint_counts_of_a_table_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, sync = list[str](), os.fsync
-
-    def syncing(file: Any) -> None:
-        descriptor = file if isinstance(file, int) else file.fileno()
-        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        sync(file)
-
-    spec = run_spec()
-    options = LedgerOptions(Durability.POWER, every=1)
-    aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=options)
-    try:
-        for site in SITES:
-            aggregator.take(site, hello_of(aggregator))
-        monkeypatch.setattr(os, "fsync", syncing)
-        for site in SITES:
-            aggregator.take(site, step_of(aggregator, site))
-    finally:
-        monkeypatch.undo()
-        aggregator.close()
-    assert "steps.csv" in synced[: synced.index("checkpoints")]
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a table that is shorter than it was is begun anew")
-def test_a_table_that_a_power_cut_has_shortened_keeps_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    with closing(Table(path, ["step", "loss"])) as table:
-        for step in range(100):
-            table.row([step, 0.5])
-        size = table.size()
-    os.truncate(path, size - 3)
-    with closing(Table(path, ["step", "loss"], size)) as table:
-        table.size()
-    kept = path.read_text().splitlines()
-    assert kept[: 1 + 99] == ["step,loss", *(f"{step},0.5" for step in range(99))]
-
-
-RECORDS = [Record(Entry.CONTRIBUTION, 0, site, bytes([65 + site]) * 9000) for site in range(3)]
-
-
-@pytest.mark.xfail(strict=True, raises=DamageError, reason="a torn record must be short, or 0 throughout")
-@pytest.mark.parametrize("lost", [HEAD_BYTES, 4096])
-def test_a_last_record_of_which_a_power_cut_has_lost_the_first_pages_is_torn(tmp_path: Path, lost: int) -> None:
-    """The file had its size and the later pages before the first: nobody was answered, and nothing follows."""
-    path = tmp_path / "ledger"
-    with closing(Journal(path, "a" * 64, "0" * 16)) as journal:
-        for record in RECORDS[:2]:
-            journal.append(record)
-        end = journal.end
-        journal.append(RECORDS[2])
-    data = bytearray(path.read_bytes())
-    data[end : end + lost] = bytes(lost)
-    path.write_bytes(data)
-    with closing(Journal(path, "a" * 64, "0" * 16)) as journal:
-        assert list(journal.records()) == RECORDS[:2]
-        journal.append(RECORDS[2])
-
-
-# Replay
-
-
-def step_of(aggregator: Aggregator, site: str) -> bytes:
-    """Return a site's contribution to the step that is due."""
-    plan, state, round_ = aggregator.plan, aggregator.state, aggregator.barrier.round
-    generator = torch.Generator().manual_seed(SITES.index(site))
-    slots = plan.layout(0, up=True).slots
-    payload = tuple(torch.randn(slot.rows, *slot.widths, generator=generator) for slot in slots)
-    weight = float(state.weight(plan.sites.index(site)))
-    return pack(Message(Kind.STEP, round_, Step(weight, 0.5, 0.0, payload)), plan, up=True)
-
-
-@pytest.mark.xfail(strict=True, raises=UserError, reason="the recorded update counts for nothing beside one made again")
-def test_a_run_goes_on_where_another_processor_rounds_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = run_spec()
-
-    def opened() -> Aggregator:
-        return Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=LedgerOptions())
-
-    before = opened()
-    for site in SITES:
-        before.take(site, hello_of(before))
-    for _ in range(2):
-        for site in SITES:
-            before.take(site, step_of(before, site))
-    weights, round_ = before.state.replica.digest(), before.barrier.round
-    before.abandon()
-
-    aggregate = StepRound.aggregate
-
-    def otherwise(self: StepRound, here: Collected) -> tuple[Step, MethodState]:
-        body, state = aggregate(self, here)
-        first, *rest = body.payload
-        assert isinstance(first, Tensor)  # which is off by one unit in the last place
-        return replace(body, payload=(first.nextafter(torch.full_like(first, torch.inf)), *rest)), state
-
-    monkeypatch.setattr(StepRound, "aggregate", otherwise)
-    with closing(opened()) as after:
-        after.resume()
-        assert (after.state.replica.digest(), after.barrier.round) == (weights, round_)
 
 
 # The event loop

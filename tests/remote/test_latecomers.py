@@ -19,9 +19,9 @@ from rankdad.common.rounds.decision import Decision
 from rankdad.common.rounds.step import Step
 from rankdad.remote.barrier import Barrier
 from rankdad.remote.latecomers import Latecomers
-from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry
+from rankdad.remote.run_file import reading
 from tests.conftest import SITES
 from tests.remote.test_lies import FEDERATION, LIAR, Run, data, step_of  # noqa: F401
 
@@ -149,9 +149,9 @@ def test_a_site_that_lies_about_what_is_late_is_refused_by_name_and_the_others_e
     }
     assert said["too large"].startswith("422 b: the gradient of 1.weight has a size of 1.9e+38")
     assert said["no step"].startswith("409 r: got a step of alpha in round")
-    ledger = Ledger(tmp_path / "ledger", run.plan.sha256())
-    kept = [record.round for record in ledger.records() if record.entry is Entry.LATE]
-    ledger.close()
+    with reading(tmp_path) as file:
+        records = list(file.records())
+    kept = [record.round for record in records if record.entry is Entry.LATE]
     assert len(set(taken)) == len(taken) >= len(kept) > 0, "each counts once, whatever else is sent"
     steps = pd.read_csv(tmp_path / "steps.csv")
     assert progress.late == {LIAR: steps["late"].notna().sum()}

@@ -40,8 +40,8 @@ from rankdad.common.spec.solver import weights_of
 from rankdad.common.spec.tasks import Classification
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.ledger import Ledger
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.run_file import reading
 from rankdad.simulations import lockstep
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec
@@ -325,9 +325,9 @@ def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
     assert len(resets) == len(set(resets)) > 3
     assert max(given.count(round_) for round_ in given) == 3
     assert f"429 alpha has been given the run's state 3 times in round {resets[-1]}" in refused
-    ledger = Ledger(tmp_path / "ledger", run.plan.sha256())
-    sent = [(record.round, record.site, record.entry) for record in ledger.records()]
-    ledger.close()
+    with reading(tmp_path) as file:
+        records = list(file.records())
+    sent = [(record.round, record.site, record.entry) for record in records]
     assert max(sent.count(one) for one in sent) == 3
     assert len(sent) < 9 * run.round
 

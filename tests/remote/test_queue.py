@@ -72,8 +72,8 @@ def test_a_disk_that_is_full_loses_nothing_and_another_format_is_named(tmp_path:
 def test_results_that_do_not_come_whole_are_refused(tmp_path: Path, damage: str) -> None:
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
-    (run / "ledger").mkdir()
-    (run / "ledger" / "contributions").write_text("what single sites have sent")
+    for name in ("run.sqlite", "run.sqlite-wal"):
+        (run / name).write_text("what single sites have sent")
     (run / "summary.json").write_text("{}")
     (run / "model" / "weights").write_bytes(bytes(range(256)) * 10)
     stream = bytearray(b"".join(archive(run)))
@@ -85,7 +85,7 @@ def test_results_that_do_not_come_whole_are_refused(tmp_path: Path, damage: str)
     if damage == "none":
         assert unpack(tmp_path / "archive", tmp_path / "out") == 2
         assert (tmp_path / "out/model/weights").read_bytes() == (run / "model/weights").read_bytes()
-        assert not (tmp_path / "out/ledger").exists()
+        assert not list((tmp_path / "out").glob("run.sqlite*"))
     else:
         with pytest.raises(UserError, match="did not come whole"):
             unpack(tmp_path / "archive", tmp_path / "out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rankdad.common.lowrank.factors import Factor, singular_values
 from rankdad.page.history import History
 from rankdad.remote.report.run_report import report
 from rankdad.remote.retelling import retold
+from rankdad.remote.tables import rows_in
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
 
@@ -60,7 +62,7 @@ def test_a_run_keeps_them_every_so_many_steps(site_data: Callable[..., dict[str,
     assert "Singular values" not in report(tmp_path / "without")
 
     history = History(SITES, layers, ["loss", "accuracy"])
-    retold(history, tmp_path / "with", layers)
+    retold(history, partial(rows_in, tmp_path / "with"), layers)
     told = json.loads(history.patches({})[0])
     assert told["steps"]["y"]["loss"] == [pytest.approx(float(row["loss"]), rel=1e-4) for row in steps]
     epochs = [row for row in table(tmp_path / "with" / "metrics.csv") if row["split"] == "validation"]

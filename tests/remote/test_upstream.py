@@ -108,7 +108,7 @@ def test_what_cannot_be_a_region_is_refused_and_the_option_is_named(
 def test_another_run_above_is_refused(file: Path, tmp_path: Path, other: Offering) -> None:
     said = refused(file, tmp_path, "--upstream", other[0], "--region", "north")
     assert said.startswith(f"--upstream: {other[0]} has another run than this file: its plan_sha256 is 000000")
-    assert not (tmp_path / "out" / "ledger").exists()
+    assert not (tmp_path / "out" / "run.sqlite").exists()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

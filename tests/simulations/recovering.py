@@ -22,6 +22,7 @@ from rankdad.local.starting import save_state, starting_state
 from rankdad.local.training import Result
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.run_file import FILE
 from rankdad.simulations.footprint import Footprint
 
 Data = Callable[..., dict[str, SiteData]]
@@ -100,7 +101,7 @@ class Run:
 
     def _start_aggregator(self) -> None:
         directory = self.folder / "run"
-        resumes = (directory / "ledger").exists()
+        resumes = (directory / FILE).exists()
         self.aggregator = Aggregator(self.spec, Replica(self.spec), directory, lambda: self.now, ledger=self.ledger)
         try:
             if resumes:
@@ -175,8 +176,8 @@ def dying(every: int) -> Callable[[int], str | None]:
     return lambda message: "aggregator" if message % every == 0 else None
 
 
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(own.stat().st_size for own in path.iterdir())
 
 
 def whole(most: Footprint, steps: int, epochs: int) -> int:

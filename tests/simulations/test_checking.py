@@ -18,6 +18,7 @@ from rankdad.common.methods import Contribution, dad
 from rankdad.common.models import build_model
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import make_plan
+from rankdad.remote.run_file import PAGE
 from rankdad.simulations.checking import show_plan
 from rankdad.simulations.verifying import show_verification, verify
 from tests.conftest import SITES, part_of, run_spec
@@ -86,9 +87,10 @@ def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> No
     printed = (tmp_path / "out").read_text()
     assert "3.weight + 3.bias" in printed
     assert "at most 66,838 bytes up and 66,838 down per site and step, 67.4 times fewer" in printed
-    ledger = re.search(r"the aggregator's ledger: at most ([\d,]+) bytes a step and", " ".join(printed.split()))
-    assert ledger
-    assert 0 <= int(ledger[1].replace(",", "")) - 4 * 66_838 < 1024, "three contributions and the update"
+    said = r"the run's file at the aggregator: at most ([\d,]+) bytes a step and"
+    found = re.search(said, " ".join(printed.split()))
+    assert found
+    assert 0 <= int(found[1].replace(",", "")) - 4 * 66_838 < 4 * 4 * PAGE, "three contributions and the update"
 
 
 def test_a_step_has_as_many_batches_as_the_site_that_takes_most(tmp_path: Path) -> None:

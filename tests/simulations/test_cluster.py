@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rankdad.common.documents import validate
+from rankdad.remote.tables import count_of
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import OPEN, SITES, run_document, sampled, write_site
@@ -60,8 +61,8 @@ def files_of(directory: Path) -> dict[str, object]:
 
 def after_steps(directory: Path, count: int) -> None:
     """Return when a run has taken so many steps."""
-    steps, deadline = directory / "steps.csv", time.monotonic() + SECONDS
-    while not (steps.exists() and steps.read_bytes().count(b"\n") > count):
+    deadline = time.monotonic() + SECONDS
+    while count_of(directory, "steps") < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -22,10 +25,12 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.remote.export import export
-from rankdad.remote.records import BEGINNING_BYTES, HEAD_BYTES, DamageError
+from rankdad.remote.records import DamageError
+from rankdad.remote.run_file import FILE, reading
 from tests.conftest import run_spec, write_site
 from tests.simulations.recovering import EVERY, Run
 
+BESIDE = ("-wal", "-shm")  # of a file that is read
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [2]},
     "method": {"name": "rank-dad", "rank": 1},
@@ -33,7 +38,7 @@ SMALL: dict[str, Any] = {
     "federation": {"sites": ["alpha", "beta"], "compare_every": 0},
 }
 CUT = 2 * EVERY + 1  # step before which all processes die: of two checkpoints the second is 1 step old
-NAMED = re.compile(r"(contributions|updates)-\d{12}: (record \d+ .*at byte \d+|.*its beginning \(byte 0 to \d+\))")
+NAMED = re.compile(rf"{FILE}: .*(is damaged|is missing|are missing|is no run's file)|has lost round \d+")
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -68,10 +73,6 @@ class CutShort:
             return run.go(lambda message: None)
         finally:
             run.aggregator.abandon()
-
-    def ledger(self, kind: str) -> Path:
-        """Return the newest file of a kind."""
-        return max((self.folder / "run" / "ledger").glob(f"{kind}-*"))
 
     def checkpoints(self, of: str) -> list[Path]:
         """Return the two checkpoints of a site or of `run/checkpoints`, the newest last."""
@@ -121,12 +122,10 @@ def _die(spec: RunSpec, data: dict[str, SiteData], folder: Path) -> Path:
     return folder
 
 
-def places(path: Path) -> list[int]:
-    """Where a journal's records begin, and where the last one ends."""
-    data, found = path.read_bytes(), [BEGINNING_BYTES]
-    while found[-1] < len(data):
-        found.append(found[-1] + HEAD_BYTES + int.from_bytes(data[found[-1] : found[-1] + 8], "little"))
-    return found
+def change(folder: Path, statement: str, *values: object) -> None:
+    """Change what a run's file holds, but for its digests."""
+    with closing(sqlite3.connect(folder / "run" / FILE)) as file, file:
+        file.execute(statement, values)
 
 
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
@@ -139,7 +138,8 @@ def flip(path: Path, at: int, bit: int = 0) -> bytes:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.suffix != ".json" and path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json"]
+    return {path: path.read_bytes() for path in files if not path.name.endswith(BESIDE)}
 
 
 def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,31 +161,37 @@ def flips(size: int, stride: int, bits: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("stride", "bits"), SWEEPS)
-def test_a_flipped_bit_of_the_ledger_ends_in_the_same_weights_or_in_a_sentence(
+def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_in_a_sentence(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture, stride: int, bits: int
 ) -> None:
-    outcomes = {"completed": 0, "stopped": 0}
-    for original in sorted((cut_short.folder / "run" / "ledger").iterdir()):
-        for at, bit in flips(original.stat().st_size, stride, bits):
-            run = cut_short.copy(tmp_path / "flipped")
-            path = run.folder / original.relative_to(cut_short.folder)
-            flip(path, at, bit)
-            damaged = contents(run.folder)
-            caplog.clear()
-            try:
-                digest, said = run.go_on(), caplog.text
-            except RankdadError as error:
-                digest, said = "", str(error)
-            outcomes["completed" if digest else "stopped"] += 1
-            where = (path.name, at, bit, said)
-            assert digest in ("", run.digest), where
-            assert NAMED.search(said), where
-            assert path.name in said, where
-            after = contents(run.folder)
-            ledger = [one for one in damaged if one.parent.name == "ledger"]
-            assert all(len(after[one]) >= len(damaged[one]) for one in ledger if one in after), where
-            assert digest or all(after[one] == damaged[one] for one in ledger), where
+    undisturbed = cut_short.copy(tmp_path / "undisturbed")
+    assert undisturbed.go_on() == cut_short.digest
+    tables, outcomes = tables_of(undisturbed.folder), {"completed": 0, "stopped": 0}
+    run = cut_short.copy(tmp_path / "flipped")
+    path = run.folder / "run" / FILE
+    for at, bit in flips(path.stat().st_size, stride, bits):
+        run = cut_short.copy(tmp_path / "flipped")
+        whole = flip(path, at, bit)
+        damaged = path.read_bytes()
+        try:
+            digest, said = run.go_on(), ""
+        except RankdadError as error:
+            digest, said = "", str(error)
+        outcomes["completed" if digest else "stopped"] += 1
+        assert digest in ("", run.digest), (at, bit)
+        assert digest or NAMED.search(said), (at, bit, said)
+        assert not digest or tables_of(run.folder) == tables, (at, bit)
+        assert digest or path.stat().st_size >= len(damaged) == len(whole), "nothing is cut off"
     assert all(outcomes.values()), outcomes
+
+
+def tables_of(folder: Path) -> dict[str, list[list[str]]]:
+    """Return a run's tables, but for what was measured by a clock."""
+    found = {}
+    for name in ("steps", "metrics"):
+        table = pd.read_csv(folder / "run" / f"{name}.csv", dtype=str, keep_default_na=False)
+        found[name] = table[[column for column in table if "seconds" not in str(column)]].to_numpy().tolist()
+    return found
 
 
 @pytest.mark.parametrize(("stride", "bits"), SWEEPS)
@@ -285,47 +291,41 @@ def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(
         cut_short.go_on()
 
 
-def test_a_damaged_update_is_made_again(cut_short: CutShort, caplog: pytest.LogCaptureFixture) -> None:
-    path = cut_short.ledger("updates")
-    number = len(places(path)) - 2
-    whole = flip(path, places(path)[number] + HEAD_BYTES + 9)
+def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
+    with reading(cut_short.folder / "run") as file:
+        last, whole = file.end - 1, file.update(file.end - 1)
+    change(cut_short.folder, "UPDATE updates SET body = CAST('damaged' AS BLOB) WHERE round = ?", last)
     assert cut_short.go_on() == cut_short.digest
-    assert f"updates-000000000000: record {number} (round {number}) at byte" in caplog.text
-    assert path.read_bytes()[: len(whole)] == whole
+    with reading(cut_short.folder / "run") as file:
+        assert file.update(last) == whole
 
 
-def test_a_damaged_contribution_to_the_open_round_is_sent_again(
-    cut_short: CutShort, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = cut_short.ledger("contributions")
-    flip(path, path.stat().st_size - 9)
+def test_a_damaged_contribution_to_the_open_round_is_sent_again(cut_short: CutShort) -> None:
+    with reading(cut_short.folder / "run") as file:
+        due = file.end
+    change(cut_short.folder, "UPDATE contributions SET body = CAST('damaged' AS BLOB) WHERE round = ?", due)
     assert cut_short.go_on() == cut_short.digest
-    assert "is damaged" in caplog.text
 
 
-def test_a_damaged_contribution_to_a_complete_round_is_named(cut_short: CutShort) -> None:
-    path = cut_short.ledger("contributions")
-    flip(path, places(path)[0] + HEAD_BYTES + 9)
-    with pytest.raises(DamageError, match=rf"{path}: record 0 \(round \d+\) at byte {BEGINNING_BYTES} is damaged"):
-        cut_short.go_on()
-
-
-def test_a_lost_file_of_contributions_is_named(cut_short: CutShort) -> None:
-    for path in (cut_short.folder / "run" / "ledger").glob("contributions-*"):
-        path.unlink()
-    with pytest.raises(DamageError, match=r"contributions-0+: record 0 \(round \d+\) at byte \d+ is missing"):
-        cut_short.go_on()
-
-
-@pytest.mark.parametrize("lost", [1, 5])
-def test_updates_that_are_fewer_than_contributions_or_than_the_checkpoint_says_are_missed(
-    cut_short: CutShort, lost: int
-) -> None:
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE contributions SET site = 1 - site WHERE round = {0}", "contribution 0 of round {0} is damaged"),
+        ("DELETE FROM contributions WHERE round = {0}", "a contribution of round {0} is missing"),
+        ("DELETE FROM contributions", "a contribution of round {0} is missing"),
+        ("DELETE FROM updates WHERE round >= {0}", "the update of round {0} is missing"),
+        ("UPDATE updates SET sent = 9 WHERE round = {0}", "the update of round {0} is damaged"),
+        ("UPDATE facts SET value = '0' WHERE name = 'contributions from'", "contributions from is damaged"),
+        ("UPDATE cells SET round = 0 WHERE number = 2", "row 2 of steps of round 0 is damaged"),
+    ],
+)
+def test_what_a_run_cannot_go_on_without_is_named(cut_short: CutShort, statement: str, said: str) -> None:
     """Rounds were mixed up: contributions to a round were taken for those to the one before."""
-    path = cut_short.ledger("updates")
-    number = len(places(path)) - 1 - lost
-    path.write_bytes(path.read_bytes()[: places(path)[number]])
-    with pytest.raises(DamageError, match=rf"{path}: record {number} \(round {number}\) at byte \d+ is missing"):
+    load = cut_short.loading("run/checkpoints", "aggregator")
+    newest = load()
+    assert newest is not None
+    change(cut_short.folder, statement.format(newest[0]))
+    with pytest.raises(DamageError, match=f"run/{FILE}: {said.format(newest[0])}"):
         cut_short.go_on()
 
 
@@ -333,24 +333,22 @@ def test_a_site_that_needs_a_damaged_update_is_told_which(cut_short: CutShort) -
     """The aggregator needs it no more, and goes on."""
     for path in cut_short.checkpoints("alpha"):
         flip(path, 100)
-    updates = cut_short.ledger("updates")
-    flip(updates, places(updates)[2] + HEAD_BYTES + 9)
-    said = r"r: the aggregator's ledger has lost round 2: updates-0+: record 2 \(round 2\) at byte \d+ is damaged"
+    change(cut_short.folder, "UPDATE updates SET body = CAST('damaged' AS BLOB) WHERE round = 2")
+    said = f"r: the aggregator's ledger has lost round 2: {FILE}: the update of round 2 is damaged"
     with pytest.raises(ProtocolError, match=said):
         cut_short.go_on()
 
 
-def test_a_damaged_ledger_is_exported_as_far_as_it_is_whole(
+def test_a_damaged_file_is_exported_as_far_as_it_is_whole(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    updates = cut_short.ledger("updates")
-    number = len(places(updates)) - 3
-    place = places(updates)[number]
-    flip(updates, place + HEAD_BYTES + 9)
+    with reading(cut_short.folder / "run") as file:
+        number = file.end - 2
+    change(cut_short.folder, "UPDATE updates SET body = CAST('damaged' AS BLOB) WHERE round = ?", number)
     before = contents(cut_short.folder)
     state = export(cut_short.folder / "run", None, tmp_path / "exported")
     assert (state.round, state.steps) == (number, CUT - 2)
-    named = f"updates-000000000000: record {number} (round {number}) at byte {place} is damaged"
+    named = f"{FILE}: the update of round {number} is damaged"
     assert named in caplog.text
     assert f"the model is that of step {CUT - 2}, before it" in caplog.text
     with pytest.raises(UserError, match=f"got {CUT}, expected 1 to {CUT - 2}: .*{re.escape(named)}"):

@@ -9,8 +9,9 @@ import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.remote.export import export
-from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.records import Retention
+from rankdad.remote.run_file import FILE, reading
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec, sampled
 from tests.simulations.recovering import EVERY, METHODS, NAMES, Data, Run, size_of, whole
@@ -23,8 +24,8 @@ def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, sit
     victims = ["aggregator", *SITES]
     run = Run(spec, data, tmp_path, LedgerOptions(retention=Retention.TAIL, every=EVERY))
     assert run.go(lambda message: victims[message // 13 % 4] if message % 13 == 0 else None) == undisturbed
-    for kind in ("contributions", "updates"):
-        assert 2 <= len(list((tmp_path / "run" / "ledger").glob(f"{kind}-*"))) <= 4
+    with reading(tmp_path / "run") as file:
+        assert file.end - file.oldest < 3 * (EVERY + 3), "of two checkpoints, and until the next"
     steps = run.aggregator.recorder.progress.step
     assert export(tmp_path / "run", steps - 1, tmp_path / "exported").steps == steps - 1
     with pytest.raises(UserError, match="keeps only the last checkpoints"):
@@ -39,7 +40,7 @@ def test_candidates_take_no_more_disk_than_was_predicted(tmp_path: Path, site_da
     run = Run(spec, site_data(spec), tmp_path)
     run.go(lambda message: None)
     most, steps = footprint(run.aggregator.plan, EVERY), run.aggregator.recorder.progress.step
-    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
+    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in (FILE, "checkpoints"))
     assert checkpoints <= 2 * most.checkpoint
     assert ledger <= whole(most, steps, 2 * spec.folds)
 
@@ -54,7 +55,7 @@ def test_a_run_takes_no_more_disk_than_was_predicted(
     run = Run(spec, site_data(spec), tmp_path, LedgerOptions(retention=retention, every=EVERY))
     run.go(lambda message: None)
     most, steps = footprint(run.aggregator.plan, EVERY), run.aggregator.recorder.progress.step
-    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in ("ledger", "checkpoints"))
+    ledger, checkpoints = (size_of(tmp_path / "run" / name) for name in (FILE, "checkpoints"))
     assert checkpoints <= 2 * most.checkpoint
     if retention is Retention.ALL:
         assert 0.3 * whole(most, steps, 3) < ledger <= whole(most, steps, 3)

@@ -23,8 +23,8 @@ from rankdad.common.run.state import RunState
 from rankdad.local.starting import loaded_state
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export
-from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.records import Retention
 from tests.conftest import run_spec
 from tests.simulations.recovering import EVERY, LEDGER_OPTIONS, Data, Run
 

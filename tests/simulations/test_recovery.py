@@ -22,6 +22,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.remote.export import export
+from rankdad.remote.run_file import FILE
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
 from tests.simulations import recovering
@@ -145,7 +146,7 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
             assert disturbed.go(_once(victim, when)) == undisturbed, (victim, when)
             assert disturbed.aggregator.recorder.progress.study.summary() == figures
     most, steps = footprint(run.aggregator.plan, EVERY), run.aggregator.recorder.progress.step
-    assert size_of(tmp_path / "undisturbed" / "run" / "ledger") <= whole(most, steps, 3)
+    assert size_of(tmp_path / "undisturbed" / "run" / FILE) <= whole(most, steps, 3)
     assert size_of(tmp_path / "undisturbed" / "run" / "checkpoints") <= 2 * most.checkpoint
     run_state = RunState(spec, run.aggregator.plan, Replica(spec))
     Checkpoints(tmp_path / "undisturbed" / "alpha", run.aggregator.plan, "alpha").load(run_state)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,10 +39,10 @@ from rankdad.common.spec.tasks import Regression
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export
-from rankdad.remote.ledger import Retention
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.records import DamageError
+from rankdad.remote.records import DamageError, Retention
 from rankdad.remote.region import Region
+from rankdad.remote.run_file import FILE
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.pooling import first_training_rows
@@ -398,11 +400,10 @@ def test_a_damaged_update_of_a_region_is_asked_for_above(tmp_path: Path) -> None
     options = LedgerOptions(every=1000)
     digest = to_the_end(spec, data_of(spec, tmp_path / "data"), tmp_path / "run", options)
     directory = region_directory(tmp_path / "run", "north")
-    path = directory / "ledger" / "updates-000000000000"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :])
+    with closing(sqlite3.connect(directory / FILE)) as file, file:
+        file.execute("UPDATE updates SET body = CAST('' AS BLOB) WHERE round = 3")
     region = Region("north", spec, Replica(spec), directory, perf_counter, ledger=options)
-    with pytest.raises(DamageError, match="updates-000000000000: record"):
+    with pytest.raises(DamageError, match="the update of round 3 is damaged"):
         region.resume()
     region.abandon()
     top = Aggregator(spec, Replica(spec), tmp_path / "run", perf_counter, ledger=options)
@@ -410,6 +411,6 @@ def test_a_damaged_update_of_a_region_is_asked_for_above(tmp_path: Path) -> None
     region.recorded_above = top.persistence.update
     region.resume()
     assert region.state.replica.digest() == digest
-    assert path.read_bytes() == whole
+    assert region.persistence.update(3) == top.persistence.update(3)
     region.abandon()
     top.abandon()

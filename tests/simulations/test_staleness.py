@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +23,8 @@ from rankdad.common.rounds.step import Step
 from rankdad.local.batch import StepBatch
 from rankdad.local.passes import Passes
 from rankdad.remote.export import export
-from rankdad.remote.ledger import read_updates
-from rankdad.remote.records import DamageError
+from rankdad.remote.records import DamageError, Entry
+from rankdad.remote.run_file import FILE, reading
 from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import Data, Run, Site
 
@@ -59,8 +61,8 @@ class Straggling(Run):
 
 
 def bodies_of(run: Run) -> dict[int, bytes]:
-    records = read_updates(run.folder / "run" / "ledger", run.aggregator.plan.sha256())
-    return {record.round: record.body for record in records}
+    with reading(run.folder / "run") as file:
+        return {record.round: record.body for record in file.updates()}
 
 
 def updates_of(run: Run) -> dict[int, Message]:
@@ -195,10 +197,11 @@ def test_a_damaged_late_contribution_stops_the_aggregator_and_is_named(tmp_path:
     with pytest.raises(InterruptedError):
         run.go(interrupt)
     run.aggregator.abandon()
-    file = max((tmp_path / "run" / "ledger").glob("contributions-*"))
+    file = tmp_path / "run" / FILE
     whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DamageError, match=r"contributions-\d+: record \d+ \(round \d+\) at byte \d+ is damaged"):
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("UPDATE contributions SET body = CAST('' AS BLOB) WHERE entry = ?", (Entry.LATE,))
+    with pytest.raises(DamageError, match=r"contribution \d+ of round \d+ is damaged"):
         Run(spec, data, tmp_path)
     file.write_bytes(whole)
     again = Straggling(spec, data, tmp_path)

@@ -1,0 +1,92 @@
+"""Tables of a run: rows in its file while it goes on, and CSV files once it has stopped."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankdad.common.errors import UserError
+from rankdad.common.files import write_whole
+from rankdad.remote.run_file import FILE, ROWS, TABLE_NAMES, RunReader, reading
+
+
+def write_tables(file: RunReader, output: Path) -> list[Path]:
+    """Write the tables of a run as CSV files, each whole or not at all; return their paths.
+
+    Args:
+        file: of the run.
+        output: folder for them.
+
+    Raises:
+        UserError: the run's file cannot be read, or the disk is full.
+    """
+    written = []
+    for name in TABLE_NAMES:
+        if text := _text(file, name):
+            written.append(output / f"{name}.csv")
+            write_whole(written[-1], text)
+    return written
+
+
+def remove_tables(directory: Path) -> None:
+    """Remove the CSV files of a run that goes on: they would not grow with it."""
+    for name in TABLE_NAMES:
+        (directory / f"{name}.csv").unlink(missing_ok=True)
+
+
+def text_of(directory: Path, name: str) -> str:
+    """Return a table of a run's directory as CSV, whether the run has stopped or goes on; "" of one that is not there.
+
+    Raises:
+        UserError: it cannot be read.
+        OSError: likewise.
+    """
+    path = directory / f"{name}.csv"
+    if path.exists() or not any((directory / file).exists() for file in (FILE, ROWS)):
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    with reading(directory) as file:
+        return _text(file, name)
+
+
+def rows_in(directory: Path, name: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table of a run's directory; see `text_of`."""
+    return iter(csv.DictReader(io.StringIO(text_of(directory, name))))
+
+
+def rows_of(file: RunReader, name: str, before: int | None = None) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table as its CSV file has them.
+
+    Args:
+        file: of the run.
+        name: of the table.
+        before: the first round whose rows are left out.
+
+    Raises:
+        UserError: the run's file cannot be read.
+    """
+    columns = file.columns(name)
+    return (dict(zip(columns, map(str, row), strict=True)) for row in file.table(name, before))
+
+
+def count_of(directory: Path, name: str) -> int:
+    """Return how many rows a table of a run has by now; none where it cannot be read yet."""
+    try:
+        if (directory / f"{name}.csv").exists():
+            return sum(1 for _ in rows_in(directory, name))
+        with reading(directory) as file:
+            return file.count(name)
+    except (UserError, OSError):
+        return 0
+
+
+def _text(file: RunReader, name: str) -> str:
+    columns = file.columns(name)
+    if not columns:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(file.table(name))
+    return text.getvalue()

@@ -1,0 +1,244 @@
+"""A run's file: rounds in their order and whole, whatever a crash, a disk or another process does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdad.common.errors import UserError
+from rankdad.remote.records import DamageError, Entry, Record
+from rankdad.remote.run_file import FILE, RunFile, RunReader
+from rankdad.remote.tables import rows_of, write_tables
+
+PLAN, RUN = "a" * 64, "0123456789abcdef"
+RESET = Record(Entry.RESET, 5, 1)
+AGAIN = Record(Entry.CONTRIBUTION, 5, 1, b"5 1 again")
+SIZE = 3000  # of a contribution: beyond what a page takes in with others
+
+
+def opened(folder: Path, **options: Any) -> RunFile:
+    return RunFile(folder / FILE, PLAN, RUN, **options)
+
+
+def round_of(number: int) -> list[Record]:
+    sent = [Record(Entry.CONTRIBUTION, number, site, f"{number} {site} ".encode() * (SIZE // 4)) for site in (1, 0)]
+    return [*sent, Record(Entry.UPDATE, number, body=f"update {number}".encode())]
+
+
+def add(file: RunFile, number: int) -> list[Record]:
+    records = round_of(number)
+    if number == 5:
+        records[2:2] = [RESET, AGAIN]
+    for record in records:
+        file.append(record)
+    file.row("steps", [number, 0.5, "late"])
+    file.commit()
+    return records
+
+
+def write(folder: Path, rounds: int = 10) -> list[Record]:
+    """Write so many rounds, and a contribution to one that is open."""
+    with closing(opened(folder)) as file:
+        file.begin_table("steps", ["step", "loss", "left_out"])
+        records = [record for number in range(rounds) for record in add(file, number)]
+        records.append(round_of(rounds)[0])
+        file.append(records[-1])
+        file.commit()
+    return records
+
+
+def contents(folder: Path) -> tuple[list[Record], list[dict[str, str]]]:
+    with closing(RunReader(folder / FILE, PLAN)) as file:
+        file.check_end(0)
+        return [*file.records()], [*rows_of(file, "steps")]
+
+
+def test_rounds_come_back_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    records = write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        assert [*file.records(5)] == [record for record in records if record.round >= 5]
+        assert [file.update(number) for number in (0, 9, 10)] == [b"update 0", b"update 9", None]
+        assert (file.oldest, file.end, file.run_id) == (0, 10, RUN)
+        assert [record.round for record in file.updates(3)] == list(range(3, 10))
+        file.append(round_of(10)[2])
+        file.commit()
+        assert file.update(10) == b"update 10"
+        write_tables(file, tmp_path)
+    assert (tmp_path / "steps.csv").read_text().splitlines()[:2] == ["step,loss,left_out", "0,0.5,late"]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob(f"{FILE}*")} == {0o600}
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_what_no_checkpoint_needs_goes(tmp_path: Path, updates: bool) -> None:
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        file.retire(6, updates=updates)
+        assert min(one.round for one in file.records() if one.entry is Entry.CONTRIBUTION) == 6
+        assert (file.oldest_contribution, file.oldest) == (6, 6 * updates)
+        assert file.update(0) == (None if updates else b"update 0")
+        if updates:
+            with pytest.raises(UserError, match="keeps no round before 6"):
+                list(file.updates())
+
+
+@pytest.mark.parametrize("way", ["shortened", "changed"])
+def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: Path, way: str) -> None:
+    """Whatever of the journal has come to the disk when the power goes."""
+    records = write(tmp_path / "whole", 3)
+    (tmp_path / "cut").mkdir()
+    with closing(opened(tmp_path / "whole")) as file:
+        for number in range(3, 6):
+            records += add(file, number)
+        kept = {name: (tmp_path / "whole" / f"{FILE}{name}").read_bytes() for name in ("", "-wal")}
+    records = [record for record in records if record.round < 3 or record != round_of(3)[0]]
+    journal, ends = kept["-wal"], set[int]()
+    for size in range(0, len(journal), 1013):
+        torn = journal[:size] if way == "shortened" else journal[:size] + bytes(len(journal) - size)
+        for name, data in {"": kept[""], "-wal": torn}.items():
+            (tmp_path / "cut" / f"{FILE}{name}").write_bytes(data)
+        with closing(opened(tmp_path / "cut")) as file:
+            end = file.end
+            found = [record for record in file.records() if record.round < end]
+            assert found[-1] == Record(Entry.UPDATE, end - 1, body=f"update {end - 1}".encode())
+            assert [row["step"] for row in rows_of(file, "steps")] == [str(number) for number in range(end)]
+            assert len(found) == sum(len(round_of(number)) + 2 * (number == 5) for number in range(end)) + (end > 3)
+            assert add(file, end), "and it goes on"
+        ends.add(end)
+        shutil.rmtree(tmp_path / "cut")
+        (tmp_path / "cut").mkdir()
+    assert ends >= {3, 4, 5}
+
+
+@pytest.mark.parametrize("stride", [331, pytest.param(7, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_a_flipped_bit_is_said_or_changes_nothing(tmp_path: Path, stride: int) -> None:
+    write(tmp_path)
+    whole, known, said = (tmp_path / FILE).read_bytes(), contents(tmp_path), 0
+    for at in range(0, len(whole), stride):
+        data = bytearray(whole)
+        data[at] ^= 1 << at % 8
+        (tmp_path / FILE).write_bytes(data)
+        damaged: list[UserError]
+        try:
+            records, rows = contents(tmp_path)
+            damaged = [record.damage for record in records if record.damage is not None]
+        except UserError as error:
+            records, rows, damaged = [], [], [error]
+        said += bool(damaged)
+        assert all(str(tmp_path / FILE) in str(error) for error in damaged)
+        assert damaged or (records, rows) == known, at
+    assert said > len(whole) // stride // 2
+
+
+@pytest.mark.parametrize("body", [b"update 5", b"another"])
+def test_a_damaged_update_is_named_and_mended_by_what_it_was(tmp_path: Path, body: bytes) -> None:
+    write(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
+        other.execute("UPDATE updates SET body = ? WHERE round = 5", (b"damaged",))
+    with closing(opened(tmp_path)) as file:
+        assert [record.round for record in file.records() if record.damage is not None] == [5]
+        with pytest.raises(DamageError, match=f"{FILE}: the update of round 5 is damaged"):
+            file.update(5)
+        if body == b"another":
+            with pytest.raises(DamageError, match="round 5"):
+                file.mend(5, body)
+            return
+        file.mend(5, body)
+        assert file.update(5) == body
+        assert [*file.faults()] == []
+
+
+def test_all_that_is_damaged_or_missing_is_listed(tmp_path: Path) -> None:
+    write(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
+        other.execute("UPDATE contributions SET site = 2 WHERE round = 3")
+        other.execute("DELETE FROM updates WHERE round = 4")
+        other.execute("UPDATE cells SET row = '[9]' WHERE round = 2")
+    with closing(RunReader(tmp_path / FILE, PLAN)) as file:
+        faults = [*file.faults()]
+        with pytest.raises(DamageError, match="the update of round 4 is missing"):
+            list(file.updates())
+    assert [fault.partition(" of ")[2].partition(":")[0] for fault in faults if "contribution" in fault] == [
+        "round 3 is damaged"
+    ] * 2
+    assert any("row 2 of steps of round 2 is damaged" in fault for fault in faults)
+    assert any("the update of round 4 is missing" in fault for fault in faults)
+
+
+def test_what_sites_have_sent_is_in_no_file_once_it_is_deleted(tmp_path: Path) -> None:
+    write(tmp_path, 100)
+    with closing(opened(tmp_path)) as file:
+        file.retire(50, updates=False)
+        size = (tmp_path / FILE).stat().st_size
+        assert file.sent().keys() == {0, 1}
+        file.delete({"end": "over"}, site=1)
+        assert file.sent().keys() == {0}
+        file.delete({}, all_sites=True)
+        assert (file.sent(), file.fact("end"), file.update(99)) == ({}, "over", b"update 99")
+        left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert not any(f"{number} {site} ".encode() * 3 in left for number in range(100) for site in (0, 1))
+    assert (tmp_path / FILE).stat().st_size < size / 4
+
+
+def test_one_process_at_a_time_writes_and_hears_that_another_has(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(UserError) as refused:
+        opened(tmp_path)
+    assert refused.value.code == "locked"
+    first.unlock()
+    assert first.relock(), "nobody has written"
+    first.unlock()
+    with closing(opened(tmp_path)) as second:
+        with pytest.raises(UserError, match="is written by another process"):
+            first.relock()
+        assert first._lock < 0
+        add(second, 0)
+    assert not first.relock(), "it let go of the file: whoever wants to write opens it again"
+    first.close()
+
+
+def test_a_file_of_another_plan_or_format_or_of_something_else_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(UserError) as refused:
+        RunFile(tmp_path / FILE, "b" * 64, RUN)
+    assert refused.value.code == "ledger-of-another-run"
+    with closing(opened(tmp_path)) as file:
+        file.set("format", "0")
+    with pytest.raises(UserError) as refused:
+        opened(tmp_path)
+    assert refused.value.code == "ledger-of-earlier-version"
+    (tmp_path / FILE).write_bytes(b"no database" * 1000)
+    with pytest.raises(DamageError):
+        opened(tmp_path)
+    with pytest.raises(UserError) as refused:
+        RunReader(tmp_path / "missing" / FILE)
+    assert refused.value.code == "no-ledger"
+
+
+def test_a_disk_that_is_full_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    import resource
+
+    with closing(opened(tmp_path)) as file:
+        add(file, 0)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        room = (tmp_path / f"{FILE}-wal").stat().st_size + 2000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            with pytest.raises(UserError, match="the run can go on from here"):
+                add(file, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert file.end == 1
+        file.commit()
+        assert (file.end, len([*file.records()])) == (2, 6)
+
+
+def test_a_file_that_a_crash_has_left_empty_is_begun_again(tmp_path: Path) -> None:
+    os.close(os.open(tmp_path / FILE, os.O_CREAT | os.O_WRONLY, 0o600))
+    with closing(opened(tmp_path)) as file:
+        assert (file.end, file.run_id) == (0, RUN)
