@@ -19,6 +19,8 @@ def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(aggregator)
     app.command()(export)
+    app.command()(tables)
+    app.command("check-run")(check_run)
     app.command()(report)
     app.command()(compare)
     app.command()(provision)
@@ -157,6 +159,34 @@ def export(
             if wanted:
                 save(model, output / f"model{ending}")
                 typer.echo(f"{output / f'model{ending}'}: {model.source}, and what prepares its inputs")
+
+
+def tables(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory; the run may go on.")],
+    output: Annotated[Path | None, typer.Option(help="Folder for the tables; DIR without it.")] = None,
+) -> None:
+    """Write a run's tables as they stand: steps.csv, metrics.csv, spectra.csv."""
+    from rankdad.common.files import make_folder
+    from rankdad.remote.run_file import reading
+    from rankdad.remote.tables import write_tables
+
+    with reading(directory) as file:
+        for path in write_tables(file, make_folder(output or directory)):
+            typer.echo(f"made {path}")
+
+
+def check_run(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory; the run may go on.")],
+) -> None:
+    """Read all that a run goes on from, and list what is damaged or missing."""
+    from rankdad.remote.check_run import faults_of
+
+    faults, seen = faults_of(directory)
+    for fault in faults:
+        typer.echo(fault, err=True)
+    if faults:
+        raise UserError(f"{directory}: {len(faults)} faults", code="run-damaged", file=directory)
+    typer.echo(f"{directory}: {seen}")
 
 
 def report(

@@ -170,11 +170,7 @@ class Checkpoints:
                 f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it",
                 code="checkpoint-of-earlier-version",
             )
-        try:
-            whole = path.is_file() and _digest(path) == match[2]  # a pipe would be waited for
-        except OSError:  # a disk that cannot read what it holds
-            whole = False
-        if not whole:
+        if not is_whole(path):
             self.damaged.add(path)
             self._whole = [known for known in self._whole if known != path]
             _log.warning("%s: the checkpoint is damaged, and passed over: is the disk failing?", path)
@@ -202,6 +198,15 @@ def newest(folder: Path) -> Path | None:
 def is_checkpoint(path: Path) -> bool:
     """Tell a checkpoint from other files, by its name."""
     return _NAME.fullmatch(path.name) is not None
+
+
+def is_whole(path: Path) -> bool:
+    """Tell whether a checkpoint has the digest that its name holds."""
+    match = _NAME.fullmatch(path.name)
+    try:
+        return match is not None and path.is_file() and _digest(path) == match[2]  # a pipe would be waited for
+    except OSError:  # a disk that cannot read what it holds
+        return False
 
 
 def _packed(progress: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:

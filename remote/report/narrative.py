@@ -41,6 +41,7 @@ WARNINGS = {
     "fewer-samples-than-folds": "has fewer samples, or parts of them, than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
     "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
+    "replay-differs": "made updates differently after a restart than before: the recorded ones were applied",
     "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
     "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
     "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",

@@ -16,7 +16,9 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from rankdad.__main__ import app
 from rankdad.common.data import SiteData, read_site
 from rankdad.common.errors import ProtocolError, RankdadError, UserError
 from rankdad.common.protocol.plan import make_plan
@@ -327,6 +329,21 @@ def test_what_a_run_cannot_go_on_without_is_named(cut_short: CutShort, statement
     change(cut_short.folder, statement.format(newest[0]))
     with pytest.raises(DamageError, match=f"run/{FILE}: {said.format(newest[0])}"):
         cut_short.go_on()
+
+
+def test_all_of_a_run_is_checked_and_its_tables_written_by_command(cut_short: CutShort) -> None:
+    directory = cut_short.folder / "run"
+    done = CliRunner().invoke(app, ["check-run", str(directory)])
+    assert (done.exit_code, "2 checkpoints" in done.output) == (0, True), done.output
+    (directory / "steps.csv").unlink()
+    done = CliRunner().invoke(app, ["tables", str(directory), "--output", str(cut_short.folder / "tables")])
+    assert done.exit_code == 0, done.output
+    assert len(pd.read_csv(cut_short.folder / "tables" / "steps.csv")) == CUT
+    flip(cut_short.checkpoints("run/checkpoints")[0], 100)
+    change(cut_short.folder, "UPDATE updates SET body = CAST('damaged' AS BLOB) WHERE round IN (2, 3)")
+    with pytest.raises(UserError) as refused:
+        app(["check-run", str(directory)], standalone_mode=False)
+    assert (refused.value.code, str(refused.value)) == ("run-damaged", f"{directory}: 3 faults")
 
 
 def test_a_site_that_needs_a_damaged_update_is_told_which(cut_short: CutShort) -> None:

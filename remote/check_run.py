@@ -1,0 +1,34 @@
+"""`rankdad check-run`: all digests of what a run goes on from, and what is damaged or missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankdad.common.errors import UserError, counted
+from rankdad.common.run.checkpoints import is_checkpoint, is_whole
+from rankdad.remote.persistence import CHECKPOINTS
+from rankdad.remote.run_file import TABLE_NAMES, reading
+
+
+def faults_of(directory: Path) -> tuple[list[str], str]:
+    """Return what is wrong in a run's directory, a sentence each, and what there is.
+
+    Args:
+        directory: of the run, which may go on.
+
+    Raises:
+        UserError: it holds no run's file, or one that cannot be opened.
+    """
+    faults = []
+    with reading(directory) as file:
+        faults += file.faults()
+        try:
+            counts = [
+                counted(file.end - file.oldest, "update"),
+                *(f"{file.count(name)} {name}" for name in TABLE_NAMES),
+            ]
+        except UserError as error:
+            counts, faults = [], faults or [str(error)]
+    checkpoints = [path for path in sorted((directory / CHECKPOINTS).glob("*")) if is_checkpoint(path)]
+    faults += [f"{path}: the checkpoint is damaged" for path in checkpoints if not is_whole(path)]
+    return faults, ", ".join([*counts, counted(len(checkpoints), "checkpoint")])
