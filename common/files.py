@@ -47,14 +47,13 @@ def write_json(path: Path, document: object, *, private: bool = False) -> None:
     write_whole(path, json.dumps(document, indent=2) + "\n", private=private)
 
 
-def write_whole(path: Path, text: str, *, private: bool = False, sync: bool = False) -> None:
-    """Write a file so that a reader finds, and a process that is killed leaves, either the old one or the new one.
+def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file so that readers, also after a crash or a power failure, find the old one or the new one.
 
     Args:
         path: its folder is made if it is missing.
         text: what it is to hold.
         private: whether its owner alone can read it.
-        sync: whether it is on the disk before it takes the old one's place.
 
     Raises:
         UserError: it cannot be written.
@@ -65,8 +64,7 @@ def write_whole(path: Path, text: str, *, private: bool = False, sync: bool = Fa
         temporary.unlink(missing_ok=True)
         temporary.touch(0o600 if private else 0o666, exist_ok=False)
         temporary.write_text(text, encoding="utf-8")
-        if sync:
-            sync_path(temporary)
+        sync_path(temporary)
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None

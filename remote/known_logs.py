@@ -91,4 +91,4 @@ class KnownLogs:
         return validate(_All, load_json(self._path), file=self._path).sites if self._path.exists() else {}
 
     def _write(self, sites: dict[str, Known]) -> None:
-        write_whole(self._path, _All(sites=sites).model_dump_json(indent=2) + "\n", private=True, sync=True)
+        write_whole(self._path, _All(sites=sites).model_dump_json(indent=2) + "\n", private=True)

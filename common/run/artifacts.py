@@ -69,7 +69,7 @@ def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], fin
         "run": spec.model_dump(mode="json"),
         "versions": {"rankdad": __version__, "torch": torch.__version__},
     }
-    write_whole(directory / "model.json", json.dumps(document, indent=2) + "\n", sync=True)
+    write_whole(directory / "model.json", json.dumps(document, indent=2) + "\n")
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
