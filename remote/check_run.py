@@ -19,7 +19,7 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
     Raises:
         UserError: it holds no run's file, or one that cannot be opened.
     """
-    faults = []
+    faults = list[str]()
     with reading(directory) as file:
         faults += file.faults()
         try:
