@@ -332,11 +332,10 @@ class RunFile(RunReader):
         make_folder(path.parent)
         self._take_lock()
         try:
-            is_new = not path.exists() or path.stat().st_size == 0
-            if is_new:
+            if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # gradients, or with dad the data themselves
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._prepare(plan_sha256 or "", run_id, sync=sync, is_new=is_new)
+            self._prepare(plan_sha256 or "", run_id, sync=sync)
             self._check_beginning(plan_sha256)
             self._version = self._number("PRAGMA data_version", 0)
         except OSError as error:
@@ -346,9 +345,10 @@ class RunFile(RunReader):
             self.close()
             raise
 
-    def _prepare(self, plan_sha256: str, run_id: str, *, sync: bool, is_new: bool) -> None:
+    def _prepare(self, plan_sha256: str, run_id: str, *, sync: bool) -> None:
         """Set up the connection, and make the tables of a new file."""
         try:
+            is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or a crash has left it without tables
             if is_new:
                 self._db.executescript(f"PRAGMA page_size = {PAGE}; PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             mode = "FULL" if sync else "OFF"

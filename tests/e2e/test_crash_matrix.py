@@ -25,8 +25,8 @@ METHODS: dict[str, dict[str, Any]] = {
 STEPS = 80  # 8 epochs of the largest site's 10 batches, or 16 of 5 times 2
 SITE = ("compute", "upload", "wait", "download", "half a checkpoint", "checkpoint in place")
 AGGREGATOR = tuple(point for point in POINTS if point not in {"compute", "upload", "wait", "download", "result"})
-AT_THE_END = ("farewell", "end", "model")
-RARE = ("checkpoint", "goes", "new file", "summary")  # words of points that are passed less than once a step
+ONCE = ("farewell", "end", "model", "half a new file", "new file")
+RARE = ("checkpoint", "goes", "summary")  # words of points that are passed less than once a step
 
 Case = tuple[str, str]  # victim, point
 CASES: list[Case] = [("site", point) for point in SITE] + [("aggregator", point) for point in AGGREGATOR]
@@ -89,7 +89,7 @@ def play(tmp_path: Path, undisturbed: Undisturbed) -> Callable[..., None]:
 
 
 def crash(point: str, seed: random.Random) -> Crash:
-    if point in AT_THE_END:
+    if point in ONCE:
         return Crash(point)
     return Crash(point, seed.randrange(5, STEPS - 15), 0 if any(word in point for word in RARE) else seed.randrange(6))
 

@@ -238,7 +238,10 @@ def test_a_disk_that_is_full_loses_nothing_that_was_written(tmp_path: Path) -> N
         assert (file.end, len([*file.records()])) == (2, 6)
 
 
-def test_a_file_that_a_crash_has_left_empty_is_begun_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", ["", "PRAGMA auto_vacuum = INCREMENTAL; VACUUM; PRAGMA journal_mode = WAL"])
+def test_a_file_that_a_crash_has_left_without_tables_is_begun_again(tmp_path: Path, done: str) -> None:
     os.close(os.open(tmp_path / FILE, os.O_CREAT | os.O_WRONLY, 0o600))
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.executescript(done)
     with closing(opened(tmp_path)) as file:
         assert (file.end, file.run_id) == (0, RUN)
