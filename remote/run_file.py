@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder, sync_path
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 
@@ -34,6 +34,7 @@ OF_THE_DISK = {  # and of other processes; all other errors are the file's own
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
 }
+BROKEN = (sqlite3.Error, OverflowError, UnicodeDecodeError)  # the last: of what a message cites of a damaged file
 LEFT = "it is left as it is: put back a copy that is whole"
 TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
@@ -279,7 +280,7 @@ class RunReader:
         try:
             with closing(self._db.execute(ask, values)) as found:
                 yield from found
-        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        except BROKEN as error:
             failed = self._failed(error, "read")
             if of_round is not None and isinstance(failed, DamageError):
                 failed = self._damaged("a contribution", of_round)
@@ -337,6 +338,7 @@ class RunFile(RunReader):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._prepare(plan_sha256 or "", run_id, sync=sync)
             self._check_beginning(plan_sha256)
+            self._check_structure()
             self._version = self._number("PRAGMA data_version", 0)
         except OSError as error:
             self.close()
@@ -365,8 +367,21 @@ class RunFile(RunReader):
                         self._set(name, value)
                 if sync:
                     sync_path(self.path.parent)
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise self._failed(error, "read") from None
+
+    def _check_structure(self) -> None:
+        """Check that nothing but bodies of contributions and updates is damaged: what is written would make it worse.
+
+        Raises:
+            DamageError: something else is.
+        """
+        for (said,) in self._rows("PRAGMA quick_check(1)"):
+            if said != "ok":
+                raise DamageError(self.path, f"is damaged ({visible(str(said))}); {LEFT}")
+        for name in TABLE_NAMES:
+            for _ in self.table(name):
+                pass
 
     def _take_lock(self) -> None:
         if self._lock < 0:
@@ -477,17 +492,18 @@ class RunFile(RunReader):
         raise self._damaged("the update", round_)
 
     def retire(self, before: int, *, updates: bool) -> None:
-        """Delete what no process will need again: nobody goes back to a round before this.
+        """Delete what no process will need again: the aggregator goes back to no round before this.
 
         Args:
-            before: the first round that stays.
-            updates: whether their updates go, too.
+            before: the first round whose contributions stay.
+            updates: whether updates go, too, of the rounds before that of the last time.
         """
+        last = self.oldest_contribution
         with self._writing():
             self._db.execute("DELETE FROM contributions WHERE round < ?", (before,))
             self._set("contributions from", str(before))
-            if updates:
-                self._db.execute("DELETE FROM updates WHERE round < ?", (before,))
+            if updates:  # a site may go on from a checkpoint that is older than these here
+                self._db.execute("DELETE FROM updates WHERE round < ?", (last,))
 
     def delete(self, facts: dict[str, str], site: int | None = None, *, all_sites: bool = False) -> None:
         """Write down how a run has ended, and delete contributions, in one transaction; shorten the file by them.
@@ -510,7 +526,7 @@ class RunFile(RunReader):
         """Give free pages back, so that no deleted byte stays in the file or beside it."""
         try:
             self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise self._failed(error, "written") from None
 
     @contextmanager
@@ -519,8 +535,8 @@ class RunFile(RunReader):
             self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            with suppress(sqlite3.Error):
+        except BROKEN as error:
+            with suppress(*BROKEN):
                 self._db.execute("ROLLBACK")
             failed = self._failed(error, "written")
             code = "cannot-write" if failed.code == "cannot-written" else failed.code
@@ -530,7 +546,7 @@ class RunFile(RunReader):
         """Close the file, and let go of it."""
         db = getattr(self, "_db", None)
         if db is not None and self.is_open:
-            with suppress(sqlite3.Error):  # somebody reads, or it is damaged
+            with suppress(*BROKEN):  # somebody reads, or it is damaged
                 db.executescript("PRAGMA busy_timeout = 0; PRAGMA journal_mode = DELETE")  # one file, to read anywhere
         if db is not None:
             db.close()

@@ -164,7 +164,7 @@ def test_everyone_dies_twice(play: Callable[..., None], method: str, number: int
         steps = sorted((seed.randrange(0, STEPS // 2), seed.randrange(STEPS // 2, STEPS - 15)))
         return [Crash(seed.choice(points), step) for step in steps]
 
-    lasting = tuple(point for point in AGGREGATOR if point not in AT_THE_END)
+    lasting = tuple(point for point in AGGREGATOR if point not in ONCE)
     crashes = {site: twice(SITE) for site in SITES} | {"aggregator": twice(lasting)}
     play(method, crashes, queueing=bool(number), retention=list(Retention)[number])
 

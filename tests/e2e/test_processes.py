@@ -174,23 +174,6 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
     assert set(digests.values()) == {json.loads(undisturbed.stdout)["aggregator_sha256"]}
 
 
-@pytest.mark.slow
-def test_a_site_that_cannot_come_back_tells_the_others_that_it_is_stopped(tmp_path: Path) -> None:
-    file = simulation(tmp_path, training={"epochs": 9999})
-    aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0)
-    address = wait_for_line(aggregator, "listening on").split(";")[0].removeprefix("listening on ").strip()
-    assert rankdad("split", file, "--output", tmp_path / "hand", "--aggregator", address).returncode == 0
-    sites = {name: start("site", tmp_path / "hand" / f"{name}.json") for name in SITES}
-    wait_for_line(aggregator, "step ")
-    sites["beta"].send_signal(signal.SIGTERM)
-    for name, process in (*sites.items(), ("aggregator", aggregator)):
-        _, err = process.communicate(timeout=15)
-        assert process.returncode not in (0, None), name
-        assert "Traceback" not in err, name
-        assert name == "beta" or "beta could not go on: stopped by SIGTERM" in err, name
-    assert "beta: stopped by SIGTERM" in json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
-
-
 @pytest.mark.parametrize("whom", ["simulator", "terminal"])
 def test_ctrl_c_ends_all_processes_within_five_seconds(tmp_path: Path, whom: str) -> None:
     words = ("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=9999")
