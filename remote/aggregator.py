@@ -41,7 +41,7 @@ from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
 from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
 from rankdad.remote.run_directory import check_owner, new_directory
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.remote.tracking import trackers_of
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
@@ -244,10 +244,11 @@ class Aggregator:
     def _receive(self, site: str, body: bytes) -> list[Effect]:
         """Check a contribution and put it in its round.
 
-        Whose it is and how large: before, in `remote/app.py`. Form, shapes, rows and finite numbers: `unpack`, which is
-        `common/protocol/codec.py` and `common/lowrank/layout.py`. A repeated or late one: `Barrier.receive`. Kind,
-        round and exchange: `RunState.check`. Counts, weights and sizes against the roster: the round's `check`, of a
-        step `common/rounds/step.py`.
+        Whose it is: before, `Identity.check` in `remote/auth.py`; how large: `read_body` in `remote/app.py`. Form:
+        `unpack` in `common/protocol/codec.py`; shapes and rows: `MessageLayout.checked` in `common/lowrank/layout.py`;
+        finite numbers: `decode` in `common/lowrank/wire.py`. A repeated or late one: `Barrier.receive`. Kind, round and
+        exchange: `RunState.check`. Counts, weights and sizes against the roster: the round's `check`, of a step
+        `common/rounds/step.py`.
         """
         if site not in self.children:
             raise ProtocolError(404, "no such site in this run", code="site-unknown")

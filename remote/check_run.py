@@ -7,7 +7,7 @@ from pathlib import Path
 from rankdad.common.errors import UserError, counted
 from rankdad.common.run.checkpoints import is_checkpoint, is_whole
 from rankdad.remote.persistence import CHECKPOINTS
-from rankdad.remote.run_file import TABLE_NAMES, reading
+from rankdad.remote.run_reader import TABLE_NAMES, reading
 
 
 def faults_of(directory: Path) -> tuple[list[str], str]:

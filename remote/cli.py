@@ -86,7 +86,7 @@ def aggregator(
     from rankdad.remote.process import run_aggregator
     from rankdad.remote.result import show_result
     from rankdad.remote.run_directory import own_directory
-    from rankdad.remote.run_file import FILE
+    from rankdad.remote.run_reader import FILE
     from rankdad.remote.server import listen
     from rankdad.remote.upstream import above, check_not_here, check_region
 
@@ -167,7 +167,7 @@ def tables(
 ) -> None:
     """Write a run's tables as they stand: steps.csv, metrics.csv, spectra.csv."""
     from rankdad.common.files import make_folder
-    from rankdad.remote.run_file import reading
+    from rankdad.remote.run_reader import reading
     from rankdad.remote.tables import write_tables
 
     with reading(directory) as file:

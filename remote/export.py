@@ -28,7 +28,7 @@ from rankdad.common.spec.tree import TOP
 from rankdad.remote.persistence import CHECKPOINTS
 from rankdad.remote.records import DamageError
 from rankdad.remote.run_directory import owner_of
-from rankdad.remote.run_file import FILE, RunReader
+from rankdad.remote.run_reader import FILE, RunReader
 
 _log = logging.getLogger(__name__)
 

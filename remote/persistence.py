@@ -18,7 +18,8 @@ from rankdad.common.run.checkpoints import EVERY, Checkpoints
 from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import Loaded
 from rankdad.remote.records import DamageError, Entry, Record, Retention
-from rankdad.remote.run_file import FILE, ROWS, RunFile, remove
+from rankdad.remote.run_file import RunFile, remove
+from rankdad.remote.run_reader import FILE, ROWS
 
 CHECKPOINTS = "checkpoints"  # in a run's directory
 

@@ -29,7 +29,7 @@ from rankdad.remote.host import Host
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.region import Region
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import serve
 from rankdad.remote.standing import standings
 from rankdad.remote.upstream import Upstream, answering, ask, recorded

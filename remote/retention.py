@@ -18,7 +18,8 @@ from rankdad.common.protocol.retention import Amount, Ended, Kept, Receipt
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.remote.run_directory import owner_of
-from rankdad.remote.run_file import ENDED, FILE, RETENTION, RunFile, RunReader
+from rankdad.remote.run_file import RunFile
+from rankdad.remote.run_reader import ENDED, FILE, RETENTION, RunReader
 
 COPY = "retention.json"
 
@@ -156,12 +157,13 @@ def end_again(directory: Path, status: Ended, run: str) -> Retention | None:
     """
     if not (directory / FILE).exists():
         return None
+    with closing(RunReader(directory / FILE)) as read:  # of a thousand runs there is nothing left to do
+        known, told, has_copy, has_sent = ending(read), _retention(read), retention(directory) is not None, read.sent()
+    if told is not None and has_copy and (known is None or known.may_stay or not has_sent):
+        return None
+    if known is None and not has_sent:
+        return None
     with closing(RunFile(directory / FILE)) as file:
-        known, has_copy = ending(file), retention(directory) is not None
-        if has_copy and _retention(file) is not None and (known is None or known.may_stay or not file.sent()):
-            return None
-        if known is None and not file.sent():
-            return None
         return end(file, known or Ending(run=run, status=status, may_stay=False), children(directory))
 
 

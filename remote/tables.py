@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankdad.common.errors import UserError
 from rankdad.common.files import write_whole
-from rankdad.remote.run_file import FILE, ROWS, TABLE_NAMES, RunReader, reading
+from rankdad.remote.run_reader import FILE, ROWS, TABLE_NAMES, RunReader, reading
 
 
 def write_tables(file: RunReader, output: Path) -> list[Path]:

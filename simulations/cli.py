@@ -200,7 +200,7 @@ def _needs_ledger(spec: RunSpec) -> bool:
 def _cut_short(directory: Path) -> SimulationFile:
     """Return the simulation that a directory holds, if it can go on."""
     from rankdad.common.documents import load_json, validate
-    from rankdad.remote.run_file import FILE
+    from rankdad.remote.run_reader import FILE
     from rankdad.simulations.simulator import SIMULATION
     from rankdad.simulations.spec import SimulationFile
 

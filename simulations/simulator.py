@@ -31,7 +31,7 @@ from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_directory import own_directory
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
 from rankdad.simulations.dealing import write_sites

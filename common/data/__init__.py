@@ -1,4 +1,7 @@
-"""A site's samples: read, checked and split."""
+"""A site's samples: read, checked and split.
+
+`read_samples` is where another reader is added; its schema is a class of `AnyData` in `common/spec/data.py`.
+"""
 
 from __future__ import annotations
 

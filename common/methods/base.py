@@ -1,4 +1,4 @@
-"""What every method is: two functions with explicit state.
+"""What every method is: pure functions with explicit state; `METHODS` in `common/methods/__init__.py` lists them.
 
 Units: a site contributes the gradient of its own *mean* loss, and the aggregator weights it by the site's share of the
 loss's denominators (samples); the division by the total weight is in `shares` alone. Residuals, the site's as the

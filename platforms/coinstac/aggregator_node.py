@@ -32,7 +32,7 @@ from rankdad.platforms.coinstac.mounts import clear
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Retention
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 
 # In the node's output folder:
 DIRECTORY = "run"

@@ -38,7 +38,8 @@ from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.mounts import Member
 from rankdad.remote.persistence import CHECKPOINTS, LedgerOptions, Persistence
 from rankdad.remote.records import Entry, Record, Retention
-from rankdad.remote.run_file import FILE, names_of
+from rankdad.remote.run_file import names_of
+from rankdad.remote.run_reader import FILE
 
 BEGINNING = (
     "beginning"  # a file of the node's output folder, by which batches are drawn: whoever has it can repeat a run

@@ -27,7 +27,7 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Metric, Regression
 from rankdad.common.spec.written import Tabular
-from rankdad.remote.run_file import TABLE_NAMES
+from rankdad.remote.run_reader import TABLE_NAMES
 from rankdad.remote.table_one import outcome_names
 from rankdad.remote.tables import text_of
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rankdad.remote.audit import AUDIT
 from rankdad.remote.persistence import CHECKPOINTS
-from rankdad.remote.run_file import FILE, names_of
+from rankdad.remote.run_file import names_of
+from rankdad.remote.run_reader import FILE
 
 SUMS = "SHA256SUMS"
 PIECE = 1 << 18  # bytes read at once

@@ -37,7 +37,7 @@ from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.process import waiting_of
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.result import result_lines
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import see_through
 from rankdad.remote.service.logs import RunLogs
 from rankdad.remote.service.queue import Entry

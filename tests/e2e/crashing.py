@@ -21,7 +21,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
 from rankdad.remote.records import Retention
-from rankdad.remote.run_file import FILE, RunReader
+from rankdad.remote.run_reader import FILE, RunReader
 from rankdad.remote.server import listen
 from rankdad.remote.tables import count_of, rows_in
 from tests.conftest import write_policy

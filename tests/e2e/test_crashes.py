@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.crashing import LONGEST

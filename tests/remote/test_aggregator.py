@@ -30,7 +30,7 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.report.run_report import report
 from rankdad.remote.run_directory import new_directory
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from tests.conftest import SITES, run_spec
 
 

@@ -26,7 +26,7 @@ from rankdad.common.spec.tasks import Classification
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry, Record
-from rankdad.remote.run_file import reading
+from rankdad.remote.run_reader import reading
 from rankdad.simulations import lockstep, tree
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec

@@ -21,7 +21,7 @@ from rankdad.remote.barrier import Barrier
 from rankdad.remote.latecomers import Latecomers
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry
-from rankdad.remote.run_file import reading
+from rankdad.remote.run_reader import reading
 from tests.conftest import SITES
 from tests.remote.test_lies import FEDERATION, LIAR, Run, data, step_of  # noqa: F401
 

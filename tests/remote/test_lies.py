@@ -41,7 +41,7 @@ from rankdad.common.spec.tasks import Classification
 from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.run_file import reading
+from rankdad.remote.run_reader import reading
 from rankdad.simulations import lockstep
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec

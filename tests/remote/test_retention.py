@@ -19,7 +19,8 @@ from rankdad.remote import retention
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.export import export
 from rankdad.remote.retention import end_again, forget
-from rankdad.remote.run_file import ENDED, FILE, RunFile, reading
+from rankdad.remote.run_file import RunFile
+from rankdad.remote.run_reader import ENDED, FILE, reading
 from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import LEDGER_OPTIONS, Data, Run
 

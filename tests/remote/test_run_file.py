@@ -13,7 +13,8 @@ import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.remote.records import DamageError, Entry, Record
-from rankdad.remote.run_file import FILE, RunFile, RunReader
+from rankdad.remote.run_file import RunFile
+from rankdad.remote.run_reader import FILE, RunReader
 from rankdad.remote.tables import rows_of, write_tables
 
 PLAN, RUN = "a" * 64, "0123456789abcdef"

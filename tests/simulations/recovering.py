@@ -22,7 +22,7 @@ from rankdad.local.starting import save_state, starting_state
 from rankdad.local.training import Result
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.simulations.footprint import Footprint
 
 Data = Callable[..., dict[str, SiteData]]

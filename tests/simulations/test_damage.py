@@ -28,7 +28,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.remote.export import export
 from rankdad.remote.records import DamageError
-from rankdad.remote.run_file import FILE, reading
+from rankdad.remote.run_reader import FILE, reading
 from tests.conftest import run_spec, write_site
 from tests.simulations.recovering import EVERY, Run
 

@@ -11,7 +11,7 @@ from rankdad.common.errors import UserError
 from rankdad.remote.export import export
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Retention
-from rankdad.remote.run_file import FILE, reading
+from rankdad.remote.run_reader import FILE, reading
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec, sampled
 from tests.simulations.recovering import EVERY, METHODS, NAMES, Data, Run, size_of, whole

@@ -22,7 +22,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.remote.export import export
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.simulations.footprint import footprint
 from tests.conftest import SITES, run_spec
 from tests.simulations import recovering

@@ -42,7 +42,7 @@ from rankdad.remote.export import export
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import DamageError, Retention
 from rankdad.remote.region import Region
-from rankdad.remote.run_file import FILE
+from rankdad.remote.run_reader import FILE
 from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.pooling import first_training_rows

@@ -24,7 +24,7 @@ from rankdad.local.batch import StepBatch
 from rankdad.local.passes import Passes
 from rankdad.remote.export import export
 from rankdad.remote.records import DamageError, Entry
-from rankdad.remote.run_file import FILE, reading
+from rankdad.remote.run_reader import FILE, reading
 from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import Data, Run, Site
 
