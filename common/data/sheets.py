@@ -195,7 +195,8 @@ def _need(library: str, path: Path, extra: str) -> Any:
         raise UserError(f"{path}: {said}", code="not-installed") from None
 
 
-# By a name's ending: (path, data.sheet) → cells as `_plain` has them; of Parquet under the names of their columns.
+# By a name's ending: (path, data.sheet) → cells as `_plain` has them, under their columns' names or places; by places
+# the first row names them.
 READERS: dict[str, Callable[[Path, str | None], pd.DataFrame]] = {
     ".xlsx": read_workbook,
     ".xlsm": read_workbook,

@@ -17,7 +17,7 @@ from rankdad.common.data.dialect import BLANK, DELIMITERS, decimals_of, delimite
 from rankdad.common.data.formats import check_text
 from rankdad.common.data.plain import read_cells, read_plain
 from rankdad.common.data.reading import Array, number, shown
-from rankdad.common.data.sheets import READERS, read_parquet
+from rankdad.common.data.sheets import READERS
 from rankdad.common.data.tables import Table
 from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
@@ -56,17 +56,15 @@ def read_table(
         check_text(path, "a table as text: save it as CSV in UTF-8", MEMORY_FACTOR)
         if numbers and (plain := read_plain(path, written, numbers)) is not None:
             return Table(path, plain, written, cells=functools.cache(functools.partial(read_cells, path, plain)))
-    if read is read_parquet:
-        frame = read(path, None)
+    if read is not None:
+        frame = read(path, written.sheet)
     else:
-        if read is not None:
-            cells = read(path, written.sheet)
-        else:
-            cells, delimiter = _text(path, written, header)
-            stripped = {place: [*map(str.strip, cells[place].tolist())] for place in cells}
-            cells = pd.DataFrame(stripped, cells.index, dtype=object)
-            _check_rows(path, cells, delimiter)
-        frame = _named(path, cells, written.columns)
+        frame, delimiter = _text(path, written, header)
+        stripped = {place: [*map(str.strip, frame[place].tolist())] for place in frame}
+        frame = pd.DataFrame(stripped, frame.index, dtype=object)
+        _check_rows(path, frame, delimiter)
+    if pd.api.types.is_integer_dtype(frame.columns):  # places: a reader may know names, as that of Parquet does
+        frame = _named(path, frame, written.columns)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
     frame = frame.drop(index=frame.index[_empty(frame)])
     _check_names(path, frame)
