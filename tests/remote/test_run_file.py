@@ -64,7 +64,7 @@ def test_rounds_come_back_in_the_order_in_which_they_were_written(tmp_path: Path
     records = write(tmp_path)
     with closing(opened(tmp_path)) as file:
         assert [*file.records(5)] == [record for record in records if record.round >= 5]
-        assert [file.update(number) for number in (0, 9, 10)] == [b"update 0", b"update 9", None]
+        assert [file.update(number) for number in (0, 9, 10, -1, 2**64 - 1)] == [b"update 0", b"update 9", *[None] * 3]
         assert (file.oldest, file.end, file.run_id) == (0, 10, RUN)
         assert [record.round for record in file.updates(3)] == list(range(3, 10))
         file.append(round_of(10)[2])
