@@ -13,7 +13,7 @@ from pathlib import Path
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder, sync_path
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
-from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, TABLE_NAMES, RunReader
+from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, TABLE_NAMES, RunReader, places_of
 
 BESIDE = ("", "-wal", "-shm", ".lock")  # behind the name of what belongs to a file
 PAGE = 4096  # bytes
@@ -23,8 +23,8 @@ CACHE = (
 JOURNAL_PAGES = 1000  # that SQLite lets come together beside the file, before it puts them in
 TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE contributions (round INTEGER NOT NULL, number INTEGER NOT NULL, entry INTEGER NOT NULL,
-    site INTEGER NOT NULL, digest BLOB NOT NULL, body BLOB NOT NULL, PRIMARY KEY (round, number)) WITHOUT ROWID;
+CREATE TABLE contributions (place INTEGER PRIMARY KEY, entry INTEGER NOT NULL, site INTEGER NOT NULL,
+    digest BLOB NOT NULL, body BLOB NOT NULL);
 CREATE TABLE updates (round INTEGER PRIMARY KEY, sent INTEGER NOT NULL, rows TEXT NOT NULL, digest BLOB NOT NULL,
     body BLOB NOT NULL);
 CREATE TABLE cells (name TEXT NOT NULL, number INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL,
@@ -177,14 +177,15 @@ class RunFile(RunReader):
                 self._db.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*own, digest_of(*own, row), row))
                 counts[name] += 1
             for record in self._waiting:
-                ask = "SELECT max(number) + 1 FROM contributions WHERE round = ?"
-                number = self._number(ask, 0, record.round)
+                begin, end = places_of(record.round)
+                ask = "SELECT max(place) + 1 FROM contributions WHERE place >= ? AND place < ?"
+                place = self._number(ask, begin, begin, end)
                 if record.entry is Entry.UPDATE:
-                    self._put_update(record.round, number, json.dumps(counts), record.body)
+                    self._put_update(record.round, place - begin, json.dumps(counts), record.body)
                     continue
-                sent = (record.round, number, int(record.entry), record.site)
+                sent = (place, int(record.entry), record.site)
                 values = (*sent, digest_of(*sent, record.body), record.body)
-                self._db.execute("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", values)
+                self._db.execute("INSERT INTO contributions VALUES (?, ?, ?, ?, ?)", values)
         self._waiting, self._cells, self._round = [], [], None
 
     @property
@@ -233,7 +234,7 @@ class RunFile(RunReader):
         """
         last = self.oldest_contribution
         with self._writing():
-            self._db.execute("DELETE FROM contributions WHERE round < ?", (before,))
+            self._db.execute("DELETE FROM contributions WHERE place < ?", places_of(before)[:1])
             self._set("contributions from", str(before))
             if updates:  # a site may go on from a checkpoint that is older than these here
                 self._db.execute("DELETE FROM updates WHERE round < ?", (last,))

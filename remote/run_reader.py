@@ -24,6 +24,7 @@ from rankdad.remote.records import DamageError, Entry, Record, digest_of
 FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory: the latter where rows alone are kept
 TABLE_NAMES = ("steps", "metrics", "spectra")
 FORMAT = "1"
+PLACES = 1 << 20  # of a round's contributions: large rows want a number alone as their key
 OF_THE_DISK = {  # and of other processes; all other errors are the file's own
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
@@ -31,6 +32,11 @@ OF_THE_DISK = {  # and of other processes; all other errors are the file's own
 BROKEN = (sqlite3.Error, OverflowError, UnicodeDecodeError)  # the last: of what a message cites of a damaged file
 LEFT = "it is left as it is: put back a copy that is whole"
 ENDED, RETENTION, ROUNDS = "end", "retention", "rounds"  # facts of a run that is over, the last: how many it had
+
+
+def places_of(round_: int) -> tuple[int, int]:
+    """Return the first place of a round's contributions, and that of the next: a row's number is both."""
+    return round_ * PLACES, (round_ + 1) * PLACES
 
 
 class RunReader:
@@ -137,7 +143,7 @@ class RunReader:
         Raises:
             DamageError: records are missing.
         """
-        last = self._number("SELECT max(round) FROM contributions", -1)
+        last = self._number("SELECT max(place) FROM contributions", -1) // PLACES
         whole_from = self.oldest_contribution if self.fact(RETENTION) is None else self.end
         for round_ in range(since, max(self.end, last + 1)):
             update, sent = self._update(round_)
@@ -153,11 +159,11 @@ class RunReader:
                 yield update
 
     def _contributions(self, round_: int) -> Iterator[Record]:
-        ask = "SELECT number, entry, site, digest, body FROM contributions WHERE round = ? ORDER BY number"
-        for number, entry, site, digest, body in self._rows(ask, round_, of_round=round_):
-            damage = self._damaged(f"contribution {number}", round_)
+        ask = "SELECT place, entry, site, digest, body FROM contributions WHERE place >= ? AND place < ? ORDER BY place"
+        for place, entry, site, digest, body in self._rows(ask, *places_of(round_), of_round=round_):
+            damage = self._damaged(f"contribution {place % PLACES}", round_)
             try:
-                whole = digest == digest_of(round_, number, entry, site, body)
+                whole = digest == digest_of(place, entry, site, body)
                 yield Record(Entry(entry), round_, site, body, None if whole else damage)
             except ValueError:
                 raise damage from None

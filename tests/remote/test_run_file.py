@@ -158,7 +158,7 @@ def test_a_damaged_update_is_named_and_mended_by_what_it_was(tmp_path: Path, bod
 def test_all_that_is_damaged_or_missing_is_listed(tmp_path: Path) -> None:
     write(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
-        other.execute("UPDATE contributions SET site = 2 WHERE round = 3")
+        other.execute("UPDATE contributions SET site = 2 WHERE place >> 20 = 3")
         other.execute("DELETE FROM updates WHERE round = 4")
         other.execute("UPDATE cells SET row = '[9]' WHERE round = 2")
     with closing(RunReader(tmp_path / FILE, PLAN)) as file:

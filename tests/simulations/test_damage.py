@@ -305,15 +305,15 @@ def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
 def test_a_damaged_contribution_to_the_open_round_is_sent_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         due = file.end
-    change(cut_short.folder, "UPDATE contributions SET body = CAST('damaged' AS BLOB) WHERE round = ?", due)
+    change(cut_short.folder, "UPDATE contributions SET body = CAST('damaged' AS BLOB) WHERE place >> 20 = ?", due)
     assert cut_short.go_on() == cut_short.digest
 
 
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("UPDATE contributions SET site = 1 - site WHERE round = {0}", "contribution 0 of round {0} is damaged"),
-        ("DELETE FROM contributions WHERE round = {0}", "a contribution of round {0} is missing"),
+        ("UPDATE contributions SET site = 1 - site WHERE place >> 20 = {0}", "contribution 0 of round {0} is damaged"),
+        ("DELETE FROM contributions WHERE place >> 20 = {0}", "a contribution of round {0} is missing"),
         ("DELETE FROM contributions", "a contribution of round {0} is missing"),
         ("DELETE FROM updates WHERE round >= {0}", "the update of round {0} is missing"),
         ("UPDATE updates SET sent = 9 WHERE round = {0}", "the update of round {0} is damaged"),
