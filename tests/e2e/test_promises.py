@@ -81,9 +81,9 @@ def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
 
 @pytest.mark.alone
 def test_a_step_that_can_be_gone_on_with_costs_a_tenth_or_two_milliseconds_more() -> None:
-    """Ledger, checkpoints every 50 steps and tokens; what fails costs twice as much, since machines differ."""
-    done = benchmark("recovery", "--epochs", "10", timeout=300)
+    """Run's file, checkpoints every 50 steps and tokens; what fails costs twice as much, since machines differ."""
+    done = benchmark("recovery", "--epochs", "10", timeout=600)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
-    times, more = map(float, re.findall(r"tokens +│ [\d.]+ +│ ([\d.]+) +│ ([-+][\d.]+)", done.stdout)[0])
+    times, more = map(float, re.findall(r"without syncs +│ [\d.]+ +│ ([\d.]+) +│ ([-+][\d.]+)", done.stdout)[0])
     assert times <= 1.2 or more <= 4
