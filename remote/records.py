@@ -64,9 +64,9 @@ class DamageError(UserError):
 
 def digest_of(*parts: str | int | bytes) -> bytes:
     """Return a digest of all parts of a row, 16 bytes."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
         digest.update(type(part).__name__[:1].encode() + len(data).to_bytes(8, "little"))
         digest.update(data)
-    return digest.digest()
+    return digest.digest()[:16]

@@ -100,7 +100,7 @@ def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: P
         kept = {name: (tmp_path / "whole" / f"{FILE}{name}").read_bytes() for name in ("", "-wal")}
     records = [record for record in records if record.round < 3 or record != round_of(3)[0]]
     journal, ends = kept["-wal"], set[int]()
-    for size in range(0, len(journal), 1013):
+    for size in range(0, len(journal), 4051):
         torn = journal[:size] if way == "shortened" else journal[:size] + bytes(len(journal) - size)
         for name, data in {"": kept[""], "-wal": torn}.items():
             (tmp_path / "cut" / f"{FILE}{name}").write_bytes(data)
@@ -119,7 +119,7 @@ def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: P
 
 @pytest.mark.parametrize("stride", [331, pytest.param(7, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_flipped_bit_is_said_or_changes_nothing(tmp_path: Path, stride: int) -> None:
-    write(tmp_path)
+    used = sum(len(record.body) for record in write(tmp_path))
     whole, known, said = (tmp_path / FILE).read_bytes(), contents(tmp_path), 0
     for at in range(0, len(whole), stride):
         data = bytearray(whole)
@@ -134,7 +134,7 @@ def test_a_flipped_bit_is_said_or_changes_nothing(tmp_path: Path, stride: int) -
         said += bool(damaged)
         assert all(str(tmp_path / FILE) in str(error) for error in damaged)
         assert damaged or (records, rows) == known, at
-    assert said > len(whole) // stride // 2
+    assert said >= used // stride
 
 
 @pytest.mark.parametrize("body", [b"update 5", b"another"])
