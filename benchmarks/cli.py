@@ -459,6 +459,23 @@ def tables(
 
 
 @app.command()
+def service(
+    runs: Annotated[int, typer.Option(help="In the service's queue.", min=1)] = 1000,
+    sites: Annotated[int, typer.Option(help="Of each.", min=1)] = 50,
+    clients: Annotated[int, typer.Option(help="That take steps without training, in one process.", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(help="For which they do.", min=1)] = 30.0,
+) -> None:
+    """Time a service's answers with many runs in its queue, and while rounds run: two minutes."""
+    from rich.console import Console
+
+    from benchmarks.service import MOST_HEALTHZ, MOST_OFFERS, bench_service
+
+    found = bench_service(runs, sites, clients, seconds, Console())
+    if found.offers > MOST_OFFERS or found.healthz > MOST_HEALTHZ:
+        raise UserError("an answer takes too long: see above", code="promise-missed")
+
+
+@app.command()
 def ts(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.ts", help="Series to train on, and maybe to test.")],
     output: Annotated[Path, typer.Option(help="The npz file.")],

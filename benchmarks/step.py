@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,9 +25,18 @@ from rich.console import Console
 from rich.table import Table
 
 from rankdad.common.documents import validate
-from rankdad.common.errors import UserError
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions, set_up
+from rankdad.common.protocol.messages import Ask, Kind, Message
+from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.rounds.hello import Hello
+from rankdad.common.rounds.step import Step
+from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.drive import drive
+from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.site import Site
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.simulator import import_before_forking, simulate
 from rankdad.simulations.spec import SimulationFile
@@ -187,7 +198,7 @@ def _timed(
     pipe.send(client(port, size, steps, index, sites) if client is _our_client else client(port, size, steps))
 
 
-def _bare_run(sites: int, size: int) -> RunSpec:
+def bare_run(sites: int, size: int) -> RunSpec:
     """Return a run whose gradient has so many bytes: one linear layer from n inputs to ten classes."""
     inputs = size // 4 // 10 - 1
     document: dict[str, Any] = {
@@ -208,47 +219,66 @@ def _our_server(ledger: LedgerOptions | None, listening: socket.socket, sites: i
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         console = Console(file=nowhere)
         with contextlib.suppress(InterruptedRunError):  # told to stop when all sites have measured
-            run_aggregator(_bare_run(sites, size), Path(folder), listening, console, ledger=ledger)
+            run_aggregator(bare_run(sites, size), Path(folder), listening, console, ledger=ledger)
 
 
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:
     import torch
 
-    from rankdad.common.protocol.messages import Ask, Kind, Message
-    from rankdad.common.protocol.plan import make_plan
-    from rankdad.common.rounds.hello import Hello
-    from rankdad.common.rounds.step import Step
-    from rankdad.common.run.replica import Replica
-    from rankdad.local.config import SiteConfig
-    from rankdad.local.drivers.drive import drive
-    from rankdad.local.drivers.http import AggregatorClient
-    from rankdad.local.site import Site
-
     torch.set_num_threads(1)
-    spec = _bare_run(sites, size)
+    spec = bare_run(sites, size)
+    return _take_steps(f"http://127.0.0.1:{port}", make_plan(spec, Replica(spec).model), index, range(1, steps + 1))
+
+
+def bare_clients(address: str, spec: RunSpec, over: threading.Event) -> Callable[[], None]:
+    """Let all sites of a run take steps without training, each in a thread; return what waits for them.
+
+    Args:
+        address: of the run.
+        spec: of the run.
+        over: set when they are to take no more.
+    """
     plan = make_plan(spec, Replica(spec).model)
-    site = plan.sites[index]
+
+    def take_steps(index: int) -> None:
+        with contextlib.suppress(RankdadError):  # the run was cancelled
+            _take_steps(address, plan, index, itertools.takewhile(lambda _: not over.is_set(), itertools.count(1)))
+
+    threads = [threading.Thread(target=take_steps, args=(index,)) for index in range(len(plan.sites))]
+    for thread in threads:
+        thread.start()
+
+    def wait() -> None:
+        for thread in threads:
+            thread.join()
+
+    return wait
+
+
+def _take_steps(address: str, plan: Plan, index: int, rounds: Iterable[int]) -> list[float]:
+    """Send the same gradient over and over, as a trainer would send its own; return seconds of each step."""
+    import torch
 
     def steps_alone() -> Generator[Message | Ask, Message | None, list[float]]:
-        """Send the same gradient over and over, as a trainer would send its own."""
         hello = Hello(
             version=plan.version,
             spec_sha256=plan.spec_sha256,
             plan_sha256=plan.sha256(),
             weights_sha256=plan.weights_sha256,
-            samples=((steps + 1, 0, 0),),  # an epoch that does not end: these steps are all there is
+            samples=((20_000, 0, 0),),  # an epoch that does not end: these steps are all there is
             dropped=0,
             warnings=[],
         )
         yield Message(Kind.HELLO, 0, hello)
         payload = tuple(torch.full(route.matrix, 1e-6) for route in plan.routes)
         seconds = []
-        for round_ in range(1, steps + 1):
+        for round_ in rounds:
             began = perf_counter()
             yield Message(Kind.STEP, round_, Step(1.0, 0.0, 0.0, payload))
             seconds.append(perf_counter() - began)
         return seconds
 
-    config = SiteConfig(name=site, aggregator=f"http://127.0.0.1:{port}", data="", output="", patience=10.0)
+    site = plan.sites[index]
+    config = SiteConfig(name=site, aggregator=address, data="", output="", patience=10.0)
     with AggregatorClient(config) as client:
         return drive(Site(steps_alone(), plan), client, site)

@@ -60,3 +60,8 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
             field=field,
         )
     return f"cuda:{number}"
+
+
+def limit_threads(count: int) -> None:
+    """Let tensor operations of this thread take so many threads, but no more than there are processors."""
+    torch.set_num_threads(min(count, os.cpu_count() or 1))

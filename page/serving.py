@@ -1,8 +1,8 @@
 """The page's addresses, below one folder: they are relative, so that it can lie anywhere.
 
 GET  …/            the page; without a viewer's token the form that asks for one
-POST …/            the form's answer: the token becomes a cookie that scripts cannot read and other sites cannot send
-POST …/leave       forgets the cookie
+POST …/            the form's answer begins a session: its cookie, which scripts do not see, is no token
+POST …/leave       ends the session
 GET  …/state       everything as JSON
 GET  …/events      everything, then what changes, as server-sent events
 GET  …/page.css, …/telling.js, …/page.js, …/charts.js, …/service.js, …/plotly.js
@@ -24,6 +24,7 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 
+from rankdad.page.sessions import Sessions
 from rankdad.page.stream import Stream
 
 FOLDER = Path(__file__).parent
@@ -67,12 +68,13 @@ class Guard:
         asks: str = ASKS,
     ) -> None:
         self.allowed, self.refused, self.path, self.asks = allowed, refused, path, asks
+        self.sessions = Sessions()
         self._admitted = admitted
 
     def token(self, request: Request) -> str:
         """Return the token that comes with a request; "" without one."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        return token if kind.lower() == "bearer" else request.cookies.get(_cookie(request), "")
+        return token if kind.lower() == "bearer" else self.sessions.token(request.cookies.get(_cookie(request), ""))
 
     def admits(self, request: Request) -> bool:
         """Tell whether a request comes from somebody who may see the page."""
@@ -160,12 +162,15 @@ class Page:
             self.guard.refused(request, 401, "the page: the token does not open it")
             return self._form(wrong=True)
         response = RedirectResponse("./", 303)
-        path, safe = self.guard.path or request.url.path, request.url.scheme == "https"
-        response.set_cookie(_cookie(request), token, path=path, httponly=True, samesite="strict", secure=safe)
+        path = self.guard.path or request.url.path
+        safe = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+        cookie = self.guard.sessions.open(token)
+        response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)
         return response
 
     async def leave(self, request: Request) -> Response:
-        """Forget the token."""
+        """End the session."""
+        self.guard.sessions.close(request.cookies.get(_cookie(request), ""))
         response = RedirectResponse("./", 303)
         response.delete_cookie(_cookie(request), path=self.guard.path or request.url.path.removesuffix("leave"))
         return response
@@ -178,8 +183,8 @@ class Page:
         """Tell everything, then what changes."""
         if nothing := self.guard.nothing(request):
             return nothing
-        if self.stream.full:
-            return JSONResponse({"error": "too many look on already"}, 503)
+        if self.stream.is_full(self.guard.token(request)):
+            return JSONResponse({"error": "too many pages are open by this token"}, 503)
         headers = {"x-accel-buffering": "no"}  # which nginx would hold back
         return StreamingResponse(self._told(request), media_type="text/event-stream", headers=headers)
 
@@ -198,7 +203,7 @@ class Page:
 
     async def _told(self, request: Request) -> AsyncIterator[bytes]:
         """Yield the stream's events for as long as the token is good."""
-        async with aclosing(self.stream.events()) as events:
+        async with aclosing(self.stream.events(self.guard.token(request))) as events:
             async for event in events:
                 if not self.guard.admits(request):
                     return

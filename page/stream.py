@@ -7,13 +7,14 @@ import contextlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from rankdad.page.history import History, Seen
 
 PERIOD = 1.0  # seconds between two events
-MAX_VIEWERS = 50  # streams at once
+MAX_VIEWERS = 50  # streams of one viewer at once
 MAX_BEHIND = 30  # events that a viewer has not taken: its stream is then ended, and it asks for everything again
 _log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class Stream:
         document: returns where the run stands, by part; a part is told of when it has changed.
         history: the run's curves.
         period: seconds between two events.
-        everybody: those who look on at this and at other streams, if the limit is one for all of them.
+        everybody: how many look on at this and at other streams, by viewer, if the limit is one for all of them.
     """
 
     def __init__(
@@ -33,21 +34,20 @@ class Stream:
         document: Callable[[], dict[str, Any]],
         history: History,
         period: float = PERIOD,
-        everybody: set[asyncio.Queue[bytes | None]] | None = None,
+        everybody: Counter[str] | None = None,
     ) -> None:
         self._document, self._history, self._period = document, history, period
-        self._everybody = set[asyncio.Queue[bytes | None]]() if everybody is None else everybody
-        self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._everybody = Counter[str]() if everybody is None else everybody
+        self._viewers: dict[asyncio.Queue[bytes | None], str] = {}
         self._told: dict[str, str] = {}  # parts as JSON
         self._seen: dict[str, Seen] = {}
         self._whole: str | None = None  # made since the last event
         self._ticking: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def full(self) -> bool:
-        """Whether no more viewers can be told."""
-        return len(self._everybody) >= MAX_VIEWERS
+    def is_full(self, viewer: str) -> bool:
+        """Tell whether a viewer has as many streams as one may have."""
+        return self._everybody[viewer] >= MAX_VIEWERS
 
     def whole(self) -> str:
         """Return everything as JSON. What is told next fits behind it."""
@@ -59,16 +59,16 @@ class Stream:
                 return made
         return self._whole
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """Yield server-sent events until the stream is closed; none if others have come first."""
-        if self.full:  # of many who ask at once all are let in before the first is told anything
+    async def events(self, viewer: str = "") -> AsyncGenerator[bytes]:
+        """Yield server-sent events until the stream is closed; none if the viewer has too many streams by now."""
+        if self.is_full(viewer):  # of many who ask at once all are let in before the first is told anything
             return
         queue = asyncio.Queue[bytes | None](MAX_BEHIND)
         if self._ticking is None and not self._closed:
             self._told, (_, self._seen) = self._parts(), self._history.patches({})
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
-        self._viewers.add(queue)
-        self._everybody.add(queue)
+        self._viewers[queue] = viewer
+        self._everybody[viewer] += 1
         try:
             yield _event("whole", self.whole())
             while not (self._closed and queue.empty()) and (event := await queue.get()) is not None:
@@ -93,8 +93,11 @@ class Stream:
                 queue.put_nowait(None)
 
     def _forget(self, queue: asyncio.Queue[bytes | None]) -> None:
-        self._viewers.discard(queue)
-        self._everybody.discard(queue)
+        viewer = self._viewers.pop(queue, None)
+        if viewer is not None:
+            self._everybody[viewer] -= 1
+            if not self._everybody[viewer]:
+                del self._everybody[viewer]
 
     async def _tick(self) -> None:
         while True:

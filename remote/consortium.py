@@ -38,7 +38,7 @@ class Consortium(Part):
     runs_at_once: Annotated[int, Field(ge=1, le=100)] = 1
     """How many runs `rankdad serve` lets train at the same time; others wait for their turn."""
     max_queue: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """How many runs may wait or train at most; one more is refused."""
+    """How many runs of one owner may wait or train at most; one more is refused."""
 
     @field_validator("aggregator")
     @classmethod
@@ -57,6 +57,11 @@ class Consortium(Part):
     def members(self) -> tuple[str, ...]:
         """Return the names of all who prove who they are."""
         return (*self.sites, *self.owners, *self.viewers)
+
+    @property
+    def hosts(self) -> set[str]:
+        """Return by which names the aggregator may be asked."""
+        return {name.lower() for name in (self.address.hostname or "", *self.addresses)}
 
     @property
     def address(self) -> SplitResult:

@@ -14,8 +14,7 @@ from functools import partial
 from time import perf_counter, time
 from typing import TypeVar
 
-import torch
-
+from rankdad.common.devices import limit_threads
 from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError, UserError, one_line
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError, PausedError
 from rankdad.remote.audit import Audit
@@ -23,7 +22,6 @@ from rankdad.remote.connections import Timeouts
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.web import HttpConnection
 
-LARGE_PLAN = 8 << 20  # bytes of a dense gradient from which the work of a round leaves the event loop
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 
 _log = logging.getLogger(__name__)
@@ -48,16 +46,14 @@ class Held:
 
 
 class Host:
-    """Calls the aggregator, one call at a time, and hands on its answers.
+    """Calls the aggregator in a thread of its own, one call at a time, and hands on its answers.
 
-    With a small plan, calls run in the event loop: a thread would cost half a millisecond a step. With a large plan,
-    reduction and fsync take long, so calls run in a thread of their own and the loop answers other requests meanwhile.
+    The event loop answers other requests while a round is reduced and written down.
 
     Args:
         aggregator: the run.
         audit: log of who comes and goes.
         hold: seconds for which a request is held, see `Timeouts`.
-        large_plan: bytes of a dense gradient from which the work leaves the event loop.
         comes_back: whether whoever serves the run takes it up again after a full disk; sites are not told of that.
         connected: returns the sites that have a connection.
     """
@@ -67,7 +63,6 @@ class Host:
         aggregator: Aggregator,
         audit: Audit,
         hold: float = Timeouts.hold,
-        large_plan: int = LARGE_PLAN,
         *,
         comes_back: bool = False,
         connected: Callable[[], Collection[str]] = frozenset,
@@ -89,10 +84,8 @@ class Host:
         self._leaving = self._ticks = False
         self._logged: dict[str, float] = {}  # when, by the place in the code
         self.after: Callable[[], None] = lambda: None  # called after every call of the aggregator
-        self._worker: ThreadPoolExecutor | None = None
-        if aggregator.plan.dense_bytes >= large_plan:
-            threads = aggregator.plan.threads  # which are set for every thread of its own
-            self._worker = ThreadPoolExecutor(1, "aggregator", torch.set_num_threads, (threads,))
+        threads = aggregator.plan.threads  # which are set for every thread of its own
+        self._worker = ThreadPoolExecutor(1, "aggregator", limit_threads, (threads,))
 
     def meet(self, site: str) -> None:
         """Take note that a site has come."""
@@ -143,8 +136,6 @@ class Host:
 
     async def call(self, work: Callable[[], T]) -> T:
         """Call the aggregator when its present call is over, and return what it returns."""
-        if self._worker is None:
-            return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
 
     @contextlib.contextmanager
@@ -170,9 +161,6 @@ class Host:
 
     def enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
         """Call the aggregator when its present call is over, and hand on its answers."""
-        if self._worker is None:
-            self._settle(work, held)
-            return
         loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
         done = self._worker.submit(names.run, work)
 
@@ -350,8 +338,7 @@ class Host:
             await self.call(self.aggregator.close)
         except UserError as error:
             self.error = self.error or error
-        if self._worker is not None:
-            self._worker.shutdown()
+        self._worker.shutdown()
 
 
 def _refusal_of(paused: PausedError) -> ProtocolError:

@@ -11,10 +11,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from rankdad.common.devices import CPU, device_here
+from rankdad.common.devices import CPU, device_here, limit_threads
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
@@ -82,7 +81,7 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
-        torch.set_num_threads(spec.training.threads)
+        limit_threads(spec.training.threads)
         check_memory(spec)
         resumes = ledger is not None and (output / FILE).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
@@ -34,7 +35,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
-from rankdad.common.errors import ProtocolError, UserError
+from rankdad.common.errors import ProtocolError, UserError, visible
 from rankdad.common.logs import log_names
 from rankdad.common.protocol.service import MAX_RUN_BYTES, Listing, Poll, Reply, Stance, Submission
 from rankdad.remote.app import Endpoint, Routes, Work, application, read_body, refuse
@@ -49,6 +50,7 @@ from rankdad.remote.web import HttpConnection
 
 _log = logging.getLogger(__name__)
 MAX_SMALL_BODY = 1 << 14
+_ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -95,6 +97,7 @@ class ServiceRoutes:
     def _guarded(self, work: Work) -> Work:
         async def endpoint(request: Request) -> Response:
             try:
+                self._check_host(request)
                 if request.method == "POST" and _from_elsewhere(request):
                     raise ProtocolError(403, "a page of another site asks for that", code="other-page")
                 with log_names(run=str(request.path_params.get("run", ""))):
@@ -107,6 +110,7 @@ class ServiceRoutes:
         return endpoint
 
     async def _find(self, request: Request) -> Routes:
+        self._check_host(request)
         run = request.path_params.get("run")
         running = self._service.running.get(run or "")
         if running is None or running.served is None:
@@ -119,6 +123,24 @@ class ServiceRoutes:
             return await self._service.routes(run)
         except Exception as error:
             raise _refusal(error) from None
+
+    def _check_host(self, request: Request) -> None:
+        """Check by which name a service without tokens is asked: a page may have made one of its own lead here.
+
+        Raises:
+            ProtocolError: 421, for a name that a stranger can have: neither an address nor the consortium's own.
+        """
+        if self._service.identity.required:
+            return
+        host = (request.url.hostname or "").rstrip(".")
+        if "." in host and not _ADDRESS.fullmatch(host) and host not in self._service.consortium.hosts:
+            raise ProtocolError(
+                421,
+                "host: a service without tokens is asked by its address, or by a name in its consortium's "
+                f"`addresses`; got {visible(host)}",
+                code="host-unknown",
+                field="host",
+            )
 
     def _who(self, request: Request, names: Collection[str]) -> str:
         """Return who asks, if that is one of these; "" where nobody has to say.
@@ -188,7 +210,7 @@ class ServiceRoutes:
 
     async def _reply(self, request: Request) -> Response:
         site = self._site(request)
-        self._service.reply(request.path_params["run"], site, await self._body(request, Reply))
+        await self._service.reply(request.path_params["run"], site, await self._body(request, Reply))
         return Response(status_code=204)
 
     async def _submit(self, request: Request) -> Response:
@@ -202,7 +224,9 @@ class ServiceRoutes:
 
     async def _answer(self, request: Request) -> Response:
         site, stance = self._site(request), await self._body(request, Stance)
-        self._service.questions.answer(request.path_params["ask"], site, stance)
+        await self._service.queue.write(
+            partial(self._service.questions.answer, request.path_params["ask"], site, stance)
+        )
         return Response(status_code=204)
 
     async def _ask(self, request: Request) -> Response:
@@ -224,7 +248,7 @@ class ServiceRoutes:
         return _json(self._service.described(self._service.queue.entry(request.path_params["run"])))
 
     async def _cancel(self, request: Request) -> Response:
-        entry = self._service.cancel(request.path_params["run"], self._person(request, owner=True))
+        entry = await self._service.cancel(request.path_params["run"], self._person(request, owner=True))
         return _json(self._service.described(entry))
 
     async def _read_log(self, request: Request) -> Response:
@@ -249,7 +273,7 @@ class ServiceRoutes:
         if self._service.leaving:
             return PlainTextResponse("the service stops\n", 503)
         try:
-            self._service.queue.check()
+            await self._service.queue.write(self._service.queue.check)
         except QueueError:
             return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
         return PlainTextResponse("ok\n")

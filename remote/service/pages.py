@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ class Pages:
     """
 
     def __init__(self, service: Service) -> None:
-        self._service, self._everybody = service, set[asyncio.Queue[bytes | None]]()
+        self._service, self._everybody = service, Counter[str]()
         self._own = ""
         if not service.identity.required:
             self._own = hashed(own_token(service.directory / OWN_TOKEN))

@@ -28,6 +28,7 @@ class Questions:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self._known: tuple[int, list[tuple[str, float, set[str]]]] = (-1, [])  # by the number of the last change
 
     def ask(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any]) -> Asked:
         """Add a question; one that is there already stays as it is.
@@ -43,8 +44,8 @@ class Questions:
             ProtocolError: 409 if the number is another question's, or there are too many.
             QueueError: it cannot be written.
         """
-        text, database, now = json.dumps(spec), self._queue.database, self._queue.now()
-        with self._queue.writing():
+        text, now = json.dumps(spec), self._queue.now()
+        with self._queue.writing() as database:
             for table, column in (("stances", "question"), ("questions", "id")):
                 old = f"delete from {table} where {column} in (select id from questions where asked <= ?)"
                 database.execute(old, (now - LASTS,))
@@ -78,12 +79,16 @@ class Questions:
 
     def of(self, site: str) -> list[str]:
         """Return the numbers of the questions that a site has not answered."""
-        answered = "select 1 from stances where question = id and site = ?"
-        found = self._queue.database.execute(
-            f"select id, sites from questions where asked > ? and not exists ({answered}) order by asked",
-            (self._queue.now() - LASTS, site),
-        )
-        return [id_ for id_, sites in found if site in json.loads(sites)]
+        changes, known = self._known
+        if changes != self._queue.changes:
+            changes, known = self._queue.changes, []
+            for id_, sites, asked in self._queue.database.execute(
+                "select id, sites, asked from questions order by asked"
+            ):
+                said = self._queue.database.execute("select site from stances where question = ?", (id_,))
+                known.append((id_, asked, {*json.loads(sites)} - {name for (name,) in said}))
+            self._known = (changes, known)
+        return [id_ for id_, asked, sites in known if site in sites and asked > self._queue.now() - LASTS]
 
     def question(self, id_: str, site: str) -> Question:
         """Return a question to a site that is asked.
@@ -105,10 +110,8 @@ class Questions:
         """
         if site not in self._found("id = ?", id_)[1]:
             raise _unknown()
-        with self._queue.writing():
-            self._queue.database.execute(
-                "insert or ignore into stances values (?, ?, ?)", (id_, site, stance.model_dump_json())
-            )
+        with self._queue.writing() as database:
+            database.execute("insert or ignore into stances values (?, ?, ?)", (id_, site, stance.model_dump_json()))
 
     def _found(self, condition: str, *values: str) -> tuple[str, tuple[str, ...], float, str, str]:
         """Return a question's name, sites, time, owner and spec."""

@@ -5,20 +5,23 @@ A run moves from state to state in one statement that names the states it may co
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankdad.common.errors import ProtocolError, RankdadError, UserError, visible
 from rankdad.common.protocol.service import MAX_REASON, OPEN, Answer, Described, SiteAnswer, State, run_name
 
 FILE = "queue.sqlite"  # of a service's directory
 FORMAT = 1
+SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
 ASKS_ON = 60.0  # seconds for which other sites are asked about a run that one has refused
 SCHEMA = """
 create table if not exists runs (
@@ -39,6 +42,8 @@ create table if not exists stances (
     question text not null, site text not null, stance text not null, primary key (question, site)
 ) strict;
 """
+
+T = TypeVar("T")
 
 
 class QueueError(RankdadError):
@@ -114,46 +119,55 @@ class Entry:
 
 
 class Queue:
-    """The queue of a service. One thread calls it.
+    """The queue of a service. It is read from anywhere; what is written is written in a thread of its own, by `write`.
+
+    A backup, or a person at a prompt, may hold the database's lock for seconds, in which nobody who reads waits.
 
     Args:
         path: of the database; made if it is missing, for its owner alone.
         now: seconds since 1970.
 
     Attributes:
-        database: of the queue, and of what owners ask.
+        database: of the queue, and of what owners ask, to read.
         now: seconds since 1970.
+        changes: a number that grows with every change.
 
     Raises:
         UserError: it cannot be opened, or is another program's.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._path, self.now = path, now
+        self._path, self.now, self.changes = path, now, 0
+        self._concerned: tuple[int, dict[str, list[Entry]]] = (-1, {})  # the number of the last change; by site
+        self._failed = False  # what was written last
+        self._thread = ThreadPoolExecutor(1, "queue")
         try:
             path.touch(0o600)
-            self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self.database.execute("pragma journal_mode = wal")
-            self.database.execute("pragma synchronous = full")
-            (version,) = self.database.execute("pragma user_version").fetchone()
+            self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._writer.execute("pragma journal_mode = wal")
+            self._writer.execute("pragma synchronous = full")
+            (version,) = self._writer.execute("pragma user_version").fetchone()
             if version not in (0, FORMAT):
                 raise UserError(
                     f"{path}: has the format {version}, this rankdad reads {FORMAT}: install a newer one",
                     code="queue-of-later-version",
                 )
-            self.database.executescript(SCHEMA)
-            self.database.execute(f"pragma user_version = {FORMAT}")
+            self._writer.executescript(SCHEMA)
+            self._writer.execute(f"pragma user_version = {FORMAT}")
+            self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self.database.execute("pragma query_only = on")
         except (sqlite3.Error, OSError) as error:
             raise UserError(f"{path}: cannot be opened: {error}", code="cannot-read") from None
 
-    @property
-    def changes(self) -> int:
-        """Return a number that grows with every change."""
-        return self.database.total_changes
-
     def close(self) -> None:
         """Close the database."""
+        self._thread.shutdown()
         self.database.close()
+        self._writer.close()
+
+    async def write(self, change: Callable[[], T]) -> T:
+        """Call what writes, after what was called before it, and return what it returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, change)
 
     def submit(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any], most: int) -> Entry:
         """Add a run; one that is there already stays as it is.
@@ -164,27 +178,29 @@ class Queue:
             owner: who submits it.
             sites: that take part.
             spec: as it came.
-            most: how many runs may be open.
+            most: how many runs of one owner may be open.
 
         Raises:
             ProtocolError: 409 if the number is another run's, or the queue is full.
             QueueError: it cannot be written.
         """
         text = json.dumps(spec)
-        with self.writing():
-            known = self.database.execute("select run, owner, spec from runs where id = ?", (id_,)).fetchone()
+        with self.writing() as database:
+            known = database.execute("select run, owner, spec from runs where id = ?", (id_,)).fetchone()
             if known is not None:
                 if known[1:] != (owner, text):
                     raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
                 return self.entry(known[0])
-            if len(self.in_states(*OPEN)) >= most:
+            if sum(entry.owner == owner for entry in self.in_states(*OPEN)) >= most:
                 raise ProtocolError(
-                    409, f"the queue is full: {most} open, as max_queue allows; cancel one, or wait", code="queue-full"
+                    409,
+                    f"the queue is full: {most} of your runs are open, as max_queue allows; cancel one, or wait",
+                    code="queue-full",
                 )
-            (number,) = self.database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
+            (number,) = database.execute("select coalesce(max(number), 0) + 1 from runs").fetchone()
             run = run_name(name, number)
             values = (number, run, id_, name, owner, text, json.dumps(list(sites)), State.WAITING, "", self.now())
-            self.database.execute(
+            database.execute(
                 "insert into runs (number, run, id, name, owner, spec, sites, state, reason, submitted)"
                 " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 values,
@@ -199,25 +215,28 @@ class Queue:
         """
         column = {State.RUNNING: ", started = ?", State.WAITING: "", State.QUEUED: ""}.get(state, ", ended = ?")
         times = (self.now(),) if column else ()
-        with self.writing():
-            done = self.database.execute(
+        with self.writing() as database:
+            done = database.execute(
                 f"update runs set state = ?, reason = ?{column} where run = ? and state in ({_marks(where)})",
                 (state, reason, *times, run, *where),
             )
         return done.rowcount == 1
 
-    def answer(self, run: str, site: str, answer: Answer, reason: str) -> None:
-        """Write down what a site says of a run.
+    def answer(self, run: str, site: str, answer: Answer, reason: str) -> bool:
+        """Write down what a site says of a run; tell whether that is news: it is sent again, too, or comes too late.
 
         Raises:
             QueueError: it cannot be written.
         """
-        with self.writing():
-            self.database.execute(
-                "insert into answers values (?, ?, ?, ?, ?) on conflict (run, site) do update"
-                " set answer = excluded.answer, reason = excluded.reason, time = excluded.time",
-                (run, site, answer, reason, self.now()),
-            )
+        with self.writing() as database:
+            entry = self.entry(run)
+            known = entry.answers.get(site)
+            if not (entry.open or self.asks(entry)) or (
+                known is not None and SAID.index(answer) <= SAID.index(known.answer)
+            ):
+                return False
+            database.execute("replace into answers values (?, ?, ?, ?, ?)", (run, site, answer, reason, self.now()))
+        return True
 
     def entry(self, run: str) -> Entry:
         """Return a run.
@@ -256,10 +275,17 @@ class Queue:
         still = f"or (state = ? and {finished} < json_array_length(sites))"
         return self._entries(f"where state in ({_marks(OPEN)}) {still} order by number", (*OPEN, State.ENDED))
 
-    def asked_runs(self) -> list[Entry]:
-        """Return all runs that a site has refused, and others are still asked about."""
-        since = self.now() - ASKS_ON
-        return self._entries("where state = ? and ended > ? order by number", (State.REFUSED, since))
+    def concerning(self, site: str) -> list[Entry]:
+        """Return a site's runs that somebody still needs, or is asked about; all are read again after a change."""
+        changes, known = self._concerned
+        if changes != self.changes:
+            changes, known = self.changes, {}
+            asked = self._entries("where state = ? and ended > ?", (State.REFUSED, self.now() - ASKS_ON))
+            for entry in sorted([*self.open_runs(), *asked], key=lambda entry: entry.number):
+                for name in entry.sites:
+                    known.setdefault(name, []).append(entry)
+            self._concerned = (changes, known)
+        return known.get(site, [])
 
     def asks(self, entry: Entry) -> bool:
         """Tell whether sites are still asked about a run that one has refused."""
@@ -271,29 +297,34 @@ class Queue:
         return {state.value: found.get(state.value, 0) for state in State}
 
     def check(self) -> None:
-        """See that the queue can be written.
+        """See that the queue can be written: what could not be written the last time is tried again.
 
         Raises:
             QueueError: it cannot.
         """
-        with self.writing():
-            self.database.execute(f"pragma user_version = {FORMAT}")
+        with self.writing() as database:
+            if self._failed:
+                database.execute(f"pragma user_version = {FORMAT}")
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Change something, all of it or nothing.
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Change something by the connection that is returned, all of it or nothing.
 
         Raises:
             QueueError: it cannot be written.
         """
+        before = self._writer.total_changes
         try:
-            self.database.execute("begin immediate")
-            yield
-            self.database.execute("commit")
+            self._writer.execute("begin immediate")
+            yield self._writer
+            self._writer.execute("commit")
+            self.changes += self._writer.total_changes > before
+            self._failed = False
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):  # it has been rolled back already
-                self.database.execute("rollback")
+                self._writer.execute("rollback")
             if isinstance(error, sqlite3.Error):
+                self._failed = True
                 raise QueueError(f"{self._path}: cannot be written: {error}", code="cannot-write") from None
             raise
 

@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from rich.console import Console
 
-from rankdad.common.devices import CPU, device_here
+from rankdad.common.devices import CPU, device_here, limit_threads
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UserError, one_line
 from rankdad.common.logs import log_names
@@ -198,7 +197,7 @@ class RunningRun:
     ) -> Host:
         """Let the sites in, see the run through, and return what called its aggregator."""
         connected = partial(registry.present, self.entry.run)
-        host = Host(aggregator, audit, registry.timeouts.hold, large_plan=0, comes_back=True, connected=connected)
+        host = Host(aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected)
         self._routes = Routes(host, identity, registry, self.entry.run)
         self.host = host
         if aggregator.ended:
@@ -224,7 +223,7 @@ class RunningRun:
             UserError: the run is not one for this machine or version.
         """
         spec = validate(RunSpec, self._document, file=self.entry.run)
-        torch.set_num_threads(spec.training.threads)
+        limit_threads(spec.training.threads)
         check_memory(spec)
         options = self._options
         device = device_here(options.device, "--device")

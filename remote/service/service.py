@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from rankdad.common.protocol.retention import Ended, Receipt
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
-    Answer,
     Asked,
     Described,
     Offer,
@@ -42,7 +42,6 @@ from rankdad.remote.service.running import Options, RunningRun
 from rankdad.remote.service.submissions import checked_run
 
 RUNS = "runs"  # of a service's directory
-SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
 ENDS: dict[State, Ended] = {
     State.ENDED: "completed",
     State.FAILED: "failed",
@@ -98,18 +97,18 @@ class Service:
         self._options, self._known_logs = options, KnownLogs(directory)
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
-        self._checking = asyncio.Lock()
+        self._checking, self._scheduling = asyncio.Lock(), asyncio.Lock()
         self._beginning = ThreadPoolExecutor(1, "beginning")
         self.leaving = False
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Go on with all runs that a process before this one has begun, and delete what it has left of others."""
         for entry in self.queue.in_states(*ENDS):
             if entry.started is not None and not entry.open:
                 self._release(entry)
         for entry in self.queue.in_states(State.RUNNING):
             self._hold_open(entry)
-        self.changed()
+        await self.changed()
 
     def _release(self, entry: Entry) -> None:
         """Delete what the sites of a run that is over have sent to it, where nobody has done so."""
@@ -152,9 +151,10 @@ class Service:
             QueueError: the queue cannot be written.
         """
         id_, spec, document = await self._checked(read)
-        entry = self.queue.submit(id_, spec.name, owner, spec.federation.sites, document, self.consortium.max_queue)
+        wanted = (id_, spec.name, owner, spec.federation.sites, document, self.consortium.max_queue)
+        entry = await self.queue.write(partial(self.queue.submit, *wanted))
         self.audit.note("submitted", site=owner, run=entry.run)
-        self.changed()
+        await self.changed()
         return entry
 
     async def ask(self, read: Callable[[], Submission], owner: str) -> Asked:
@@ -165,7 +165,8 @@ class Service:
             QueueError: the question cannot be written.
         """
         id_, spec, document = await self._checked(read)
-        asked = self.questions.ask(id_, spec.name, owner, spec.federation.sites, document)
+        question = (id_, spec.name, owner, spec.federation.sites, document)
+        asked = await self.queue.write(partial(self.questions.ask, *question))
         self.audit.note("asked the sites", site=owner, question=id_)
         self._wake()
         return asked
@@ -178,19 +179,19 @@ class Service:
         async with self._checking:
             return await asyncio.to_thread(checked)
 
-    def cancel(self, run: str, who: str) -> Entry:
+    async def cancel(self, run: str, who: str) -> Entry:
         """Cancel a run that has not ended.
 
         Raises:
             ProtocolError: it is somebody else's, or is over.
             QueueError: the queue cannot be written.
         """
-        entry = self._own(run, who)
+        self._own(run, who)
         by = f"by {who}" if who else ""
-        if not self.queue.move(run, State.CANCELLED, by, where=OPEN):
-            raise ProtocolError(409, f"{run} is over already: {entry.state.value}", code="run-over")
+        if not await self.queue.write(partial(self.queue.move, run, State.CANCELLED, by, where=OPEN)):
+            raise ProtocolError(409, f"{run} is over already: {self.queue.entry(run).state.value}", code="run-over")
         self.audit.note("cancelled", site=who, run=run)
-        self._end(run, f"cancelled {by}".strip())
+        await self._end(run, f"cancelled {by}".strip())
         return self.queue.entry(run)
 
     def results(self, run: str, who: str) -> Path:
@@ -226,21 +227,21 @@ class Service:
 
     def offers(self, site: str) -> Offers:
         """Return what concerns a site: runs to answer for, take part in or finish, and questions."""
-        runs = []
-        for entry in self.queue.open_runs():
+        runs, refused = [], []
+        for entry in self.queue.concerning(site):
             said = entry.answers.get(site)
             answer = None if said is None else said.answer
-            if site in entry.sites and answer not in ("refused", "finished"):
-                state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
-                runs.append(Offered(run=entry.run, id=entry.id, state=state, answer=answer))  # type: ignore[arg-type]
-        runs += [
-            Offered(run=entry.run, id=entry.id, state="waiting")
-            for entry in self.queue.asked_runs()
-            if site in entry.sites and site not in entry.answers
-        ]
+            state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
+            offered = Offered.model_construct(run=entry.run, id=entry.id, state=state, answer=answer)
+            if entry.state is State.REFUSED:
+                refused += [offered] * (said is None and self.queue.asks(entry))
+            elif answer not in ("refused", "finished"):
+                runs.append(offered)
+        runs += refused
         questions = self.questions.of(site)
         text = "\n".join([f"{run.run} {run.id} {run.state} {run.answer}" for run in runs] + questions)
-        return Offers(digest=hashlib.sha256(text.encode()).hexdigest(), runs=tuple(runs), questions=tuple(questions))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Offers.model_construct(digest=digest, runs=tuple(runs), questions=tuple(questions))
 
     async def change(self, waiting: asyncio.Future[bytes | None], seconds: float) -> None:
         """Wait until something has changed, or for so long.
@@ -268,7 +269,7 @@ class Service:
         spec = self.queue.spec(run)
         return Offer(run=entry.run, id=entry.id, owner=entry.owner, version=__version__, spec=spec)
 
-    def reply(self, run: str, site: str, reply: Reply) -> None:
+    async def reply(self, run: str, site: str, reply: Reply) -> None:
         """Take what a site says of a run.
 
         Raises:
@@ -278,16 +279,14 @@ class Service:
         entry, reason = self._of(run, site), visible(reply.reason)
         if reply.id != entry.id:
             raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
-        known = entry.answers.get(site)
-        if not (entry.open or self.queue.asks(entry)) or (
-            known is not None and SAID.index(reply.answer) <= SAID.index(known.answer)
-        ):
-            return  # sent again, or too late: nothing is written, and nobody is woken
-        self.queue.answer(run, site, reply.answer, reason)
+        if not await self.queue.write(partial(self.queue.answer, run, site, reply.answer, reason)):
+            return
         self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)
-        if reply.answer == "refused" and self.queue.move(run, State.REFUSED, f"{site}: {reason}", where=OPEN):
-            self._end(run, f"{site}: {reason}")
-        self.changed()
+        refuse = partial(self.queue.move, run, State.REFUSED, f"{site}: {reason}", where=OPEN)
+        if reply.answer == "refused" and await self.queue.write(refuse):
+            await self._end(run, f"{site}: {reason}")
+        else:
+            await self.changed()
 
     def _of(self, run: str, site: str) -> Entry:
         entry = self.queue.entry(run)
@@ -330,43 +329,51 @@ class Service:
             raise ProtocolError(503, f"{run} is being taken up", code="run-being-taken-up")
         return found
 
-    def changed(self) -> None:
+    async def changed(self) -> None:
         """Let runs begin whose turn it is, and tell all agents that wait what is new."""
         try:
-            self._schedule()
+            async with self._scheduling:
+                await self._schedule()
         except QueueError as error:
             _log.error("%s; tries again in %.0f s", error, RETRY)
-            asyncio.get_running_loop().call_later(RETRY, self.changed)
+            asyncio.get_running_loop().call_later(RETRY, lambda: self._begin(self.changed()))
         self._wake()
 
-    def _schedule(self) -> None:
+    async def _schedule(self) -> None:
         for entry in self.queue.in_states(State.WAITING):
             if entry.agreed:
-                self.queue.move(entry.run, State.QUEUED, where=[State.WAITING])
+                await self.queue.write(partial(self.queue.move, entry.run, State.QUEUED, where=[State.WAITING]))
         free = self.consortium.runs_at_once - sum(run.trains for run in self.running.values())
         for entry in self.queue.in_states(State.QUEUED)[: max(0, free)]:
-            if not self.leaving and self.queue.move(entry.run, State.RUNNING, where=[State.QUEUED]):
-                self._hold_open(self.queue.entry(entry.run))
+            if self.leaving:
+                return
+            if await self.queue.write(partial(self.queue.move, entry.run, State.RUNNING, where=[State.QUEUED])):
+                moved = self.queue.entry(entry.run)
+                if moved.state is State.RUNNING and not self.leaving:  # nobody has cancelled it since
+                    self._hold_open(moved)
 
     def _wake(self) -> None:
         for waiting in self._waiters:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def _end(self, run: str, reason: str) -> None:
+    async def _end(self, run: str, reason: str) -> None:
         if run in self.running:
             self.running[run].end(reason)
-        self.changed()
+        await self.changed()
 
     def _hold_open(self, entry: Entry) -> RunningRun:
         run = RunningRun(
             entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options, self._known_logs
         )
         self.running[entry.run] = run
-        task = asyncio.get_running_loop().create_task(self._see_through(run))
+        self._begin(self._see_through(run))
+        return run
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return run
 
     async def _see_through(self, run: RunningRun) -> None:
         name = run.entry.run
@@ -379,7 +386,7 @@ class Service:
             del self.running[name]
             self.logs.shut(name)
             if not self.leaving:
-                self.changed()
+                await self.changed()
 
     async def _conclude(self, run: str, state: State, reason: str) -> None:
         """Write down how a run has ended, as soon as the disk takes it."""
@@ -387,7 +394,7 @@ class Service:
             self._release(replace(self.queue.entry(run), state=state))
         while not self.leaving:
             try:
-                self.queue.move(run, state, reason, where=[State.RUNNING])
+                await self.queue.write(partial(self.queue.move, run, state, reason, where=[State.RUNNING]))
             except QueueError as error:
                 _log.error("%s", error)
                 await asyncio.sleep(RETRY)

@@ -208,9 +208,15 @@ def test_a_viewer_sees_no_buttons_and_can_do_nothing(page: Browser, all_: Consor
         cancelled(all_, run)
 
 
+def session(all_: Consortium, name: str) -> dict[str, str]:
+    """Return the header of a browser that has shown somebody's token."""
+    entered = httpx.post(f"{all_.url}/runs/", data={"token": token(all_, name)}, trust_env=False)
+    return {"cookie": entered.headers["set-cookie"].partition(";")[0]}
+
+
 def test_no_page_of_another_site_acts_in_an_owners_name(all_: Consortium) -> None:
     run = training(all_)
-    cookie = {"cookie": f"rankdad-{all_.port}={token(all_, 'anna')}"}
+    cookie = session(all_, "anna")
     own = cookie | {"x-rankdad-page": "1"}
     with httpx.Client(trust_env=False, timeout=20, base_url=f"{all_.url}/runs/") as client:
         forms: list[tuple[dict[str, str], int]] = [(cookie, 401), (cookie | {"origin": "https://evil.example"}, 403)]
@@ -277,7 +283,7 @@ def test_a_run_that_is_over_keeps_its_page_and_has_a_report(page: Browser, all_:
     until(lambda: "short" in page.evaluate(TEXT))
     assert page.evaluate("location.origin === 'null' || origin === 'null'"), "a report acts in nobody's name"
     with httpx.Client(trust_env=False, timeout=60, base_url=f"{all_.url}/runs/") as client:
-        cookie = {"cookie": f"rankdad-{all_.port}={token(all_, 'vera')}"}
+        cookie = session(all_, "vera")
         assert "sandbox" in client.get(f"{run}/report.html", headers=cookie).headers["content-security-policy"]
         assert client.get("not-there-9/report.html", headers=cookie).status_code == 404
         assert client.get("not-there-9/", headers=cookie).status_code == 404

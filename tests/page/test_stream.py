@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -49,15 +50,15 @@ def test_streams_that_belong_together_have_one_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(streams, "MAX_VIEWERS", 2)
 
     async def look_on() -> list[bool]:
-        everybody = set[asyncio.Queue[bytes | None]]()
+        everybody = Counter[str]()
         one, other = (made({}, everybody=everybody) for _ in range(2))
-        viewers, late = [one.events(), other.events()], one.events()
-        found = [one.full]
+        viewers, late = [one.events("vera"), other.events("vera")], one.events("vera")
+        found = [one.is_full("vera")]
         for viewer in viewers:
             await anext(viewer)
-        found += [one.full, other.full]
+        found += [one.is_full("vera"), other.is_full("vera"), other.is_full("anna")]
         assert [event async for event in late] == [], "who was let in before it was full is told nothing either"
         await viewers[0].aclose()
-        return [*found, one.full, other.full]
+        return [*found, one.is_full("vera"), other.is_full("vera")]
 
-    assert asyncio.run(look_on()) == [False, True, True, False, False]
+    assert asyncio.run(look_on()) == [False, True, True, False, False, False]

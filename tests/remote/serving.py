@@ -26,7 +26,7 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, Identity
 from rankdad.remote.connections import ConnectionRegistry, Timeouts
-from rankdad.remote.host import LARGE_PLAN, Host
+from rankdad.remote.host import Host
 from rankdad.remote.live import page_of
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.server import Uvicorn
@@ -87,7 +87,6 @@ def serving(
     identity: Identity | None = None,
     secure: Callable[[], Context] | None = None,
     ledger: LedgerOptions | None = None,
-    large_plan: int = LARGE_PLAN,
     timeouts: Timeouts = Timeouts(),  # noqa: B008
     viewers: Mapping[str, str] | None = None,
     **changes: Any,
@@ -99,7 +98,7 @@ def serving(
     port = listening.getsockname()[1]
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         registry, ready = ConnectionRegistry(audit, timeouts), threading.Event()
-        host = Host(aggregator, audit, timeouts.hold, large_plan, connected=registry.present)
+        host = Host(aggregator, audit, timeouts.hold, connected=registry.present)
         app = Routes(host, identity or Identity(SITES), registry).app()
         page = page_of(host, registry, (viewers or {}).values)
         for verb, path, endpoint in page.routes():

@@ -285,10 +285,8 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
         assert served.aggregator.outcome[0] == "failed"
 
 
-def test_the_round_of_a_large_plan_leaves_the_event_loop_and_others_are_answered_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(tmp_path / "run", large_plan=0, training={"threads": 1}) as served:
+def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path / "run", training={"threads": 1}) as served:
         aggregate, go_on, at_work = served.aggregator.aggregate, threading.Event(), list[tuple[str, int]]()
 
         def slow(ready: Ready) -> Update:

@@ -30,7 +30,7 @@ def test_a_run_is_submitted_once_and_begins_once_also_in_another_process(tmp_pat
     with pytest.raises(ProtocolError, match="another run's"):
         submit(queue, spec={"a": 2})
     assert submit(queue, 2, name="Été à l'hôpital") == "ete-a-l-hopital-2"
-    with pytest.raises(ProtocolError, match="the queue is full: 2 open"):
+    with pytest.raises(ProtocolError, match="the queue is full: 2 of your runs"):
         submit(queue, 3, most=2)
     for site in SITES:
         assert not queue.entry(run).agreed
@@ -56,13 +56,16 @@ def test_a_disk_that_is_full_loses_nothing_and_another_format_is_named(tmp_path:
     queue = Queue(tmp_path / FILE)
     run = submit(queue)
     (pages,) = queue.database.execute("pragma page_count").fetchone()
-    queue.database.execute(f"pragma max_page_count = {pages}")
+    with queue.writing() as database:
+        database.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(QueueError, match=r"queue.sqlite: cannot be written: database or disk is full"):
         submit(queue, 2, spec={"long": "x" * 100_000})
     assert [entry.run for entry in queue.newest(9)] == [run]
-    queue.database.execute("pragma max_page_count = 1000000")
+    with queue.writing() as database:
+        database.execute("pragma max_page_count = 1000000")
     assert submit(queue, 2, spec={"long": "x" * 100_000}) == "run-2"
-    queue.database.execute("pragma user_version = 9")
+    with queue.writing() as database:
+        database.execute("pragma user_version = 9")
     queue.close()
     with pytest.raises(UserError, match="has the format 9, this rankdad reads 1"):
         Queue(tmp_path / FILE)

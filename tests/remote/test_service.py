@@ -135,7 +135,7 @@ def test_an_answer_is_written_once_and_never_taken_back(tmp_path: Path) -> None:
         changes = []
         for answer in said:
             before = service.queue.changes
-            service.reply(run, "alpha", Reply.model_validate({"id": ID, "answer": answer}))
+            await service.reply(run, "alpha", Reply.model_validate({"id": ID, "answer": answer}))
             changes.append(service.queue.changes > before)
         assert changes == [True, False, True, False, False]
         assert service.queue.entry(run).answers["alpha"].answer == "accepted"
@@ -277,7 +277,9 @@ def test_all_sites_that_refuse_a_run_are_named_and_none_is_asked_for_ever(
         run = await submitted(service)
         for site in ("alpha", "beta"):
             assert [offered.run for offered in service.offers(site).runs] == [run]
-            service.reply(run, site, Reply.model_validate({"id": ID, "answer": "refused", "reason": f"no {site}"}))
+            await service.reply(
+                run, site, Reply.model_validate({"id": ID, "answer": "refused", "reason": f"no {site}"})
+            )
         described = service.described(service.queue.entry(run))
         assert (described.state, described.reason) == (State.REFUSED, "alpha: no alpha; beta: no beta")
         assert service.offers("alpha").runs == ()

@@ -1,0 +1,24 @@
+"""Sessions of browsers."""
+
+from __future__ import annotations
+
+from rankdad.page import sessions
+from rankdad.page.sessions import LASTS, Sessions
+
+
+def test_a_cookie_stands_for_its_token_until_it_is_closed_old_or_one_of_too_many() -> None:
+    clock = [0.0]
+    known = Sessions(lambda: clock[0])
+    first, second = known.open("anna's"), known.open("anna's")
+    assert first != second
+    assert known.token(first) == "anna's"
+    assert known.token("anna's") == known.token("") == ""
+    known.close(first)
+    clock[0] = LASTS - 1
+    assert (known.token(first), known.token(second)) == ("", "anna's")
+    third = known.open("vera's")
+    for _ in range(sessions.MOST - 1):
+        known.open("vera's")
+    assert (known.token(second), known.token(third)) == ("", "vera's")
+    clock[0] += LASTS
+    assert known.token(third) == ""
