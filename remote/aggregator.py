@@ -27,7 +27,7 @@ from rankdad.common.rounds.goodbye import Farewell
 from rankdad.common.rounds.hello import Hello
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.rounds.step import Step
-from rankdad.common.run.artifacts import save_model
+from rankdad.common.run.artifacts import place_in, save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
@@ -637,6 +637,9 @@ class Aggregator:
 
     def close(self) -> None:
         """Write the last summary and the model, however the run has ended."""
+        is_over = self.ended and (self._outcome[0] == "completed" or not self._goes_on)
+        if is_over and self.retention is None:
+            self._release()  # somebody has read what was to be deleted, and maybe reads no more
         try:
             self.recorder.finish(*self._outcome)
             self._publish()
@@ -651,4 +654,5 @@ class Aggregator:
         if self.state.stage is None:
             with contextlib.suppress(ValueError):  # totals that lead to no finite numbers have ended the run
                 fit = Preparing(self.spec).fit(self.state.totals_of(last))
-        save_model(self.recorder.directory / "model", self.spec, best, final, fit)
+        where = "" if self._outcome[0] == "completed" else place_in(self.spec, self.state.steps, self.state.fold)
+        save_model(self.recorder.directory / "model", self.spec, best, final, fit, cut_short=where)

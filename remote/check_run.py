@@ -19,16 +19,23 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
     Raises:
         UserError: it holds no run's file, or one that cannot be opened.
     """
-    faults = list[str]()
+    faults, end = list[str](), None
     with reading(directory) as file:
         faults += file.faults()
         try:
+            end = file.end
             counts = [
                 counted(file.end - file.oldest, "update"),
-                *(f"{file.count(name)} {name}" for name in TABLE_NAMES),
+                *(f"{file.count(name):,} {name}" for name in TABLE_NAMES),
             ]
         except UserError as error:
             counts, faults = [], faults or [str(error)]
     checkpoints = [path for path in sorted((directory / CHECKPOINTS).glob("*")) if is_checkpoint(path)]
     faults += [f"{path}: the checkpoint is damaged" for path in checkpoints if not is_whole(path)]
+    faults += [
+        f"{path}: the checkpoint is of a later round than the file's last, {end - 1}: that is an older copy, or "
+        "another run's"
+        for path in checkpoints
+        if end is not None and int(path.name[:12]) > end
+    ]
     return faults, ", ".join([*counts, counted(len(checkpoints), "checkpoint")])

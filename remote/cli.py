@@ -186,7 +186,7 @@ def check_run(
         typer.echo(fault, err=True)
     if faults:
         raise UserError(f"{directory}: {len(faults)} faults", code="run-damaged", file=directory)
-    typer.echo(f"{directory}: {seen}")
+    typer.echo(f"{directory}: nothing is damaged or missing: {seen}")
 
 
 def report(

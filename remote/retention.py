@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
-from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.documents import Part, load_json, parse_json, validate
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import write_json
 from rankdad.common.protocol.retention import Amount, Ended, Kept, Receipt
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
+from rankdad.remote.records import DamageError
 from rankdad.remote.run_directory import owner_of
 from rankdad.remote.run_file import RunFile
-from rankdad.remote.run_reader import ENDED, FILE, RETENTION, RunReader
+from rankdad.remote.run_reader import ENDED, FILE, LEFT, RETENTION, RunReader
 
 COPY = "retention.json"
+P = TypeVar("P", bound=Part)
 
 
 class Ending(Part):
@@ -71,8 +74,7 @@ def ending(file: RunReader) -> Ending | None:
     Raises:
         UserError: the file cannot be read.
     """
-    found = file.fact(ENDED)
-    return None if found is None else Ending.model_validate_json(found)
+    return _read(Ending, file, ENDED)
 
 
 def retention(directory: Path) -> Retention | None:
@@ -86,8 +88,15 @@ def retention(directory: Path) -> Retention | None:
 
 
 def _retention(file: RunReader) -> Retention | None:
-    found = file.fact(RETENTION)
-    return None if found is None else Retention.model_validate_json(found)
+    return _read(Retention, file, RETENTION)
+
+
+def _read(model: type[P], file: RunReader, fact: str) -> P | None:
+    found = file.fact(fact)
+    try:
+        return None if found is None else validate(model, parse_json(found), file=file.path)
+    except ValueError as error:
+        raise DamageError(file.path, f"{fact} is damaged ({error}); {LEFT}") from None
 
 
 def is_whole(file: RunReader) -> bool:

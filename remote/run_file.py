@@ -13,7 +13,7 @@ from pathlib import Path
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder, sync_path
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
-from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, TABLE_NAMES, RunReader, places_of
+from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, TABLE_NAMES, TABLES, RunReader, places_of
 
 BESIDE = ("", "-wal", "-shm", ".lock")  # behind the name of what belongs to a file
 PAGE = 16384  # bytes: bodies are large, and half as many writes take two thirds of the time
@@ -21,15 +21,7 @@ CACHE = (
     256  # KiB of pages in memory: with as many as SQLite takes by itself they came to lie scattered, 1 KB more a step
 )
 JOURNAL_PAGES = 500  # that SQLite lets come together beside the file, before it puts them in
-TABLES = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE contributions (place INTEGER PRIMARY KEY, entry INTEGER NOT NULL, site INTEGER NOT NULL,
-    digest BLOB NOT NULL, body BLOB NOT NULL);
-CREATE TABLE updates (round INTEGER PRIMARY KEY, sent INTEGER NOT NULL, rows TEXT NOT NULL, digest BLOB NOT NULL,
-    body BLOB NOT NULL);
-CREATE TABLE cells (name TEXT NOT NULL, number INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL,
-    row TEXT NOT NULL, PRIMARY KEY (name, number)) WITHOUT ROWID;
-"""
+PATIENCE = 30  # seconds for which others may hold the file's lock, or read what is to be deleted
 
 
 class RunFile(RunReader):
@@ -67,6 +59,7 @@ class RunFile(RunReader):
         try:
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # gradients, or with dad the data themselves
+            self._inode = path.stat().st_ino
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._prepare(plan_sha256 or "", run_id, sync=sync)
             self._check_beginning(plan_sha256)
@@ -88,13 +81,13 @@ class RunFile(RunReader):
             mode = "FULL" if sync else "OFF"
             self._db.executescript(
                 f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {mode}; PRAGMA secure_delete = FAST; "
-                f"PRAGMA busy_timeout = 5000; PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; "
+                f"PRAGMA busy_timeout = {PATIENCE * 1000}; PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; "
                 "PRAGMA cell_size_check = ON; "
                 f"PRAGMA cache_size = -{CACHE}"
             )
             if is_new:
                 with self._writing():
-                    for statement in TABLES.split(";\n"):
+                    for statement in TABLES:
                         self._db.execute(statement)
                     for name, value in (("format", FORMAT), ("plan", plan_sha256), ("run", run_id)):
                         self._set(name, value)
@@ -257,15 +250,27 @@ class RunFile(RunReader):
         self._shorten()
 
     def _shorten(self) -> None:
-        """Give free pages back, so that no deleted byte stays in the file or beside it."""
+        """Give free pages back, so that no deleted byte stays in the file or beside it.
+
+        Raises:
+            UserError: another process reads what is deleted, for longer than it is waited for.
+        """
         try:
-            self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+            self._db.executescript("PRAGMA incremental_vacuum")
         except BROKEN as error:
             raise self._failed(error, "cannot-write") from None
+        if any(is_busy for is_busy, *_ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)")):
+            raise UserError(
+                f"{self.path}: is being read, so that what sites have sent is deleted, but still in the file: end the "
+                f"process that reads it, then `rankdad forget {self.path.parent}`",
+                code="file-is-read",
+                file=self.path,
+            )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
+            self._check_place()
             self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
@@ -276,6 +281,23 @@ class RunFile(RunReader):
                 raise
             failed = self._failed(error, "cannot-write")
             raise UserError(f"{failed}; the run can go on from here", code=failed.code, file=self.path) from None
+
+    def _check_place(self) -> None:
+        """Check that what is written is the file of that name: nobody would find it under no name.
+
+        Raises:
+            UserError: somebody has removed or replaced it.
+        """
+        try:
+            there = self.path.stat().st_ino
+        except OSError:
+            there = 0
+        if there != self._inode:
+            raise UserError(
+                f"{self.path}: was removed or replaced while its run went on: put it back, and go on with the run",
+                code="file-replaced",
+                file=self.path,
+            )
 
     def close(self) -> None:
         """Close the file, and let go of it."""

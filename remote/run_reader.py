@@ -11,19 +11,28 @@ and an update says how many rows of other tables there are with it: none is miss
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from rankdad.common.documents import parse_json
 from rankdad.common.errors import UserError
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 
 FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory: the latter where rows alone are kept
 TABLE_NAMES = ("steps", "metrics", "spectra")
 FORMAT = "1"
+TABLES = (
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE contributions (place INTEGER PRIMARY KEY, entry INTEGER NOT NULL, site INTEGER NOT NULL, "
+    "digest BLOB NOT NULL, body BLOB NOT NULL)",
+    "CREATE TABLE updates (round INTEGER PRIMARY KEY, sent INTEGER NOT NULL, rows TEXT NOT NULL, digest BLOB NOT NULL, "
+    "body BLOB NOT NULL)",
+    "CREATE TABLE cells (name TEXT NOT NULL, number INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, "
+    "row TEXT NOT NULL, PRIMARY KEY (name, number)) WITHOUT ROWID",
+)
 PLACES = 1 << 20  # of a round's contributions: large rows want a number alone as their key
 OF_THE_DISK = {  # and of other processes; all other errors are the file's own
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
@@ -40,7 +49,7 @@ def places_of(round_: int) -> tuple[int, int]:
 
 
 class RunReader:
-    """A run's file, open to read; its run may go on meanwhile.
+    """A run's file as it was when it was opened to read; its run may go on meanwhile.
 
     Args:
         path: of the file.
@@ -56,13 +65,18 @@ class RunReader:
 
     def __init__(self, path: Path, plan_sha256: str | None = None) -> None:
         if not path.is_file():
-            raise UserError(f"{path}: is missing: nothing is kept of a run", code="no-ledger", file=path)
+            raise UserError(f"{path}: is missing: nothing is kept to go on from", code="no-ledger", file=path)
         self.path = path
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        self._check_beginning(plan_sha256)
+        self._check_beginning(plan_sha256, "BEGIN")  # all is read as it is now
 
-    def _check_beginning(self, plan_sha256: str | None) -> None:
+    def _check_beginning(self, plan_sha256: str | None, *first: str) -> None:
         try:
+            for statement in first:
+                [*self._rows(statement)]
+            made = {sql for (sql,) in self._rows("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+            if made and made != {*TABLES}:  # views and triggers would be somebody's code
+                raise DamageError(self.path, f"is damaged (it has other tables than a run's file); {LEFT}")
             format_, plan = self.fact("format"), self.fact("plan")
             self.run_id = self.fact("run") or ""
             if not (format_ and plan and self.run_id):
@@ -101,7 +115,20 @@ class RunReader:
     @property
     def oldest_contribution(self) -> int:
         """The first round whose contributions are kept."""
-        return int(self.fact("contributions from") or 0)
+        return self._whole_number("contributions from")
+
+    def _whole_number(self, fact: str) -> int:
+        found = self._parsed(self.fact(fact) or "0", fact)
+        if not isinstance(found, int):
+            raise DamageError(self.path, f"{fact} is damaged; {LEFT}")
+        return found
+
+    def _parsed(self, text: str, what: str) -> Any:
+        """Return what a JSON text holds that is not damaged, but may be anybody's."""
+        try:
+            return parse_json(text)
+        except ValueError as error:
+            raise DamageError(self.path, f"{what} is damaged ({error}); {LEFT}") from None
 
     @property
     def end(self) -> int:
@@ -144,8 +171,9 @@ class RunReader:
             DamageError: records are missing.
         """
         last = self._number("SELECT max(place) FROM contributions", -1) // PLACES
+        first = self._number("SELECT min(place) FROM contributions", self.oldest * PLACES) // PLACES
         whole_from = self.oldest_contribution if self.fact(RETENTION) is None else self.end
-        for round_ in range(since, max(self.end, last + 1)):
+        for round_ in range(max(since, min(first, self.oldest)), max(self.end, last + 1)):
             update, sent = self._update(round_)
             if update is None and self.oldest <= round_ < max(self.end, last):
                 raise self.lacks(Entry.UPDATE, round_)
@@ -191,7 +219,7 @@ class RunReader:
         Raises:
             DamageError: one is not.
         """
-        if self.end < max(round_, int(self.fact(ROUNDS) or 0)):
+        if self.end < max(round_, self._whole_number(ROUNDS)):
             raise self.lacks(Entry.UPDATE, self.end)
 
     def lacks(self, entry: Entry, round_: int) -> DamageError:
@@ -208,7 +236,10 @@ class RunReader:
         found = self.fact(f"columns of {name}")
         if found is None and self._rows_of_all().get(name):
             raise DamageError(self.path, f"the columns of {name} are missing; {LEFT}")
-        return [] if found is None else list(json.loads(found))
+        columns = [] if found is None else self._parsed(found, f"columns of {name}")
+        if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
+            raise DamageError(self.path, f"columns of {name} are damaged; {LEFT}")
+        return columns
 
     def table(self, name: str, before: int | None = None) -> Iterator[list[Any]]:
         """Yield the rows of a table: steps, metrics or spectra.
@@ -226,7 +257,10 @@ class RunReader:
                 raise self._damaged(f"row {count} of {name}", round_)
             if before is not None and round_ >= before:
                 return
-            yield json.loads(row)
+            cells = self._parsed(row, f"row {count} of {name}")
+            if not isinstance(cells, list) or any(isinstance(cell, list | dict) for cell in cells):
+                raise self._damaged(f"row {count} of {name}", round_)
+            yield cells
             count += 1
         if before is None and count < self._rows_of_all().get(name, 0):
             raise DamageError(self.path, f"row {count} of {name} is missing: put back a copy that is whole")
@@ -234,8 +268,10 @@ class RunReader:
     def _rows_of_all(self) -> dict[str, int]:
         """Return how many rows each table has, as the last update says."""
         for (rows,) in self._rows("SELECT rows FROM updates ORDER BY round DESC LIMIT 1"):
-            with suppress(ValueError, TypeError):  # it is damaged, which its digest says
-                return dict(json.loads(rows))
+            with suppress(ValueError):  # it is damaged, which its digest says
+                found = parse_json(rows) if isinstance(rows, str) else None
+                if isinstance(found, dict) and all(isinstance(count, int) for count in found.values()):
+                    return found
         return {}
 
     def count(self, name: str) -> int:
@@ -256,11 +292,14 @@ class RunReader:
         except DamageError as error:
             yield str(error)
             return
-        for number in range(self.oldest, self.end):
-            record, _ = self._update(number)
-            fault = self.lacks(Entry.UPDATE, number) if record is None else record.damage
-            if fault is not None:
-                yield str(fault)
+        number = self.oldest
+        for (there,) in self._rows("SELECT round FROM updates ORDER BY round"):
+            if there != number:
+                yield str(self.lacks(Entry.UPDATE, number))
+            record, _ = self._update(there)
+            if record is not None and record.damage is not None:
+                yield str(record.damage)
+            number = there + 1
         parts: list[Callable[[], Iterator[Any]]] = [lambda: self.records(self.oldest_contribution)]
         parts += [lambda name=name: self.table(name) for name in TABLE_NAMES]  # type: ignore[misc]
         for part in parts:

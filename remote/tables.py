@@ -44,10 +44,14 @@ def text_of(directory: Path, name: str) -> str:
         OSError: likewise.
     """
     path = directory / f"{name}.csv"
-    if path.exists() or not any((directory / file).exists() for file in (FILE, ROWS)):
-        return path.read_text(encoding="utf-8") if path.exists() else ""
-    with reading(directory) as file:
-        return _text(file, name)
+    if any((directory / file).exists() for file in (FILE, ROWS)):
+        try:
+            with reading(directory) as file:
+                return _text(file, name)
+        except UserError:
+            if not path.exists():
+                raise
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def rows_in(directory: Path, name: str) -> Iterator[dict[str, str]]:
@@ -73,12 +77,10 @@ def rows_of(file: RunReader, name: str, before: int | None = None) -> Iterator[d
 def count_of(directory: Path, name: str) -> int:
     """Return how many rows a table of a run has by now; none where it cannot be read yet."""
     try:
-        if (directory / f"{name}.csv").exists():
-            return sum(1 for _ in rows_in(directory, name))
         with reading(directory) as file:
             return file.count(name)
-    except (UserError, OSError):
-        return 0
+    except UserError:
+        return sum(1 for _ in rows_in(directory, name)) if (directory / f"{name}.csv").exists() else 0
 
 
 def _text(file: RunReader, name: str) -> str:

@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from rankdad.common.errors import RankdadError
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import ended_with, error_line
 
 ENDING = 4.0  # seconds in which processes end by themselves after one of them has
@@ -33,6 +33,15 @@ def redirect(log: io.TextIOWrapper) -> None:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
+
+
+def open_log(path: Path) -> io.TextIOWrapper:
+    """Open this process's log; where the disk does not take it, say so and end the process."""
+    try:
+        return path.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:
+        print(error_line(f"{path}: cannot be written: {error.strerror}", "cannot-write"), file=sys.stderr, flush=True)
+        os._exit(UserError.exit_code)
 
 
 def run(work: Callable[[], object], log: io.TextIOBase) -> None:

@@ -21,7 +21,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations.faults import RelaySpec
-from rankdad.simulations.processes import redirect, run
+from rankdad.simulations.processes import open_log, redirect, run
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import region_directory
 
@@ -55,7 +55,7 @@ def aggregator_process(
     _close(ends, others)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name, output = (TOP, directory) if upstream is None else (upstream.name, Path(upstream.output))
-    with log_path(directory, name).open("w", encoding="utf-8", buffering=1) as log:
+    with open_log(log_path(directory, name)) as log:
         console = console_here(stderr=json_output, quiet=logs.level > logging.INFO)
         if upstream is not None:
             redirect(log)
@@ -76,7 +76,7 @@ def site_process(
     multiprocessing.current_process().daemon = False  # a daemon may have no processes that read ahead
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with (Path(config.output) / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+    with open_log(Path(config.output) / "log.txt") as log:
         redirect(log)
         set_up(logs)
         run(lambda: run_site(config), log)
@@ -99,7 +99,7 @@ def relay_process(spec: RelaySpec, directory: Path, relaying: socket.socket, lis
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    with log_path(directory, RELAY).open("w", encoding="utf-8", buffering=1) as log:
+    with open_log(log_path(directory, RELAY)) as log:
         redirect(log)
         relay = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
         run(lambda: write_json(directory / "relay.json", relay()), log)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
-from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.errors import DataError, UserError, one_line, visible
 from rankdad.common.files import check_file, sync_path, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.models.weights import wrong_numbers
@@ -35,6 +35,7 @@ def save_model(
     final: Mapping[str, Tensor],
     fit: Fit | None = None,
     site_fit: OwnFit | None = None,
+    cut_short: str = "",
 ) -> None:
     """Write both weights, what prepares their inputs, and `model.json`: the spec, with schema and classes, versions.
 
@@ -45,13 +46,14 @@ def save_model(
         final: weights after the last step.
         fit: what preparation has found in all sites' training rows; None before it has.
         site_fit: what it has found in this site's alone; None at the aggregator.
+        cut_short: where a run stands that has not come to its end, in words.
 
     Raises:
         UserError: the disk is full or broken.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write_model(directory, spec, best, final)
+        _write_model(directory, spec, best, final, cut_short)
         tensors = {f"fit/{name}": value for name, value in (fit.tensors() if fit else {}).items()}
         tensors |= {f"own/{name}": value for name, value in (site_fit.tensors() if site_fit else {}).items()}
         if tensors:
@@ -61,13 +63,16 @@ def save_model(
         raise UserError(f"{directory}: the model cannot be written: {error}", code="cannot-write") from None
 
 
-def _write_model(directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> None:
+def _write_model(
+    directory: Path, spec: RunSpec, best: Mapping[str, Tensor], final: Mapping[str, Tensor], cut_short: str
+) -> None:
     for name, weights in (("best", best), ("final", final)):
         if weights:
             _save(weights, directory / f"{name}.safetensors")
     document = {
         "run": spec.model_dump(mode="json"),
         "versions": {"rankdad": __version__, "torch": torch.__version__},
+        **({"cut_short": cut_short} if cut_short else {}),
     }
     write_whole(directory / "model.json", json.dumps(document, indent=2) + "\n")
 
@@ -109,6 +114,8 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
     check_file(path)
     document = load_json(path)
     spec = validate(RunSpec, document.get("run") if isinstance(document, dict) else None, file=path)
+    where = document.get("cut_short")
+    words = f", of a run that was cut short {visible(where)}" if isinstance(where, str) else ""
     weights_path, only = directory / f"{which}.safetensors", ""
     if which == "best" and not weights_path.exists():
         weights_path, only = directory / "final.safetensors", ", since there are no best ones"
@@ -135,7 +142,7 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
             f"does not hold {', '.join(lacking)}, which the run's inputs or labels need",
             code="preparation-incomplete",
         )
-    return assemble(spec, weights, tensors, allowed_factories, weights_path, only)
+    return assemble(spec, weights, tensors, allowed_factories, weights_path, only + words)
 
 
 def assemble(
@@ -206,7 +213,10 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
             path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
         ) from None
     own = {f"fit/{name}": value for name, value in fit.tensors().items()}
-    training = f", in training {fold + 1} of {spec.folds}" if spec.candidates else ""
-    training = training or (f", in fold {fold + 1} of {spec.folds}" if spec.folds > 1 else "")
-    words = f", {whose} after step {progress.steps}{training}"
+    words = f", {whose} {place_in(spec, progress.steps, fold)}"
     return assemble(spec, weights, own, allowed_factories, path, words)
+
+
+def place_in(spec: RunSpec, steps: int, fold: int) -> str:
+    """Return where a run stands that has not come to its end, in words."""
+    return f"after step {steps}" + (f", in {spec.training_name(fold)}" if spec.folds > 1 else "")

@@ -356,8 +356,8 @@ def notes(run: RunResults) -> Iterator[str]:
             "error of the mean, and gives no interval."
         )
     if metrics.sites:
-        missing = max(one.missing for one in metrics.sites.values())
-        lack = f" {missing} of them lack a metric, for want of samples or of a second class." if missing else ""
+        lacking = [f"{NAMES.get(name, name)} ({one.missing})" for name, one in metrics.sites.items() if one.missing]
+        lack = f" Some sites have no figure, and are not in its mean: {listed(lacking)}." if lacking else ""
         yield f"The mean over sites weighs every site equally, whatever its size; ± SD is between sites.{lack}"
     if absent := int(run.test.get("absent", 0)):
         kind = "classes have" if isinstance(run.spec.task, Classification) else "labels have"

@@ -49,11 +49,15 @@ def _kept(run: RunResults) -> Iterator[Sentence]:
 
 
 def _unsolved(run: RunResults) -> Iterator[Sentence]:
-    """Yield why models that are not solved are not compared with any other."""
+    """Yield why nothing is concluded where models that are not solved are compared with others."""
     tested = [name for name in run.summary.solver.get("unsolved", ()) if name != FINAL]
     if tested:
         which = "A model that was tested is" if len(tested) == 1 else f"{len(tested)} of the models tested are"
-        yield Sentence("unsolved", f"{which} no exact solution ({listed(tested)}): it is compared with no other.")
+        yield Sentence(
+            "unsolved",
+            f"{which} no exact solution ({listed(tested)}): differences from other models are those of what was "
+            "tested, and tell nothing of the solution.",
+        )
 
 
 def _studied(run: RunResults) -> Iterator[Sentence]:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from rankdad.common.errors import UserError
-from rankdad.remote.records import DamageError, Entry, Record
+from rankdad.remote import run_file
+from rankdad.remote.records import DamageError, Entry, Record, digest_of
+from rankdad.remote.retention import ending, is_whole
 from rankdad.remote.run_file import RunFile
 from rankdad.remote.run_reader import FILE, RunReader
 from rankdad.remote.tables import rows_of, write_tables
@@ -247,3 +249,95 @@ def test_a_file_that_a_crash_has_left_without_tables_is_begun_again(tmp_path: Pa
         other.executescript(done)
     with closing(opened(tmp_path)) as file:
         assert (file.end, file.run_id) == (0, RUN)
+
+
+def test_what_is_deleted_is_said_to_be_only_once_nobody_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_file, "PATIENCE", 0)
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        with closing(RunReader(tmp_path / FILE)), pytest.raises(UserError) as read:
+            file.delete({}, all_sites=True)
+        assert read.value.code == "file-is-read"
+        file.delete({}, all_sites=True)
+    assert [path.name for path in tmp_path.glob("*") if b"5 1 5 1 " in path.read_bytes()] == []
+
+
+def test_a_reader_sees_the_file_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file, closing(RunReader(tmp_path / FILE)) as read:
+        before = [*read.table("steps")]
+        for number in range(11, 14):
+            add(file, number)
+        assert ([*read.table("steps")], read.end, [*read.faults()]) == (before, 10, [])
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_is_taken_away_while_its_run_goes_on_is_missed(tmp_path: Path, how: str) -> None:
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        shutil.copy(tmp_path / FILE, tmp_path / "copy")
+        (tmp_path / FILE).unlink()
+        if how == "replaced":
+            (tmp_path / "copy").rename(tmp_path / FILE)
+        with pytest.raises(UserError) as missed:
+            add(file, 11)
+        assert missed.value.code == "file-replaced"
+
+
+FOREIGN = {
+    "a trigger": "CREATE TRIGGER keep AFTER INSERT ON contributions BEGIN SELECT 1; END",
+    "a table": "CREATE TABLE stash (body)",
+    "a view": "CREATE VIEW shown AS SELECT 1",
+    "without types": "DROP TABLE updates; CREATE TABLE updates (round, sent, rows, digest, body)",
+    "endless": "DROP TABLE facts; CREATE VIEW facts AS WITH RECURSIVE n(name) AS "
+    "(SELECT 'x' UNION ALL SELECT name FROM n) SELECT name, 1 AS value, 2 AS digest FROM n",
+}
+
+
+@pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_with_anybodys_tables_is_not_read(tmp_path: Path, statements: str) -> None:
+    write(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.executescript(statements)
+    for kind in (RunReader, RunFile):
+        with pytest.raises(DamageError, match="has other tables than a run"):
+            kind(tmp_path / FILE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("contributions from", "x"), ("contributions from", "[1]"), ("rounds", "{}"), ("columns of steps", "5")]
+    + [("columns of steps", "[" * 5000), ("end", "{}"), ("retention", "[1]")],
+)
+def test_facts_that_are_anybodys_are_damage(tmp_path: Path, name: str, value: str) -> None:
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        file.set(name, value)
+
+    def read(file: RunReader) -> None:
+        file.check_end(0)
+        assert [*file.records(), *rows_of(file, "steps"), ending(file), is_whole(file)]
+
+    with closing(RunReader(tmp_path / FILE)) as found, pytest.raises(UserError):
+        read(found)
+
+
+@pytest.mark.parametrize("row", ["5", "{}", "[[]]", "[" * 5000, f"[{'1' * 10_000}]", '["\\ud800"]'])
+def test_rows_that_are_anybodys_are_damage(tmp_path: Path, row: str) -> None:
+    write(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
+        values = ("steps", 10, 9)
+        database.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, row), row))
+    with closing(RunReader(tmp_path / FILE)) as file, pytest.raises(DamageError):
+        [*file.table("steps")]
+
+
+def test_a_round_far_away_is_one_gap(tmp_path: Path) -> None:
+    write(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
+        values = (1 << 62, 0, "{}")
+        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, b""), b""))
+    with closing(RunReader(tmp_path / FILE)) as file:
+        assert sum("the update of round 10 is missing" in fault for fault in file.faults()) >= 1

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from rankdad.common.errors import UserError
+from rankdad.common.models import build_model
+from rankdad.common.preparation import Fit
 from rankdad.common.run import artifacts
 from tests.conftest import run_spec
 
@@ -44,3 +46,12 @@ def test_what_takes_a_models_place_is_on_the_disk(tmp_path: Path, monkeypatch: p
     artifacts.save_model(tmp_path, run_spec(), weights, weights)
     files = [tmp_path, *(tmp_path / name for name in ("best.safetensors", "final.safetensors", "model.json"))]
     assert {path.stat().st_ino for path in files} <= synced
+
+
+def test_the_model_of_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    spec = run_spec(evaluation={"name": "k-fold", "folds": 3})
+    weights = dict(build_model(spec).state_dict())
+    where_, said = artifacts.place_in(spec, 7, 1), ", of a run that was cut short after step 7, in fold 2 of 3"
+    for where, words in ((where_, said), ("", "")):
+        artifacts.save_model(tmp_path, spec, weights, weights, Fit(), cut_short=where)
+        assert artifacts.load_model(tmp_path, "best", ()).source == f"{tmp_path}/best.safetensors{words}"
