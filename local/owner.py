@@ -102,6 +102,7 @@ def _show_answers(asked: Asked) -> None:
             table.add_row(*(Text(visible(cell)) for cell in (site, *row)))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)
+    typer.echo("by policies and settings alone: whether its data fit, a site sees when the run is there", err=True)
 
 
 def runs(to: To, token_file: Token = None, ca: Ca = None) -> None:

@@ -630,6 +630,11 @@ class Aggregator:
         body = failure.model_copy(update={"final": True})
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
+    def interrupt(self, reason: str) -> None:
+        """Take note of what stops this process; another goes on."""
+        if not self.ended:
+            self._outcome = ("interrupted", reason, "interrupted", "")
+
     def abandon(self) -> None:
         """Close the files as they stand, for another process to go on with."""
         self.recorder.close()

@@ -257,6 +257,7 @@ class _Interruption:
             host.discount(*sites)  # whoever computes now is not waited for
             return
         self.reason = f"stopped by {cause}"
+        host.aggregator.interrupt(self.reason)
         if not self._resumable:
             host.fail(self.reason, status="interrupted")
             host.discount(*sites)
