@@ -28,7 +28,8 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
 from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
-from rankdad.remote.report.run_results import Summary, read_table
+from rankdad.remote.report.run_results import read_table
+from rankdad.remote.run_summary import RunSummary
 from rankdad.settings import TemporaryFolder, settings_kept
 from rankdad.simulations.given import Place, write_frame
 
@@ -79,7 +80,7 @@ class Run:
         """What `summary.json` holds: the result in figures, traffic, warnings and the weights' digests."""
         path = self._file("summary.json")
         document: dict[str, Any] = load_json(path)
-        self._checked = validate(Summary, document, file=path)
+        self._checked = validate(RunSummary, document, file=path)
         return document
 
     @cached_property

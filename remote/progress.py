@@ -94,6 +94,7 @@ class Progress:
         best_value: validation metric of that epoch.
         tuning: of each model the candidates so far, and which of them was chosen, see `remote.tuning`.
         problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
+        rows: that each site takes part with; none before all have said hello.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
         solver: which one trains a linear model, and why, see `remote.solving`; empty until all have said hello.
@@ -147,6 +148,7 @@ class Progress:
     validation: PooledMetrics | None = None
     best_epoch: int = 0
     problems: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
     solver: dict[str, Any] = field(default_factory=dict)

@@ -44,8 +44,8 @@ from rankdad.remote.progress import Progress
 from rankdad.remote.retelling import retold
 from rankdad.remote.run_directory import PLAN, new_directory
 from rankdad.remote.run_file import RunFile
+from rankdad.remote.run_summary import RunSummary
 from rankdad.remote.solving import how_solved, no_sums, not_solved, undertrained
-from rankdad.remote.summary import summary
 from rankdad.remote.table_one import table_one
 from rankdad.remote.tables import remove_tables, rows_of, write_tables
 from rankdad.remote.tracking import Tracker
@@ -219,6 +219,10 @@ class Recorder:
         progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
         if update.exact:
             progress.steps = progress.batches = progress.epochs = 0
+        progress.rows = {
+            child: sum(sum(own[0]) for own in introduced([child], [message]).samples.values())
+            for child, message in self.sent(ready)
+        }
         self._note_sites(introduced(self._sites, ready.messages), update.equal)
         progress.solver = how_solved(self._spec, update.exact, progress.warnings)
         progress.method = "exact" if update.exact else self._spec.method.name
@@ -429,7 +433,7 @@ class Recorder:
         study = Study(fold=fold, equal=tuple(self.progress.equal)).following(self._spec, (None, 0), 0, 0)
         if study.fold < self._spec.folds:
             self.progress.fold, self.progress.epoch, self.progress.best_epoch = study.fold, 0, 0
-            self.progress.validation = None
+            self.progress.validation = self.progress.best_value = None
             self.history.begin_fold()
 
     def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
@@ -470,7 +474,8 @@ class Recorder:
 
     def summarise(self) -> None:
         """Write `summary.json` as things stand."""
-        write_json(self.directory / "summary.json", summary(self.progress))
+        document = RunSummary.of(self.progress).model_dump(exclude_unset=True)
+        write_json(self.directory / "summary.json", document)
 
 
 @dataclass

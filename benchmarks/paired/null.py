@@ -25,7 +25,8 @@ from rankdad.common.spec.tasks import Regression
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.differences import is_clear
 from rankdad.remote.report.references import worth
-from rankdad.remote.report.run_results import PlanSummary, RunResults, Summary
+from rankdad.remote.report.run_results import PlanSummary, RunResults
+from rankdad.remote.run_summary import RunSummary
 
 SITES, REFERENCE = ("north", "south"), "linear"
 SHARED, OWN = 0.8, 0.6  # of the noise of a score: what both models have, and what each has alone
@@ -120,7 +121,7 @@ def compared(spec: RunSpec, sites: tuple[str, ...], folds: Iterable[Mapping[str,
         "differences": study.differences(),
     }
     empty = pd.DataFrame({"site": [], "samples": []})
-    return RunResults(spec, PlanSummary(), validate(Summary, {"metrics": metrics}), empty, empty, empty)
+    return RunResults(spec, PlanSummary(), validate(RunSummary, {"metrics": metrics}), empty, empty, empty)
 
 
 def _scores(spec: RunSpec, size: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:

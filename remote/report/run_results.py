@@ -14,20 +14,18 @@ import numpy as np
 import pandas as pd
 import torch
 from jinja2 import UndefinedError
-from pydantic import Field
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.metrics.auc import BINS, bin_edges
-from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.metrics.risk import Risks
-from rankdad.common.metrics.sites import Spread
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import Classification, Metric, Regression
+from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.common.spec.written import Tabular
 from rankdad.remote.run_reader import TABLE_NAMES
+from rankdad.remote.run_summary import RunSummary
 from rankdad.remote.table_one import outcome_names
 from rankdad.remote.tables import text_of
 
@@ -43,126 +41,6 @@ RISKS = ("outcome", "bin", "low", "negatives", "positives")
 SPECTRA = ("step", "fold", "epoch", "layer", "rank")
 DIFFERENCES = ("average", "low", "high", "samples")
 STEPS = ("step", "epoch", "loss", "seconds", "aggregation_seconds", "bytes_up", "bytes_down", "left_out")
-
-
-class StateLoss(Part):
-    """A site that has lost its state."""
-
-    site: str
-    """Its name."""
-    round: int
-    """The round in which it went on without residuals."""
-
-
-Values = dict[str, float | None]
-
-
-class ReferenceMetrics(Part, extra="ignore"):
-    """Test metrics of what the model is measured against, over all sites."""
-
-    samples: int = 0
-    """That were tested: fewer than the model's where a site has no such reference."""
-    values: Values = Field(default={})
-    """By metric."""
-    intervals: dict[str, Interval] = Field(default={})
-    """By metric; some have none."""
-    within_sites: Values = Field(default={})
-    """As of the model."""
-
-
-class RunMetrics(Part, extra="ignore"):
-    """Test metrics of all folds together; empty before the first test."""
-
-    test: Values | None = None
-    """Of all samples tested so far, with their number."""
-    folds: dict[str, Spread] = Field(default={})
-    """By metric, over folds."""
-    sites: dict[str, Spread] = Field(default={})
-    """By metric, over sites."""
-    intervals: dict[str, Interval] = Field(default={})
-    """By metric; some have none."""
-    within_sites: Values = Field(default={})
-    """With each site's mean taken out; an AUC over pairs of samples of one site."""
-    site_alone: Values = Field(default={})
-    """AUC of a guess that gives each sample its site's share of the outcome."""
-    baseline: Values = Field(default={})
-    """Of a guess that knows only the site."""
-    references: dict[str, ReferenceMetrics] = Field(default={})
-    """By name, of those that the spec asks for."""
-    differences: dict[str, dict[str, Difference]] = Field(default={})
-    """The model's metrics less those of a reference, or of the guess, on the same rows: by name and metric."""
-    confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
-    """Counts by true and predicted class; or by label, true and predicted value."""
-    risks: tuple[dict[str, Any], ...] = ()
-    """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
-    calibration_by_site: tuple[dict[str, Any], ...] = ()
-    """Of each outcome's risks: see `common.metrics.site_calibration.calibration_by_site`."""
-    smooth_scores: bool = False
-    """Whether scores have left sites as smooth curves, so that what depends on single ones is near, not exact."""
-    agreement: dict[str, Any] = Field(default={})
-    """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
-
-
-class TriedCandidate(Part, extra="ignore"):
-    """A candidate of settings, as it was trained for one model."""
-
-    weight_decay: float
-    rank: int | None = None
-    epochs: int
-    best_epoch: int
-    validation: float | None = None
-
-
-class TunedModel(Part, extra="ignore"):
-    """What was tried for one model, and which candidate was chosen, counted from 1."""
-
-    model: str
-    samples: int
-    held_out: int
-    metric: Metric
-    candidates: tuple[TriedCandidate, ...] = ()
-    chosen: int | None = None
-
-
-class Summary(Part, extra="ignore"):
-    """The part of `summary.json` that is shown; the defaults are those of a run that has just begun."""
-
-    status: str = "running"
-    reason: str = ""
-    steps: int = 0
-    epochs: int = 0
-    best_epoch: int = 1
-    seconds: float = 0.0
-    seconds_per_step: float = 0.0
-    bytes_up_per_site_step: float = 0.0
-    bytes_down_per_site_step: float = 0.0
-    dense_bytes: int = 0
-    times_fewer_bytes_than_dense: float | None = None
-    metrics: RunMetrics = RunMetrics()
-    solver: dict[str, Any] = Field(default={})
-    """Which one trained the model, and why: see `remote.solving`."""
-    undertrained: dict[str, Any] = Field(default={})
-    """What to say of a run whose last epoch was the best."""
-    coefficients: dict[str, Any] = Field(default={})
-    """Of a linear model: see `remote.coefficients`."""
-    tuning: tuple[TunedModel, ...] = ()
-    problems: dict[str, str] = Field(default={})
-    rows_dropped: dict[str, int] = Field(default={})
-    warnings: dict[str, tuple[str, ...]] = Field(default={})
-    table1: dict[str, Any] = Field(default={})
-    partitions: dict[str, Any] = Field(default={})
-    """How many repeats of the folds there are, are run, and are different partitions at each site."""
-    left_out: dict[str, int] = Field(default={})
-    late: dict[str, int] = Field(default={})
-    regions: tuple[str, ...] = ()
-    resets: tuple[StateLoss, ...] = ()
-    drift: float | None = None
-    weights_sha256: dict[str, str] = Field(default={})
-    aggregator_sha256: str = ""
-    versions: dict[str, str] = Field(default={})
-    functions: tuple[dict[str, Any], ...] = ()
-    """Where functions of the users' own come from: name, distribution, version, and the sites that load them."""
-    machine: dict[str, str] = Field(default={})
 
 
 class PlanSummary(Part, extra="ignore"):
@@ -194,7 +72,7 @@ class RunResults:
 
     spec: RunSpec
     plan: PlanSummary
-    summary: Summary
+    summary: RunSummary
     metrics: pd.DataFrame
     sites: pd.DataFrame
     steps: pd.DataFrame
@@ -306,7 +184,7 @@ def read_results(directory: Path) -> RunResults:
     return RunResults(
         validate(RunSpec, load_json(path), file=path),
         _optional(PlanSummary, directory / "plan.json"),
-        _optional(Summary, directory / "summary.json"),
+        _optional(RunSummary, directory / "summary.json"),
         metrics,
         sites,
         read_table(directory / "steps.csv", STEPS),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rankdad.common.errors import ProtocolError
+from rankdad.remote.run_summary import RunFigures
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -61,13 +62,12 @@ def _collect(service: Service, now: float) -> Iterator[Metric]:
     for name, run in service.running.items():
         if run.host is None:
             continue
-        aggregator = run.host.aggregator
-        progress, status = aggregator.recorder.progress, aggregator.status
-        steps.add_metric([name], progress.step)
-        planned.add_metric([name], progress.steps)
-        sent.add_metric([name, "up"], progress.up)
-        sent.add_metric([name, "down"], progress.down)
+        p, status = RunFigures.of(run.host.aggregator.recorder.progress), run.host.aggregator.status
+        steps.add_metric([name], p.steps)
+        planned.add_metric([name], p.planned_steps)
+        sent.add_metric([name, "up"], p.bytes_up)
+        sent.add_metric([name, "down"], p.bytes_down)
         waiting.add_metric([name], len(status.waiting_for))
-        if progress.loss is not None:
-            loss.add_metric([name], progress.loss)
+        if p.loss is not None:
+            loss.add_metric([name], p.loss)
     yield from (steps, planned, sent, loss, waiting)

@@ -57,7 +57,7 @@ def patients(folder: Path, rows: int = 60, **form: Any) -> dict[str, dict[str, A
 
 
 def test_a_disk_that_is_full_at_the_end_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(aggregator_module, "save_model", full)

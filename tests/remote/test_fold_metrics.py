@@ -25,7 +25,8 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification, TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.progress import Progress
-from rankdad.remote.report.run_results import PlanSummary, RunResults, Summary
+from rankdad.remote.report.run_results import PlanSummary, RunResults
+from rankdad.remote.run_summary import RunSummary
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 from tests.conftest import run_spec
 
@@ -174,7 +175,7 @@ def test_repeats_of_models_on_other_scales_have_one_auc_in_figures_curves_and_th
 
     empty_table = pd.DataFrame()
     rows = pd.DataFrame(study.predictions()[1])
-    run = RunResults(run_spec(), PlanSummary(), Summary(), empty_table, empty_table, empty_table, rows)
+    run = RunResults(run_spec(), PlanSummary(), RunSummary(), empty_table, empty_table, empty_table, rows)
     read = run.risks_of(1)
     assert len(read) == 2
     drawn = mean_curve([roc(one) for one in read])

@@ -30,9 +30,10 @@ from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
 from rankdad.remote.report.run_plots import run_drawings, run_plots
 from rankdad.remote.report.run_report import CAPTIONS, report
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary, read_results
+from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults, read_results
 from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
 from rankdad.remote.result import show_result
+from rankdad.remote.run_summary import RunMetrics, RunSummary
 from rankdad.simulations.lockstep import run
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_document, run_spec, written_data
@@ -131,7 +132,7 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Ru
     study.add({"a": tallied(spec.task, *draw(spec.task, 300, 0))}, {})
     risks = pd.DataFrame(study.predictions()[1])
     metrics = {"risks": tuple(study.summary()["risks"])} | metrics
-    summary = Summary(metrics=RunMetrics(**metrics), best_epoch=max(0, epochs - 2) + 1)
+    summary = RunSummary(metrics=RunMetrics(**metrics), best_epoch=max(0, epochs - 2) + 1)
     return RunResults(spec, PlanSummary(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)), risks)
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from rankdad.common.documents import validate
 from rankdad.remote.report.narrative import Code
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults, Summary
+from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.report.verdict import paragraphs
 from rankdad.remote.result import _effects
+from rankdad.remote.run_summary import RunSummary
 from tests.conftest import run_spec
 
 Changes = dict[str, Any]
@@ -27,7 +28,7 @@ def run(**changes: Any) -> RunResults:
     sites = pd.DataFrame(changes.pop("sites", [hospital(), hospital("south")]))
     rest: Changes = {name: changes.pop(name) for name in ("table1", "coefficients", "solver") if name in changes}
     metrics: Changes = {"test": {"samples": 180}, **changes}
-    summary = validate(Summary, {"metrics": metrics, **rest})
+    summary = validate(RunSummary, {"metrics": metrics, **rest})
     empty, steps = pd.DataFrame(columns=list(METRICS)), pd.DataFrame(columns=list(STEPS))
     return RunResults(spec, PlanSummary(), summary, empty, sites, steps)
 

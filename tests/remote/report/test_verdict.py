@@ -17,10 +17,11 @@ from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.narrative import sent
 from rankdad.remote.report.run_plots import figures
 from rankdad.remote.report.run_report import report_page
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunMetrics, RunResults, Summary
+from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
 from rankdad.remote.report.verdict import calibrated, verdict
 from rankdad.remote.result import _study
+from rankdad.remote.run_summary import RunMetrics, RunSummary
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 
@@ -37,7 +38,7 @@ def results(samples: Samples, task: dict[str, Any]) -> RunResults:
     assert study.pooled is not None
     test = {"samples": study.pooled.samples} | {str(name): value for name, value in study.pooled.values.items()}
     document = study.summary() | {"test": test}
-    summary = Summary(metrics=RunMetrics.model_validate(document))
+    summary = RunSummary(metrics=RunMetrics.model_validate(document))
     steps, metrics = pd.DataFrame(columns=list(STEPS)), pd.DataFrame(columns=list(METRICS))
     risks = pd.DataFrame(study.predictions()[1])
     return RunResults(spec, PlanSummary(), summary, metrics, pd.DataFrame(study.by_site()), steps, risks)

@@ -1,0 +1,288 @@
+"""A run's story, told once: `summary.json` is it; terminal, pages, Prometheus, report and library show parts of it."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from rankdad.common import __version__
+from rankdad.common.documents import Part
+from rankdad.common.errors import counted
+from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.paired_sums import Difference
+from rankdad.common.metrics.sites import Spread
+from rankdad.common.metrics.summary import Metrics
+from rankdad.common.rounds.evaluation import PooledMetrics
+from rankdad.common.spec.run import training_name
+from rankdad.common.spec.tasks import Metric
+from rankdad.remote.progress import Progress
+
+
+class StateLoss(Part):
+    """A site that has lost its state."""
+
+    site: str
+    """Its name."""
+    round: int
+    """The round in which it went on without residuals."""
+
+
+Values = dict[str, int | float | None]
+
+
+class ReferenceMetrics(Part, extra="allow"):
+    """Test metrics of what the model is measured against, over all sites."""
+
+    samples: int = 0
+    """That were tested: fewer than the model's where a site has no such reference."""
+    values: Values = Field(default={})
+    """By metric."""
+    intervals: dict[str, Interval] = Field(default={})
+    """By metric; some have none."""
+    within_sites: Values = Field(default={})
+    """As of the model."""
+
+
+class RunMetrics(Part, extra="allow"):
+    """Test metrics of all folds together; empty before the first test."""
+
+    validation: Values | None = None
+    """Of the last epoch."""
+    test: Values | None = None
+    """Of all samples tested so far, with their number."""
+    folds: dict[str, Spread] = Field(default={})
+    """By metric, over folds."""
+    sites: dict[str, Spread] = Field(default={})
+    """By metric, over sites."""
+    intervals: dict[str, Interval] = Field(default={})
+    """By metric; some have none."""
+    within_sites: Values = Field(default={})
+    """With each site's mean taken out; an AUC over pairs of samples of one site."""
+    site_alone: Values = Field(default={})
+    """AUC of a guess that gives each sample its site's share of the outcome."""
+    baseline: Values = Field(default={})
+    """Of a guess that knows only the site."""
+    references: dict[str, ReferenceMetrics] = Field(default={})
+    """By name, of those that the spec asks for."""
+    differences: dict[str, dict[str, Difference]] = Field(default={})
+    """The model's metrics less those of a reference, or of the guess, on the same rows: by name and metric."""
+    confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
+    """Counts by true and predicted class; or by label, true and predicted value."""
+    risks: tuple[dict[str, Any], ...] = ()
+    """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
+    calibration_by_site: tuple[dict[str, Any], ...] = ()
+    """Of each outcome's risks: see `common.metrics.site_calibration.calibration_by_site`."""
+    smooth_scores: bool = False
+    """Whether scores have left sites as smooth curves, so that what depends on single ones is near, not exact."""
+    agreement: dict[str, Any] = Field(default={})
+    """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
+
+
+class TriedCandidate(Part, extra="allow"):
+    """A candidate of settings, as it was trained for one model."""
+
+    weight_decay: float
+    rank: int | None = None
+    epochs: int
+    best_epoch: int
+    validation: float | None = None
+
+
+class TunedModel(Part, extra="allow"):
+    """What was tried for one model, and which candidate was chosen, counted from 1."""
+
+    model: str
+    samples: int
+    held_out: int
+    metric: Metric
+    candidates: tuple[TriedCandidate, ...] = ()
+    chosen: int | None = None
+
+
+class RunFigures(Part, extra="ignore"):
+    """Where a run stands, in figures that take no time to make; the defaults are those of a run that has just begun."""
+
+    name: str = ""
+    status: str = "running"
+    reason: str = ""
+    code: str = ""
+    """Of the error that ended it."""
+    field: str = ""
+    """That the error is about."""
+    method: str = ""
+    sites: tuple[str, ...] = ()
+    """That send to this aggregator; regions among them count as one each."""
+    regions: tuple[str, ...] = ()
+    """Which of them are regions."""
+    rows: dict[str, int] = Field(default={})
+    """That each takes part with; none before all have said hello."""
+    training: str = ""
+    """What the present one is called, where there are several."""
+    folds: int = 1
+    """How many trainings there are."""
+    steps: int = 0
+    """That were done, of all trainings."""
+    planned_steps: int = 0
+    """If no training stops early; 0 until all sites have said hello."""
+    epochs: int = 0
+    """That were done of the present training."""
+    planned_epochs: int = 0
+    best_epoch: int = 1
+    """Of the present training, from 1; 0 is none."""
+    best_value: float | None = None
+    """Of the validation metric that chooses it."""
+    seconds: float = 0.0
+    """Of all rounds."""
+    seconds_per_step: float = 0.0
+    bytes_up: int = 0
+    """Of all steps' contributions."""
+    bytes_down: int = 0
+    """Of all steps' updates, every site's copy."""
+    bytes_up_per_site_step: float = 0.0
+    bytes_down_per_site_step: float = 0.0
+    dense_bytes: int = 0
+    """Of one full gradient in float32."""
+    times_fewer_bytes_than_dense: float | None = None
+    loss: float | None = None
+    """Pooled, of the last step."""
+    train_loss: float | None = None
+    """Pooled mean of the last whole epoch."""
+    solver: dict[str, Any] = Field(default={})
+    """Which one trained the model, and why: see `remote.solving`."""
+    undertrained: dict[str, Any] = Field(default={})
+    """What to say of a run whose last epoch was the best."""
+    problems: dict[str, str] = Field(default={})
+    """What sites have to mend before they can take part, by site."""
+    rows_dropped: dict[str, int] = Field(default={})
+    warnings: dict[str, tuple[str, ...]] = Field(default={})
+    """Sites by what is odd about their data."""
+    left_out: dict[str, int] = Field(default={})
+    """Of how many steps each site has been left out."""
+    late: dict[str, int] = Field(default={})
+    """How many contributions of each site have joined a later step."""
+    resets: tuple[StateLoss, ...] = ()
+    drift: float | None = None
+    """Largest distance of a site's weights from the aggregator's, relative to their size."""
+    weights_sha256: dict[str, str] = Field(default={})
+    """Final digest of every site and region."""
+    aggregator_sha256: str = ""
+
+    @classmethod
+    def of(cls, progress: Progress) -> RunFigures:
+        """Return where a run stands."""
+        return cls.model_validate(_figures(progress))
+
+    @property
+    def members(self) -> str:
+        """How many send to this aggregator, in words."""
+        return counted(len(self.sites), self.member)
+
+    @property
+    def member(self) -> str:
+        """What is called who sends to this aggregator."""
+        return "member" if self.regions else "site"
+
+    @property
+    def where(self) -> str:
+        """Which training and epoch the run is in, in words."""
+        if self.solver.get("name") == "exact":
+            return f"{self.training}{', ' * bool(self.training)}solved exactly, without steps"
+        if not self.planned_steps:
+            return "waits for all to say hello"
+        epoch = f"epoch {min(self.epochs + 1, self.planned_epochs)} of {self.planned_epochs}"
+        return f"{self.training}{', ' * bool(self.training)}{epoch}"
+
+
+class RunSummary(RunFigures):
+    """All figures of a run."""
+
+    metrics: RunMetrics = RunMetrics()
+    coefficients: dict[str, Any] = Field(default={})
+    """Of a linear model: see `remote.coefficients`."""
+    tuning: tuple[TunedModel, ...] = ()
+    table1: dict[str, Any] = Field(default={})
+    """What the sites' tables hold: see `remote.table_one`."""
+    partitions: dict[str, Any] = Field(default={})
+    """How many repeats of the folds there are, are run, and are different partitions at each site."""
+    versions: dict[str, str] = Field(default={})
+    functions: tuple[dict[str, Any], ...] = ()
+    """Where functions of the users' own come from: name, distribution, version, and the sites that load them."""
+    machine: dict[str, str] = Field(default={})
+    rounds: dict[str, Any] = Field(default={})
+    """What rounds of other packages have found, by name."""
+
+    @classmethod
+    def of(cls, progress: Progress) -> RunSummary:
+        """Return all figures of a run so far."""
+        metrics = {
+            "validation": _values(progress.validation),
+            "test": _values(progress.study.pooled, progress.study.groups()),
+            **progress.study.summary(),
+        }
+        more = {
+            "metrics": metrics,
+            "coefficients": progress.coefficients,
+            "tuning": progress.tuning,
+            "table1": progress.table1,
+            "partitions": progress.partitions,
+            "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "functions": progress.functions,
+            "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
+            "rounds": progress.rounds,
+        }
+        return cls.model_validate(_figures(progress) | more)
+
+
+def _figures(p: Progress) -> dict[str, Any]:
+    several = p.folds > 1
+    return {
+        "name": p.name,
+        "status": p.status,
+        "reason": p.reason,
+        "code": p.code,
+        "field": p.about,
+        "method": p.method,
+        "sites": p.sites,
+        "regions": p.regions,
+        "rows": p.rows,
+        "training": training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds, p.candidates) * several,
+        "folds": p.folds,
+        "steps": p.step,
+        "planned_steps": p.steps,
+        "epochs": p.epoch,
+        "planned_epochs": p.epochs,
+        "best_epoch": p.best_epoch + 1 if p.epoch else 0,
+        "best_value": p.best_value,
+        "seconds": p.seconds,
+        "seconds_per_step": p.step_seconds / max(1, p.step),
+        "bytes_up": p.up,
+        "bytes_down": p.down,
+        "bytes_up_per_site_step": p.per_site_step(p.up),
+        "bytes_down_per_site_step": p.per_site_step(p.down),
+        "dense_bytes": p.dense_bytes,
+        "times_fewer_bytes_than_dense": p.ratio if p.step else None,
+        "loss": p.loss,
+        "train_loss": p.train_loss,
+        "solver": p.solver,
+        "undertrained": p.undertrained,
+        "problems": p.problems,
+        "rows_dropped": p.dropped,
+        "warnings": p.warnings,
+        "left_out": p.left_out,
+        "late": p.late,
+        "resets": p.resets,
+        "drift": p.drift,
+        "weights_sha256": p.weights_sha256,
+        "aggregator_sha256": p.aggregator_sha256,
+    }
+
+
+def _values(metrics: PooledMetrics | Metrics | None, groups: int | None = None) -> dict[str, Any] | None:
+    if metrics is None:
+        return None
+    values = {str(name): value for name, value in metrics.values.items()}
+    counted = {} if groups is None else {"groups": groups}
+    return {"samples": metrics.samples, **counted, **values, "auc_error": metrics.auc_error, "absent": metrics.absent}
