@@ -476,6 +476,21 @@ def service(
 
 
 @app.command()
+def faults(
+    kills: Annotated[int, typer.Option(help="Processes that are killed.", min=0)] = 200,
+    flips: Annotated[int, typer.Option(help="Bits that are flipped, each in a copy.", min=0)] = 100,
+    seed: Annotated[int, typer.Option(help="Of moments, victims and bits.")] = 0,
+) -> None:
+    """Kill processes of a simulation at random moments, and flip bits of its files: half an hour."""
+    from rich.console import Console
+
+    from benchmarks.faults import bench_faults
+
+    if bench_faults(kills, flips, seed, Console()):
+        raise UserError("a run came to something else: see above", code="promise-missed")
+
+
+@app.command()
 def ts(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.ts", help="Series to train on, and maybe to test.")],
     output: Annotated[Path, typer.Option(help="The npz file.")],

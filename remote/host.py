@@ -81,7 +81,7 @@ class Host:
         self._present: set[str] = set()  # have contributed since they came
         self._problems: dict[str, str] = {}  # of sites, as last logged
         self._held: dict[str, list[Held]] = {}
-        self._leaving = self._ticks = False
+        self._leaving = self._ticks = self._closed = False
         self._logged: dict[str, float] = {}  # when, by the place in the code
         self.after: Callable[[], None] = lambda: None  # called after every call of the aggregator
         threads = aggregator.plan.threads  # which are set for every thread of its own
@@ -160,7 +160,9 @@ class Host:
             self._held[site].remove(held)
 
     def enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
-        """Call the aggregator when its present call is over, and hand on its answers."""
+        """Call the aggregator when its present call is over, and hand on its answers; a closed one hears nothing."""
+        if self._closed:
+            return
         loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
         done = self._worker.submit(names.run, work)
 
@@ -334,11 +336,13 @@ class Host:
     async def close(self) -> None:
         """Wait for the present call, and write down how the run ended."""
         await self.call(lambda: None)
+        self._closed = True
         try:
             await self.call(self.aggregator.close)
         except UserError as error:
             self.error = self.error or error
-        self._worker.shutdown()
+        finally:
+            self._worker.shutdown()
 
 
 def _refusal_of(paused: PausedError) -> ProtocolError:

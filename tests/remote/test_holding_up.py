@@ -91,6 +91,19 @@ def test_the_table_of_many_sites_does_not_hold_up_the_rounds(tmp_path: Path) -> 
     assert max(gaps) < 3 * least + 0.05
 
 
+def test_what_comes_after_the_end_is_not_heard(tmp_path: Path) -> None:
+    spec = run_spec()
+
+    async def run() -> None:
+        with closing(Audit(tmp_path / "audit")) as audit:
+            host = Host(Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter), audit)
+            await host.close()
+            host.depart(SITES[0], "its process has died")
+            host.tick()
+
+    asyncio.run(run())
+
+
 def test_a_change_asks_the_database_no_more_often_for_more_sites(tmp_path: Path) -> None:
     async def test(service: Service) -> None:
         for number in range(5):
