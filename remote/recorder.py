@@ -270,7 +270,7 @@ class Recorder:
         left = [fold for fold in range(self._spec.folds) if not solving.is_solved(self._totals(fold))]
         unsolved = [self._spec.training_name(fold) for fold in left]
         if unsolved and self.progress.solver.get("name") == "exact":
-            self.progress.solver = not_solved(self.progress.solver, unsolved)
+            self.progress.solver = not_solved(self._spec, self.progress.solver, unsolved)
             self.summarise()
 
     def _totals(self, fold: int) -> dict[str, Tensor]:

@@ -42,10 +42,11 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 
 
-def not_solved(solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str, Any]:
+def not_solved(spec: RunSpec, solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str, Any]:
     """Return what `how_solved` says, and that some trainings' rounds have not come to their solution.
 
     Args:
+        spec: of the run.
         solver: as `how_solved` returns it.
         trainings: their names.
     """
@@ -53,7 +54,9 @@ def not_solved(solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str,
         f"the exact solution was not reached in {', '.join(trainings[:MAX_NAMED])}"
         + f" and {len(trainings) - MAX_NAMED} more" * (len(trainings) > MAX_NAMED)
         + " in its few rounds, in which sites may keep back sums that few patients are behind: figures of these "
-        'trainings are of other weights; "solver": "steps" (training.solver) trains all of them alike'
+        "trainings are of other weights; "
+        + "other folds (evaluation.seed) may all reach it; " * hasattr(spec.evaluation, "seed")
+        + '"solver": "steps" (training.solver) trains all of them alike, and gives no coefficients'
     )
     return {**solver, "unsolved": list(trainings), "warning": warning}
 
