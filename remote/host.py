@@ -22,27 +22,30 @@ from rankdad.remote.connections import Timeouts
 from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.web import HttpConnection
 
+NOTHING = b""  # in place of an update: of this site nothing is in
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Held:
-    """A request that waits for the end of a round.
+    """A request that waits for the update of a round.
 
     Args:
         site: whose it is.
         connection: on which it came.
         answer: the round's update; None if that takes longer than `Timeouts.hold`.
         began: round of the run when it came.
+        round: whose update it waits for; None before the aggregator has looked at what was sent.
     """
 
     site: str
     connection: HttpConnection
     answer: asyncio.Future[bytes | None]
     began: int
+    round: int | None = None
 
 
 class Host:
@@ -110,13 +113,17 @@ class Host:
         self.joined.add(site)
         if self.crashed:
             raise ProtocolError(500, "the aggregator has to be started again", code="aggregator-stopped")
+        if (paused := self.aggregator.paused) is not None and not self.aggregator.ended:
+            raise _refusal_of(paused)
         with self._hold(site, connection) as held:
-            self.enter(partial(self._take, site, body, computed), held)
+            self.enter(partial(self._take, held, body, computed), held)
             return self._acknowledge(site, await held.answer)
 
-    def _take(self, site: str, body: bytes, computed: float | None) -> Answers:
-        self.aggregator.recorder.heard(site, computed)
-        return self.aggregator.take(site, body)
+    def _take(self, held: Held, body: bytes, computed: float | None) -> Answers:
+        self.aggregator.recorder.heard(held.site, computed)
+        answers = self.aggregator.take(held.site, body)
+        held.round = self.aggregator.barrier.round
+        return answers
 
     async def ask(self, site: str, round_: int, connection: HttpConnection) -> tuple[bytes | None, bool]:
         """Return a round's update, or None; and whether the site's contribution to it is there.
@@ -124,31 +131,28 @@ class Host:
         Raises:
             ProtocolError: see `Aggregator.recorded`.
         """
-        try:
-            async with asyncio.timeout(self._seconds):
-                update = await self.call(partial(self.aggregator.recorded, site, round_))
-        except TimeoutError:
-            return None, True
-        if update is not None or not self.aggregator.barrier.holds(site):
-            return self._acknowledge(site, update), False
-        with self._hold(site, connection) as held:
-            return self._acknowledge(site, await held.answer), True
+        with self._hold(site, connection, round_) as held:
+            self.enter(partial(self._look, held, round_), held)
+            update = await held.answer
+        return (None, False) if update == NOTHING else (self._acknowledge(site, update), True)
+
+    def _look(self, held: Held, round_: int) -> Answers:
+        update = self.aggregator.recorded(held.site, round_)
+        if update is None and self.aggregator.barrier.holds(held.site):
+            if (paused := self.aggregator.paused) is not None and not self.aggregator.ended:
+                raise _refusal_of(paused)
+            return {}
+        return {held.site: NOTHING if update is None else update}
 
     async def call(self, work: Callable[[], T]) -> T:
         """Call the aggregator when its present call is over, and return what it returns."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
 
     @contextlib.contextmanager
-    def _hold(self, site: str, connection: HttpConnection) -> Iterator[Held]:
-        """Let a request wait for the next answer to its site.
-
-        Raises:
-            ProtocolError: the run is paused; the site tries again for as long as its patience lasts.
-        """
-        if (paused := self.aggregator.paused) is not None and not self.aggregator.ended:
-            raise _refusal_of(paused)
+    def _hold(self, site: str, connection: HttpConnection, round_: int | None = None) -> Iterator[Held]:
+        """Let a request wait for the update of a round."""
         loop = asyncio.get_running_loop()
-        held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round)
+        held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round, round_)
         self._held.setdefault(site, []).append(held)
         connection.waiting = held.answer
         timer = loop.call_later(0 if self._leaving else self._seconds, _answer, held.answer, None)
@@ -164,17 +168,17 @@ class Host:
         if self._closed:
             return
         loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
-        done = self._worker.submit(names.run, work)
+        done = self._worker.submit(names.run, lambda: (work() or {}, self.aggregator.barrier.round - 1))
 
-        def settle(done: Future[Answers | None]) -> None:
+        def settle(done: Future[tuple[Answers, int]]) -> None:
             loop.call_soon_threadsafe(partial(self._settle, done.result, held), context=names)
 
         done.add_done_callback(settle)
 
-    def _settle(self, result: Callable[[], Answers | None], held: Held | None) -> None:
-        """Hand on what a call came to: answers, or an error."""
+    def _settle(self, result: Callable[[], tuple[Answers, int]], held: Held | None) -> None:
+        """Hand on what a call came to: answers, and the last round that is complete; or an error."""
         try:
-            answers = result() or {}
+            answers, complete = result()
         except ProtocolError as error:
             if held is not None:
                 _refuse(held.answer, error)
@@ -204,11 +208,11 @@ class Host:
             return
         if held is not None:
             self._note_presence(held)
-        if held is not None and answers.keys() == {held.site} != set(self.aggregator.children):
-            _answer(held.answer, answers[held.site])  # of a round before: not for other waits
-        else:
-            for site, body in answers.items():
-                for one in self._held.get(site, ()):
+            if held.site in answers:
+                _answer(held.answer, answers[held.site])
+        for site, body in answers.items():
+            for one in self._held.get(site, ()):
+                if one.round == complete or self.aggregator.barrier.failed:  # not those of rounds before
                     _answer(one.answer, body)
         self.after()
         self._look_whether_ended()

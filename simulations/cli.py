@@ -209,7 +209,8 @@ def _cut_short(directory: Path) -> SimulationFile:
             raise UserError(
                 f"{directory}: holds no run that could go on: no {name}; was it made with --ledger?", code="no-run"
             )
-    if load_json(directory / "summary.json")["status"] == "completed":
+    summary = directory / "summary.json"  # which a disk that is full may have kept out
+    if summary.exists() and load_json(summary)["status"] == "completed":
         raise UserError(f"{directory}: its run is complete", code="run-complete")
     return validate(SimulationFile, load_json(directory / SIMULATION), file=directory / SIMULATION)
 

@@ -71,7 +71,7 @@ def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> 
 def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_path: Path) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
     command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger"]
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]  # 100 KB a file
+    limited = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *command]  # 200 KB a file
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert re.search(r"run\.sqlite: cannot be written: .*; the run can go on", done.stderr)

@@ -75,7 +75,7 @@ def fewest_told(splits: Sequence[Split], patients: Sequence[str]) -> int:
 def test_every_set_is_a_union_of_parts(
     data: st.DataObject, fewest: int, changes: dict[str, Any], grouped: bool
 ) -> None:
-    count = data.draw(st.integers(20, 90))
+    count = data.draw(st.integers(max(20, 4 * fewest), 90))  # of fewer, marked ones may not fill a part
     groups = [f"g{row // 2 % 30}" for row in range(count)] if grouped else None
     marked = changes["evaluation"]["name"] == "holdout" and data.draw(st.booleans())
     reading = reading_of(count, groups, np.arange(count) // 2 % 30 % 3 // 2 * 2 if marked else None)
