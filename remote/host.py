@@ -27,6 +27,7 @@ QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+Called = tuple[Answers, int] | ProtocolError  # what a call came to: see `Host._settle`
 
 
 @dataclass(eq=False)
@@ -168,21 +169,24 @@ class Host:
         if self._closed:
             return
         loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
-        done = self._worker.submit(names.run, lambda: (work() or {}, self.aggregator.barrier.round - 1))
+        done = self._worker.submit(names.run, self._call, work)
 
-        def settle(done: Future[tuple[Answers, int]]) -> None:
+        def settle(done: Future[Called]) -> None:
             loop.call_soon_threadsafe(partial(self._settle, done.result, held), context=names)
 
         done.add_done_callback(settle)
 
-    def _settle(self, result: Callable[[], tuple[Answers, int]], held: Held | None) -> None:
+    def _call(self, work: Callable[[], Answers | None]) -> Called:
+        """Call the aggregator, in its thread."""
+        try:
+            return work() or {}, self.aggregator.barrier.round - 1
+        except ProtocolError as error:
+            return _without_frames(error)
+
+    def _settle(self, result: Callable[[], Called], held: Held | None) -> None:
         """Hand on what a call came to: answers, and the last round that is complete; or an error."""
         try:
-            answers, complete = result()
-        except ProtocolError as error:
-            if held is not None:
-                _refuse(held.answer, error)
-            return
+            called = result()
         except UserError as error:  # a disk that is full or broken ends the run, for now
             self.error = error
             if self._comes_back and self.aggregator.persistence.keeps:
@@ -206,6 +210,11 @@ class Host:
         except Exception as error:  # nothing has changed, and the aggregator tries again
             self._refuse_all(self.note_fault(error))
             return
+        if isinstance(called, ProtocolError):
+            if held is not None:
+                _refuse(held.answer, called)
+            return
+        answers, complete = called
         if held is not None:
             self._note_presence(held)
             if held.site in answers:
@@ -359,7 +368,10 @@ def _answer(waiting: asyncio.Future[bytes | None], body: bytes | None) -> None:
 
 
 def _refuse(waiting: asyncio.Future[bytes | None], refusal: ProtocolError) -> None:
-    """Refuse with an error that knows no frames: theirs hold the future, and so in a circle all that was decoded."""
     if not waiting.done():
-        again = ProtocolError(refusal.status, str(refusal), code=refusal.code, field=refusal.field)
-        waiting.set_exception(again)
+        waiting.set_exception(_without_frames(refusal))
+
+
+def _without_frames(refusal: ProtocolError) -> ProtocolError:
+    """Return an error that knows no frames: theirs hold the future, and so in a circle all that was decoded."""
+    return ProtocolError(refusal.status, str(refusal), code=refusal.code, field=refusal.field)
