@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, UserError, visible
@@ -18,6 +18,7 @@ from rankdad.common.protocol.retention import Ended, Receipt
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
+    Answer,
     Asked,
     Described,
     Offer,
@@ -49,6 +50,7 @@ ENDS: dict[State, Ended] = {
     State.REFUSED: "refused",
 }
 MAX_AGAIN = 4  # runs that have ended and are held open again at once, for sites that lack their results
+MAX_OFFERED = 4096
 RETRY = 5.0  # seconds between two tries to write what the disk does not take
 _log = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
         self._checking, self._scheduling = asyncio.Lock(), asyncio.Lock()
+        self._offered = lru_cache(MAX_OFFERED)(_offered)  # all sites are offered the same runs
         self._beginning = ThreadPoolExecutor(1, "beginning")
         self.leaving = False
 
@@ -232,7 +235,7 @@ class Service:
             said = entry.answers.get(site)
             answer = None if said is None else said.answer
             state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
-            offered = Offered.model_construct(run=entry.run, id=entry.id, state=state, answer=answer)
+            offered = self._offered(entry.run, entry.id, state, answer)
             if entry.state is State.REFUSED:
                 refused += [offered] * (said is None and self.queue.asks(entry))
             elif answer not in ("refused", "finished"):
@@ -400,3 +403,7 @@ class Service:
                 await asyncio.sleep(RETRY)
             else:
                 return
+
+
+def _offered(run: str, id_: str, state: Literal["waiting", "running"], answer: Answer | None) -> Offered:
+    return Offered.model_construct(run=run, id=id_, state=state, answer=answer)
