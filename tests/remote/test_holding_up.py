@@ -91,6 +91,23 @@ def test_the_table_of_many_sites_does_not_hold_up_the_rounds(tmp_path: Path) -> 
     assert max(gaps) < 3 * least + 0.05
 
 
+def test_a_request_is_answered_with_the_update_of_its_own_round(tmp_path: Path) -> None:
+    """One that comes between two rounds waits beside those of the next."""
+    spec = run_spec()
+
+    async def run() -> None:
+        with closing(Audit(tmp_path / "audit")) as audit:
+            host = Host(Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter), audit)
+            with host._hold(SITES[0], Connection(), 3) as held:  # type: ignore[arg-type]
+                host._settle(lambda: (dict.fromkeys(SITES, b"of round 4"), 4), None)
+                assert not held.answer.done()
+                host._settle(lambda: (dict.fromkeys(SITES, b"of round 3"), 3), None)
+                assert held.answer.result() == b"of round 3"
+            await host.close()
+
+    asyncio.run(run())
+
+
 def test_what_comes_after_the_end_is_not_heard(tmp_path: Path) -> None:
     spec = run_spec()
 
