@@ -163,7 +163,8 @@ class Page:
             return self._form(wrong=True)
         response = RedirectResponse("./", 303)
         path = self.guard.path or request.url.path
-        safe = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+        before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()  # by the proxy nearest to it
+        safe = "https" in (request.url.scheme, before)
         cookie = self.guard.sessions.open(token)
         response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)
         return response

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 LASTS = 12 * 3600.0  # seconds
-MOST = 1000  # at once: the oldest ends
+MOST = 50  # of one token at once: its oldest ends
 
 
 class Sessions:
@@ -20,14 +19,17 @@ class Sessions:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._known: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._known: dict[str, tuple[str, float]] = {}  # the oldest first
 
     def open(self, token: str) -> str:
         """Return the cookie of a new session."""
+        now = self._now()
+        self._known = {cookie: known for cookie, known in self._known.items() if known[1] > now}
+        own = [cookie for cookie, (whose, _) in self._known.items() if whose == token]
+        if len(own) >= MOST:
+            del self._known[own[0]]
         cookie = secrets.token_urlsafe(32)
-        self._known[cookie] = (token, self._now() + LASTS)
-        while len(self._known) > MOST:
-            self._known.popitem(last=False)
+        self._known[cookie] = (token, now + LASTS)
         return cookie
 
     def token(self, cookie: str) -> str:

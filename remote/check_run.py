@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankdad.common.errors import UserError, counted
-from rankdad.common.run.checkpoints import is_checkpoint, is_whole
+from rankdad.common.run.checkpoints import is_checkpoint, is_whole, round_of
 from rankdad.remote.persistence import CHECKPOINTS
+from rankdad.remote.retention import retained, retention
 from rankdad.remote.run_reader import TABLE_NAMES, reading
 
 
@@ -22,6 +23,11 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
     faults, end = list[str](), None
     with reading(directory) as file:
         faults += file.faults()
+        told = retained(file)
+        if told is not None and (told.deleted or told.forgotten) and told != retention(directory):
+            faults.append(
+                f"{file.path}: what sites have sent is deleted, but may still be in it: `rankdad forget {directory}`"
+            )
         try:
             end = file.end
             counts = [
@@ -36,6 +42,6 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
         f"{path}: the checkpoint is of a later round than the file's last, {end - 1}: that is an older copy, or "
         "another run's"
         for path in checkpoints
-        if end is not None and int(path.name[:12]) > end
+        if end is not None and round_of(path) > end
     ]
     return faults, ", ".join([*counts, counted(len(checkpoints), "checkpoint")])

@@ -54,10 +54,9 @@ class Live:
             self._aggregator.spec,
             history.layers,
             self._lines(),
-            validation=p.validation.values.get(self._aggregator.spec.training.monitor) if p.validation else None,
             version=self._aggregator.plan.version,
             id_=self._aggregator.run_id,
-            ends=round(time.time() + p.seconds_left) if p.step and running else None,
+            ends=round(time.time() + figures.seconds_left) if figures.steps and running else None,
             waiting={
                 "sites": list(status.waiting_for),
                 "since": round(self._epoch + status.round_began, 1),

@@ -20,7 +20,6 @@ def page_document(
     layers: Sequence[str],
     lines: list[Line],
     *,
-    validation: float | None,
     version: str,
     id_: str = "",
     ends: float | None = None,
@@ -37,7 +36,6 @@ def page_document(
         spec: of the run.
         layers: whose ranks are in the curves.
         lines: the last ones of the log.
-        validation: what is monitored, at the last epoch.
         version: of the sites.
         id_: of the run.
         ends: seconds since 1970 at which it will be over.
@@ -63,13 +61,13 @@ def page_document(
         "stand": {
             "status": p.status,
             "reason": p.reason,
-            "where": p.where,
+            "where": ", ".join(p.where),
             "warning": p.undertrained.get("warning", "") or p.solver.get("warning", ""),
             "step": p.steps,
             "steps": p.planned_steps,
             "epoch": p.epochs,
             "loss": p.loss,
-            "validation": validation,
+            "validation": (p.metrics.validation or {}).get(monitor),
             "best_epoch": p.best_epoch if p.best_epoch and p.best_value is not None else None,
             "best_value": p.best_value,
             "seconds": round(p.seconds, 1),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rankdad.common.errors import counted
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.rounds.scores import least
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
 
@@ -54,13 +54,13 @@ class Epoch:
     """An epoch that has ended.
 
     Args:
-        fold: whose it is, from 0.
-        number: from 1 in every fold.
+        training: what its training is called; "" of the only one.
+        number: from 1 in every training.
         train_loss: pooled mean training loss.
         validation: pooled; None if nothing was measured.
     """
 
-    fold: int
+    training: str
     number: int
     train_loss: float | None
     validation: PooledMetrics | None
@@ -203,10 +203,16 @@ class Progress:
         made.regions = [name for name in sites if name in spec.federation.regions]
         return made
 
+    @property
+    def training(self) -> str:
+        """What the present training is called; "" where there is but one."""
+        name = training_name(min(self.fold, self.folds - 1), self.tested_folds, self.folds, self.candidates)
+        return name * (self.folds > 1)
+
     def end_epoch(self, epoch: int, *, best: bool) -> None:
         """Take note of the end of an epoch, and of whether it is the fold's best so far."""
         self.epoch = epoch + 1
-        self.ended.append(Epoch(self.fold, self.epoch, self.train_loss, self.validation))
+        self.ended.append(Epoch(self.training, self.epoch, self.train_loss, self.validation))
         if best:
             self.best_epoch = epoch
             self.best_value = self.validation.values.get(self.monitor) if self.validation else None
@@ -238,28 +244,3 @@ class Progress:
         known = self.warnings.get(kind, [])
         if found := list(dict.fromkeys([*known, *sites])):
             self.warnings[kind] = found
-
-    @property
-    def members(self) -> str:
-        """How many send to this aggregator, in words."""
-        return counted(len(self.sites), self.member)
-
-    @property
-    def member(self) -> str:
-        """What is called who sends to this aggregator."""
-        return "member" if self.regions else "site"
-
-    def per_site_step(self, total: int) -> float:
-        """Return bytes per site and step."""
-        return total / max(1, self.step) / len(self.sites)
-
-    @property
-    def ratio(self) -> float:
-        """How many times fewer bytes than full gradients of every batch in float32, up and down together."""
-        batches = self.batches / max(1, self.steps)  # of a step
-        return 2 * self.dense_bytes * batches / max(1.0, self.per_site_step(self.up + self.down))
-
-    @property
-    def seconds_left(self) -> float:
-        """Estimate from the mean time of all rounds per step so far."""
-        return (self.steps - self.step) * self.seconds / max(1, self.step)

@@ -87,7 +87,12 @@ def retention(directory: Path) -> Retention | None:
     return validate(Retention, load_json(path), file=path) if path.exists() else None
 
 
-def _retention(file: RunReader) -> Retention | None:
+def retained(file: RunReader) -> Retention | None:
+    """Return what has become of a run's contributions, as its file says: before these are out of it, maybe.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     return _read(Retention, file, RETENTION)
 
 
@@ -105,7 +110,7 @@ def is_whole(file: RunReader) -> bool:
     Raises:
         UserError: the file cannot be read.
     """
-    ended, known = ending(file), _retention(file)
+    ended, known = ending(file), retained(file)
     return ended is None or (ended.may_stay and (known is None or not (known.deleted or known.forgotten)))
 
 
@@ -121,7 +126,7 @@ def end(file: RunFile, ended: Ending, sites: Sequence[str], leaves: str | None =
     Raises:
         UserError: the disk is full or broken; a later try may do it.
     """
-    before, sent = _retention(file), file.sent()
+    before, sent = retained(file), file.sent()
     known = {site: Kept() if before is None else before.sites.get(site, Kept()) for site in sites}
     counts = [sent.get(place, (0, 0)) for place in range(len(sites))]
     now = {site: Kept(contributions=count, bytes=size) for site, (count, size) in zip(sites, counts, strict=True)}
@@ -167,7 +172,7 @@ def end_again(directory: Path, status: Ended, run: str) -> Retention | None:
     if not (directory / FILE).exists():
         return None
     with closing(RunReader(directory / FILE)) as read:  # of a thousand runs there is nothing left to do
-        known, told, has_copy, has_sent = ending(read), _retention(read), retention(directory) is not None, read.sent()
+        known, told, has_copy, has_sent = ending(read), retained(read), retention(directory) is not None, read.sent()
     if told is not None and has_copy and (known is None or known.may_stay or not has_sent):
         return None
     if known is None and not has_sent:

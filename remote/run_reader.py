@@ -68,12 +68,11 @@ class RunReader:
             raise UserError(f"{path}: is missing: nothing is kept to go on from", code="no-ledger", file=path)
         self.path = path
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        self._check_beginning(plan_sha256, "BEGIN")  # all is read as it is now
+        self._db.execute("BEGIN")  # all is read as it is now
+        self._check_beginning(plan_sha256)
 
-    def _check_beginning(self, plan_sha256: str | None, *first: str) -> None:
+    def _check_beginning(self, plan_sha256: str | None) -> None:
         try:
-            for statement in first:
-                [*self._rows(statement)]
             made = {sql for (sql,) in self._rows("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
             if made and made != {*TABLES}:  # views and triggers would be somebody's code
                 raise DamageError(self.path, f"is damaged (it has other tables than a run's file); {LEFT}")

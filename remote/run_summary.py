@@ -16,7 +16,6 @@ from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import Metrics
 from rankdad.common.rounds.evaluation import PooledMetrics
-from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import Metric
 from rankdad.remote.progress import Progress
 
@@ -154,6 +153,8 @@ class RunFigures(Part, extra="ignore"):
     """Which one trained the model, and why: see `remote.solving`."""
     undertrained: dict[str, Any] = Field(default={})
     """What to say of a run whose last epoch was the best."""
+    metrics: RunMetrics = RunMetrics()
+    """Here of the last epoch's validation alone."""
     problems: dict[str, str] = Field(default={})
     """What sites have to mend before they can take part, by site."""
     rows_dropped: dict[str, int] = Field(default={})
@@ -186,20 +187,24 @@ class RunFigures(Part, extra="ignore"):
         return "member" if self.regions else "site"
 
     @property
-    def where(self) -> str:
+    def where(self) -> tuple[str, ...]:
         """Which training and epoch the run is in, in words."""
+        if not self.planned_steps and self.solver.get("name") != "exact":
+            return ("waiting for all sites to say hello",)
+        place = f"epoch {min(self.epochs + 1, self.planned_epochs)} of {self.planned_epochs}"
         if self.solver.get("name") == "exact":
-            return f"{self.training}{', ' * bool(self.training)}solved exactly, without steps"
-        if not self.planned_steps:
-            return "waits for all to say hello"
-        epoch = f"epoch {min(self.epochs + 1, self.planned_epochs)} of {self.planned_epochs}"
-        return f"{self.training}{', ' * bool(self.training)}{epoch}"
+            place = "solved exactly, without steps"
+        return (self.training, place) if self.training else (place,)
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimate from the mean time of all rounds per step so far."""
+        return (self.planned_steps - self.steps) * self.seconds / max(1, self.steps)
 
 
 class RunSummary(RunFigures):
-    """All figures of a run."""
+    """All figures of a run; metrics are of the test, too."""
 
-    metrics: RunMetrics = RunMetrics()
     coefficients: dict[str, Any] = Field(default={})
     """Of a linear model: see `remote.coefficients`."""
     tuning: tuple[TunedModel, ...] = ()
@@ -217,8 +222,9 @@ class RunSummary(RunFigures):
     @classmethod
     def of(cls, progress: Progress) -> RunSummary:
         """Return all figures of a run so far."""
+        figures = _figures(progress)
         metrics = {
-            "validation": _values(progress.validation),
+            **figures["metrics"],
             "test": _values(progress.study.pooled, progress.study.groups()),
             **progress.study.summary(),
         }
@@ -233,11 +239,12 @@ class RunSummary(RunFigures):
             "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
             "rounds": progress.rounds,
         }
-        return cls.model_validate(_figures(progress) | more)
+        return cls.model_validate(figures | more)
 
 
 def _figures(p: Progress) -> dict[str, Any]:
-    several = p.folds > 1
+    up, down = (total / max(1, p.step) / len(p.sites) for total in (p.up, p.down))
+    dense = 2 * p.dense_bytes * p.batches / max(1, p.steps)  # of full gradients of every batch of a step
     return {
         "name": p.name,
         "status": p.status,
@@ -248,7 +255,7 @@ def _figures(p: Progress) -> dict[str, Any]:
         "sites": p.sites,
         "regions": p.regions,
         "rows": p.rows,
-        "training": training_name(min(p.fold, p.folds - 1), p.tested_folds, p.folds, p.candidates) * several,
+        "training": p.training,
         "folds": p.folds,
         "steps": p.step,
         "planned_steps": p.steps,
@@ -260,14 +267,15 @@ def _figures(p: Progress) -> dict[str, Any]:
         "seconds_per_step": p.step_seconds / max(1, p.step),
         "bytes_up": p.up,
         "bytes_down": p.down,
-        "bytes_up_per_site_step": p.per_site_step(p.up),
-        "bytes_down_per_site_step": p.per_site_step(p.down),
+        "bytes_up_per_site_step": up,
+        "bytes_down_per_site_step": down,
         "dense_bytes": p.dense_bytes,
-        "times_fewer_bytes_than_dense": p.ratio if p.step else None,
+        "times_fewer_bytes_than_dense": dense / max(1.0, up + down) if p.step else None,
         "loss": p.loss,
         "train_loss": p.train_loss,
         "solver": p.solver,
         "undertrained": p.undertrained,
+        "metrics": {"validation": _values(p.validation)},
         "problems": p.problems,
         "rows_dropped": p.dropped,
         "warnings": p.warnings,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from rankdad.common.errors import UserError
 from rankdad.common.files import write_whole
 from rankdad.remote.run_reader import FILE, ROWS, TABLE_NAMES, RunReader, reading
+
+_log = logging.getLogger(__name__)
 
 
 def write_tables(file: RunReader, output: Path) -> list[Path]:
@@ -48,9 +51,10 @@ def text_of(directory: Path, name: str) -> str:
         try:
             with reading(directory) as file:
                 return _text(file, name)
-        except UserError:
+        except UserError as error:
             if not path.exists():
                 raise
+            _log.warning("%s; %s may be older", error, path)
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 

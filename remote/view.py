@@ -18,11 +18,11 @@ from rich.text import Text
 from rankdad.common.errors import counted, visible
 from rankdad.common.logs import MAX_PROGRESS
 from rankdad.common.metrics.summary import bound
-from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import shown
 from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
 from rankdad.page.history import History
 from rankdad.remote.progress import AGGREGATOR, Epoch, Progress
+from rankdad.remote.run_summary import RunFigures
 from rankdad.remote.standing import Standing
 
 _log = logging.getLogger(__name__)
@@ -104,13 +104,13 @@ class PlainView:
 
     def start(self) -> None:
         """Say what begins."""
-        p = self._progress
-        most = "" if p.method.startswith("exact") else f", at most {counted(p.epochs, 'epoch')}"
+        p = RunFigures.of(self._progress)
+        most = "" if p.method.startswith("exact") else f", at most {counted(p.planned_epochs, 'epoch')}"
         self._say(f"{p.name}: {p.method}, {p.members}{most}")
 
     def tick(self) -> None:
         """Say what is new."""
-        p = self._progress
+        p, monitor, ended = RunFigures.of(self._progress), self._progress.monitor, self._progress.ended
         if p.solver.get("name") == "exact" and not self._begun:
             self._begun = True
             self._say(f"solved exactly, without steps: {p.solver['why']}")
@@ -120,15 +120,15 @@ class PlainView:
         if "unsolved" in p.solver and not self._steps_told:
             self._steps_told = True
             self._warn(p.solver["warning"], "warning: ")
-        lines = data_warnings(p.table1)
+        lines = data_warnings(self._progress.table1)
         for line in lines[self._warned :]:
             self._warn(line, "warning: ")
         self._warned = len(lines)
-        if p.step and not self._begun:
+        if p.steps and not self._begun:
             self._begun = True
-            self._say(f"step {p.step} of {p.steps}: loss {_number(p.loss)}")
-        while p.ended:
-            self._say(_epoch_line(p, p.ended.popleft()))
+            self._say(f"step {p.steps} of {p.planned_steps}: loss {_number(p.loss)}")
+        while ended:
+            self._say(_epoch_line(p, ended.popleft(), monitor))
         for site, problem in p.problems.items():
             if self._problems.get(site) != problem:
                 self._warn(_problem(site, problem))
@@ -188,11 +188,11 @@ class LiveView:
 
     def drawn(self) -> Group:
         """Return what is to be seen at the moment."""
-        now, standings = self._waiting(), self._sites()
-        parts = [self._bar(), self._figures(now)]
+        now, standings, p = self._waiting(), self._sites(), RunFigures.of(self._progress)
+        parts = [self._bar(p), self._figures(p, now)]
         if standings:
             room = self._console.height - 1 - sum(len(self._console.render_lines(part)) for part in parts)
-            is_over, width = self._progress.status != "running" or now.ended, self._console.width
+            is_over, width = p.status != "running" or now.ended, self._console.width
             parts.append(_table(standings, now, max(MIN_SITES, room - 2), width, is_over=is_over))
         return Group(*parts)
 
@@ -201,27 +201,27 @@ class LiveView:
         self._whole = True
         self._drawing.stop()
 
-    def _bar(self) -> Table:
-        p, bar = self._progress, Table.grid(padding=(0, 1), expand=True)
+    def _bar(self, p: RunFigures) -> Table:
+        bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True, max_width=MAX_NAME)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        of = ProgressBar(max(1, p.steps), p.step)
-        bar.add_row(Text(p.name), of, f"{p.step:,}/{p.steps:,} steps" if p.steps else "no steps yet")
+        of = ProgressBar(max(1, p.planned_steps), p.steps)
+        bar.add_row(Text(p.name), of, f"{p.steps:,}/{p.planned_steps:,} steps" if p.planned_steps else "no steps yet")
         return bar
 
-    def _figures(self, now: Waiting) -> Table:
-        p, most = self._progress, None if self._whole else SOME
-        problems = [_problem(site, problem) for site, problem in dict(p.problems).items()]
+    def _figures(self, p: RunFigures, now: Waiting) -> Table:
+        most = None if self._whole else SOME
+        problems = [_problem(site, problem) for site, problem in p.problems.items()]
         more = len(problems) - (most or len(problems))
         rows = [
-            (p.method, f"{p.members} · {_where(p)} · {_left(p)}"),
+            (p.method, " · ".join((p.members, *p.where, _left(p)))),
             ("quality", _figures(p)),
-            *self._curve(),
+            *self._curve(p),
             ("traffic", _bytes(p)),
-            ("round", self._round(now)),
+            ("round", self._round(p, now)),
             *[("warning", str(p.undertrained.get("warning")))] * bool(p.undertrained),
-            *(("warning", line) for line in data_warnings(p.table1, most or MAX_WARNINGS)),
+            *(("warning", line) for line in data_warnings(self._progress.table1, most or MAX_WARNINGS)),
             *(("to mend", problem) for problem in problems[:most]),
             *[("", f"{more} more have something to mend")] * (more > 0),
         ]
@@ -230,23 +230,21 @@ class LiveView:
             table.add_row(Text(label, "bold"), Text(text))  # a string would be read as markup
         return table
 
-    def _curve(self) -> list[tuple[str, str]]:
+    def _curve(self, p: RunFigures) -> list[tuple[str, str]]:
         """Return the fold's curve so far, of the training loss where nothing is measured."""
-        p = self._progress
-        if self._history is None or not p.monitor:
+        monitor = self._progress.monitor
+        if self._history is None or not monitor:
             return []
-        values, name = self._history.by_epoch(p.monitor), shown(p.monitor)
+        values, name = self._history.by_epoch(monitor), shown(monitor)
         if not any(map(math.isfinite, values)):
             values, name = self._history.by_epoch("train_loss"), "training loss"
         if not any(map(math.isfinite, values)):
             return []
-        known = p.epoch and p.best_value is not None and p.validation is not None and p.validation.samples
-        best = f" best {_number(p.best_value)} in epoch {p.best_epoch + 1}" if known else ""
+        best = f" best {_number(p.best_value)} in epoch {p.best_epoch}" if p.epochs and p.best_value is not None else ""
         width = max(8, self._console.width - max(len(name), len(p.method), 7) - 2 - len(best))
         return [(name, sparkline(values, min(60, width)) + best)]
 
-    def _round(self, now: Waiting) -> str:
-        p = self._progress
+    def _round(self, p: RunFigures, now: Waiting) -> str:
         if p.status != "running":
             return p.status
         if now.ended:
@@ -304,17 +302,18 @@ def _state(one: Standing, is_late: bool, ended: bool) -> str:
     return "waiting for" if is_late else "late" if one.kind == "behind" or one.behind else "connected"
 
 
-def _epoch_line(p: Progress, epoch: Epoch) -> str:
+def _epoch_line(p: RunFigures, epoch: Epoch, monitor: str) -> str:
     """Return what is said of an epoch that has ended, the most important things first."""
-    pooled, monitor = epoch.validation, p.monitor
-    place = f"{_fold(p, epoch.fold)}epoch {epoch.number} of {p.epochs} · training loss {_number(epoch.train_loss)}"
+    pooled, number = epoch.validation, f"epoch {epoch.number} of {p.planned_epochs}"
+    place = " · ".join([*[epoch.training] * bool(epoch.training), number, f"training loss {_number(epoch.train_loss)}"])
     values = pooled.values if pooled is not None and pooled.samples else {}
     error = pooled.auc_error if pooled is not None else None
     first = {name: value for name, value in values.items() if name == monitor}
     others = {name: value for name, value in values.items() if value is not None}
     metrics = figures(first | others, error)[:MAX_METRICS]
     left = _time_left(p) if p.status == "running" else ""
-    return fitted([place, *metrics[:1], left, *metrics[1:], _step_time(p), f"{times_fewer(p.ratio)} bytes"])
+    fewer = f"{times_fewer(p.times_fewer_bytes_than_dense or 0.0)} bytes"
+    return fitted([place, *metrics[:1], left, *metrics[1:], _step_time(p), fewer])
 
 
 def data_warnings(table1: Mapping[str, Any], most: int = MAX_WARNINGS) -> list[str]:
@@ -330,30 +329,18 @@ def _problem(site: str, problem: str) -> str:
     return f"{site} cannot take part: {problem}; mend that and start {site} again"
 
 
-def _where(p: Progress) -> str:
-    if p.solver.get("name") == "exact":
-        return f"{_fold(p, p.fold)}solved exactly, without steps"
-    if not p.steps:
-        return "waiting for all sites to say hello"
-    return f"{_fold(p, p.fold)}epoch {min(p.epoch + 1, p.epochs)} of {p.epochs}"
-
-
-def _fold(p: Progress, fold: int) -> str:
-    if p.folds == 1:
-        return ""
-    return f"{training_name(min(fold, p.folds - 1), p.tested_folds, p.folds, p.candidates)} · "
-
-
-def _figures(p: Progress) -> str:
-    if p.validation is None:
+def _figures(p: RunFigures) -> str:
+    values = dict(p.metrics.validation or {})
+    if p.metrics.validation is None:
         return f"training loss {_number(p.loss)}"
-    if not p.validation.samples:
+    if not values.pop("samples", 0):
         return f"training loss {_number(p.train_loss)}"
-    best = " · ".join(figures(p.validation.values, p.validation.auc_error)[:MAX_METRICS])
+    error, _ = values.pop("auc_error", None), values.pop("absent", None)
+    best = " · ".join(figures(values, error)[:MAX_METRICS])
     return f"training loss {_number(p.train_loss)} · validation: {best}"
 
 
-def figures(values: Mapping[str, float | None], auc_error: float | None) -> list[str]:
+def figures(values: Mapping[str, float | int | None], auc_error: float | None) -> list[str]:
     """Return metrics as people read them."""
     words = []
     for name, value in values.items():
@@ -362,11 +349,12 @@ def figures(values: Mapping[str, float | None], auc_error: float | None) -> list
     return words
 
 
-def _bytes(p: Progress) -> str:
-    if not p.step:
+def _bytes(p: RunFigures) -> str:
+    if not p.steps:
         return "nothing sent yet"
-    up, down = (size(p.per_site_step(total)) for total in (p.up, p.down))
-    return f"{up} up, {down} down per {p.member} and step, {times_fewer(p.ratio)} than dsgd"
+    up, down = size(p.bytes_up_per_site_step), size(p.bytes_down_per_site_step)
+    fewer = times_fewer(p.times_fewer_bytes_than_dense or 0.0)
+    return f"{up} up, {down} down per {p.member} and step, {fewer} than dsgd"
 
 
 def times_fewer(ratio: float) -> str:
@@ -375,17 +363,17 @@ def times_fewer(ratio: float) -> str:
     return f"{100 * (factor - 1):.1f} % {word}" if 1 <= factor < 1.05 else f"{factor:.1f} times {word}"
 
 
-def _left(p: Progress) -> str:
-    if not p.step or p.status != "running":
+def _left(p: RunFigures) -> str:
+    if not p.steps or p.status != "running":
         return f"{p.seconds:.1f} s"
     return f"{_step_time(p)} · {_time_left(p)}"
 
 
-def _step_time(p: Progress) -> str:
-    return f"{p.step_seconds / max(1, p.step) * 1000:.0f} ms a step"
+def _step_time(p: RunFigures) -> str:
+    return f"{p.seconds_per_step * 1000:.0f} ms a step"
 
 
-def _time_left(p: Progress) -> str:
+def _time_left(p: RunFigures) -> str:
     left = p.seconds_left
     return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
 

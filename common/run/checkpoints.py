@@ -33,7 +33,8 @@ from rankdad.common.run.state_format import SHARED, Loaded, StateFormat
 
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
-_NAME = re.compile(r"(\d{12})(?:-([0-9a-f]{16}))?\.safetensors")  # without digest: of an earlier version
+DIGITS = 12  # of a round in a name
+_NAME = re.compile(rf"(\d{{{DIGITS}}})(?:-([0-9a-f]{{16}}))?\.safetensors")  # without digest: of an earlier version
 _SIZE = struct.Struct("<I")
 _log = logging.getLogger(__name__)
 
@@ -198,6 +199,11 @@ def newest(folder: Path) -> Path | None:
 def is_checkpoint(path: Path) -> bool:
     """Tell a checkpoint from other files, by its name."""
     return _NAME.fullmatch(path.name) is not None
+
+
+def round_of(path: Path) -> int:
+    """Return the first round that a checkpoint has not, as its name says."""
+    return int(path.name[:DIGITS])
 
 
 def is_whole(path: Path) -> bool:

@@ -33,6 +33,7 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Retention
 from rankdad.remote.run_reader import FILE
+from rankdad.remote.run_summary import RunFigures
 
 # In the node's output folder:
 DIRECTORY = "run"
@@ -207,9 +208,9 @@ class AggregatorNode:
 
 
 def _progress(aggregator: Aggregator) -> str:
-    progress = aggregator.recorder.progress
+    p = RunFigures.of(aggregator.recorder.progress)
     if aggregator.state.exact:
         return aggregator.state.where
-    loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
-    left = f", about {progress.seconds_left:.0f} s left" if progress.step else ""
-    return f"epoch {progress.epoch + 1} of {progress.epochs}, step {progress.step} of {progress.steps}{loss}{left}"
+    loss = "" if p.loss is None else f", loss {p.loss:.4f}"
+    left = f", about {p.seconds_left:.0f} s left" if p.steps else ""
+    return f"epoch {p.epochs + 1} of {p.planned_epochs}, step {p.steps} of {p.planned_steps}{loss}{left}"

@@ -224,9 +224,7 @@ class ServiceRoutes:
 
     async def _answer(self, request: Request) -> Response:
         site, stance = self._site(request), await self._body(request, Stance)
-        await self._service.queue.write(
-            partial(self._service.questions.answer, request.path_params["ask"], site, stance)
-        )
+        await self._service.queue.write(self._service.questions.answer, request.path_params["ask"], site, stance)
         return Response(status_code=204)
 
     async def _ask(self, request: Request) -> Response:

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from rankdad.common.errors import ProtocolError, RankdadError, UserError, visible
 from rankdad.common.protocol.service import MAX_REASON, OPEN, Answer, Described, SiteAnswer, State, run_name
@@ -43,6 +44,7 @@ create table if not exists stances (
 ) strict;
 """
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -165,9 +167,9 @@ class Queue:
         self.database.close()
         self._writer.close()
 
-    async def write(self, change: Callable[[], T]) -> T:
+    async def write(self, change: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Call what writes, after what was called before it, and return what it returns."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, change)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(change, *values, **named))
 
     def submit(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any], most: int) -> Entry:
         """Add a run; one that is there already stays as it is.

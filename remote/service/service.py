@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, UserError, visible
@@ -18,7 +18,6 @@ from rankdad.common.protocol.retention import Ended, Receipt
 from rankdad.common.protocol.service import (
     MAX_REASON,
     OPEN,
-    Answer,
     Asked,
     Described,
     Offer,
@@ -50,7 +49,6 @@ ENDS: dict[State, Ended] = {
     State.REFUSED: "refused",
 }
 MAX_AGAIN = 4  # runs that have ended and are held open again at once, for sites that lack their results
-MAX_OFFERED = 4096
 RETRY = 5.0  # seconds between two tries to write what the disk does not take
 _log = logging.getLogger(__name__)
 
@@ -100,7 +98,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
         self._checking, self._scheduling = asyncio.Lock(), asyncio.Lock()
-        self._offered = lru_cache(MAX_OFFERED)(_offered)  # all sites are offered the same runs
+        self._offered = lru_cache(4096)(Offered.model_construct)  # all sites are offered the same runs
         self._beginning = ThreadPoolExecutor(1, "beginning")
         self.leaving = False
 
@@ -154,8 +152,8 @@ class Service:
             QueueError: the queue cannot be written.
         """
         id_, spec, document = await self._checked(read)
-        wanted = (id_, spec.name, owner, spec.federation.sites, document, self.consortium.max_queue)
-        entry = await self.queue.write(partial(self.queue.submit, *wanted))
+        wanted = (id_, spec.name, owner, spec.federation.sites, document)
+        entry = await self.queue.write(self.queue.submit, *wanted, self.consortium.max_queue)
         self.audit.note("submitted", site=owner, run=entry.run)
         await self.changed()
         return entry
@@ -168,8 +166,8 @@ class Service:
             QueueError: the question cannot be written.
         """
         id_, spec, document = await self._checked(read)
-        question = (id_, spec.name, owner, spec.federation.sites, document)
-        asked = await self.queue.write(partial(self.questions.ask, *question))
+        wanted = (id_, spec.name, owner, spec.federation.sites, document)
+        asked = await self.queue.write(self.questions.ask, *wanted)
         self.audit.note("asked the sites", site=owner, question=id_)
         self._wake()
         return asked
@@ -191,7 +189,7 @@ class Service:
         """
         self._own(run, who)
         by = f"by {who}" if who else ""
-        if not await self.queue.write(partial(self.queue.move, run, State.CANCELLED, by, where=OPEN)):
+        if not await self.queue.write(self.queue.move, run, State.CANCELLED, by, where=OPEN):
             raise ProtocolError(409, f"{run} is over already: {self.queue.entry(run).state.value}", code="run-over")
         self.audit.note("cancelled", site=who, run=run)
         await self._end(run, f"cancelled {by}".strip())
@@ -230,17 +228,14 @@ class Service:
 
     def offers(self, site: str) -> Offers:
         """Return what concerns a site: runs to answer for, take part in or finish, and questions."""
-        runs, refused = [], []
+        runs = []
         for entry in self.queue.concerning(site):
             said = entry.answers.get(site)
             answer = None if said is None else said.answer
             state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
-            offered = self._offered(entry.run, entry.id, state, answer)
-            if entry.state is State.REFUSED:
-                refused += [offered] * (said is None and self.queue.asks(entry))
-            elif answer not in ("refused", "finished"):
-                runs.append(offered)
-        runs += refused
+            is_over = entry.state is State.REFUSED and not (said is None and self.queue.asks(entry))
+            if not is_over and answer not in ("refused", "finished"):
+                runs.append(self._offered(run=entry.run, id=entry.id, state=state, answer=answer))
         questions = self.questions.of(site)
         text = "\n".join([f"{run.run} {run.id} {run.state} {run.answer}" for run in runs] + questions)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -282,12 +277,12 @@ class Service:
         entry, reason = self._of(run, site), visible(reply.reason)
         if reply.id != entry.id:
             raise ProtocolError(409, "id: is another run's", code="id-taken", field="id")
-        if not await self.queue.write(partial(self.queue.answer, run, site, reply.answer, reason)):
+        if not await self.queue.write(self.queue.answer, run, site, reply.answer, reason):
             return
         self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)
-        refuse = partial(self.queue.move, run, State.REFUSED, f"{site}: {reason}", where=OPEN)
-        if reply.answer == "refused" and await self.queue.write(refuse):
-            await self._end(run, f"{site}: {reason}")
+        why = f"{site}: {reason}"
+        if reply.answer == "refused" and await self.queue.write(self.queue.move, run, State.REFUSED, why, where=OPEN):
+            await self._end(run, why)
         else:
             await self.changed()
 
@@ -345,12 +340,12 @@ class Service:
     async def _schedule(self) -> None:
         for entry in self.queue.in_states(State.WAITING):
             if entry.agreed:
-                await self.queue.write(partial(self.queue.move, entry.run, State.QUEUED, where=[State.WAITING]))
+                await self.queue.write(self.queue.move, entry.run, State.QUEUED, where=[State.WAITING])
         free = self.consortium.runs_at_once - sum(run.trains for run in self.running.values())
         for entry in self.queue.in_states(State.QUEUED)[: max(0, free)]:
             if self.leaving:
                 return
-            if await self.queue.write(partial(self.queue.move, entry.run, State.RUNNING, where=[State.QUEUED])):
+            if await self.queue.write(self.queue.move, entry.run, State.RUNNING, where=[State.QUEUED]):
                 moved = self.queue.entry(entry.run)
                 if moved.state is State.RUNNING and not self.leaving:  # nobody has cancelled it since
                     self._hold_open(moved)
@@ -397,13 +392,9 @@ class Service:
             self._release(replace(self.queue.entry(run), state=state))
         while not self.leaving:
             try:
-                await self.queue.write(partial(self.queue.move, run, state, reason, where=[State.RUNNING]))
+                await self.queue.write(self.queue.move, run, state, reason, where=[State.RUNNING])
             except QueueError as error:
                 _log.error("%s", error)
                 await asyncio.sleep(RETRY)
             else:
                 return
-
-
-def _offered(run: str, id_: str, state: Literal["waiting", "running"], answer: Answer | None) -> Offered:
-    return Offered.model_construct(run=run, id=id_, state=state, answer=answer)

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
 from rankdad.common.run.replica import Replica
-from rankdad.remote import retention
+from rankdad.remote import retention, run_file
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.check_run import faults_of
 from rankdad.remote.export import export
 from rankdad.remote.retention import end_again, forget
 from rankdad.remote.run_file import RunFile
-from rankdad.remote.run_reader import ENDED, FILE, reading
+from rankdad.remote.run_reader import ENDED, FILE, RunReader, reading
 from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import LEDGER_OPTIONS, Data, Run
 
@@ -181,3 +182,18 @@ def test_nothing_is_forgotten_of_a_run_that_goes_on(
         forget(tmp_path / "run", site)
     assert refused.value.code == code
     assert held(tmp_path / "run")
+
+
+def test_what_was_read_when_the_run_ended_is_named_until_somebody_forgets(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_file, "PATIENCE", 0)
+    directory, readers = tmp_path / "run", list[RunReader]()
+    run = Run(SPEC, site_data(SPEC), tmp_path, refuse=("beta",))
+    run.go(lambda message: readers.append(RunReader(directory / FILE)) if message == 20 else None)
+    assert run.aggregator.retention is None, "nobody is told that it is gone"
+    for reader in readers:
+        reader.close()
+    assert [fault for fault in faults_of(directory)[0] if "`rankdad forget" in fault]
+    forget(directory, None)
+    assert faults_of(directory)[0] == []

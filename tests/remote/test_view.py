@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def running(folds: int = 1, sites: tuple[str, ...] = ("alpha", "beta")) -> Progr
     progress.up = progress.down = 10 * 2 * 1000
     progress.seconds, progress.step_seconds, progress.validation = 2.0, 1.0, pooled
     progress.monitor = "auc"
-    progress.ended.append(Epoch(0, 1, 0.6, pooled))
+    progress.ended.append(Epoch(progress.training, 1, 0.6, pooled))
     return progress
 
 
@@ -123,6 +124,7 @@ def test_a_run_that_ends_does_not_go_on_without_a_site() -> None:
 def test_of_several_folds_it_says_which() -> None:
     progress = running(folds=3)
     progress.tested_folds = 2
+    progress.ended[0] = dataclasses.replace(progress.ended[0], training=progress.training)
     assert "fold 1 of 2 · epoch 1 of 4 · training loss" in shown(progress, Waiting(), terminal=False)
     progress.fold, progress.step = 1, 50
     assert "fold 2 of 2 · epoch 2 of 4" in (text := shown(progress, Waiting(), terminal=True))
@@ -267,7 +269,8 @@ def test_without_a_terminal_an_epoch_is_one_line_of_at_most_100_characters(large
         pooled = PooledMetrics(
             split="validation", fold=0, epoch=number, samples=9, values={**values}, auc_error=1e-300, absent=0
         )
-        progress.ended.append(Epoch(899 if large else 0, number + large * 999_000, -1e300 if large else 0.5, pooled))
+        training, loss = ("fold 900 of 900", -1e300) if large else ("", 0.5)
+        progress.ended.append(Epoch(training, number + large * 999_000, loss, pooled))
         if number in (1, 4, 7):
             view.tick()
             waiting.append(waiting.pop(0))
