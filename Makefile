@@ -3,22 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # or every worker and every command compiles the tests anew
 
-.PHONY: simulate test slow exhaustive lint lines clean
+.PHONY: simulate test sample slow lint lines clean
 
 simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
-# What the project promises in figures, and properties on all their examples: several minutes. Processes often wait: three at once.
+# Of what takes longer, some cases of each test: what CI runs. Processes often wait: three at once.
+sample: .venv/ready
+	$(BIN)/python -m pytest -m "slow and not alone" --sample -rs -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -m "slow and alone" --sample -rs -s --reruns 2
+
+# All that takes longer, and all examples of properties: some hours, at night and before a release.
 slow: .venv/ready
-	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone and not exhaustive" --hypothesis-profile full -n 3 --dist loadgroup
-	$(BIN)/python -m pytest -m "slow and alone and not exhaustive" -s --reruns 2
-
-# Every case of what `slow` samples: an hour or more, before a release.
-exhaustive: .venv/ready
-	$(BIN)/python -m pytest -m exhaustive --hypothesis-profile full -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone" --hypothesis-profile full -rs -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -m "slow and alone" -rs -s --reruns 2
 
 lint: .venv/ready
 	$(BIN)/ruff check .

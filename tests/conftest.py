@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,37 @@ OPEN = EVERYTHING.model_dump(mode="json")  # the policy of sites in tests that a
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 
 settings.register_profile("full", deadline=None)  # what `make slow` loads
-settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("quick", deadline=None, max_examples=5)
 settings.load_profile("quick")
+SAMPLED = 8  # cases of a slow test, of which `make sample` runs the first
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true", help=f"of each slow test, one case in {SAMPLED}, and one at least")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--sample"):
+        return
+    cases: Counter[str] = Counter()
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        (left if item.get_closest_marker("exhaustive") or cases[test] % SAMPLED else kept).append(item)
+        cases[test] += not item.get_closest_marker("exhaustive")
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
 
 
 def examples(most: int) -> int:
-    """Return how many examples a property is tried on: all in the full profile, else a fifth."""
+    """Return how many examples a property is tried on: all in the full profile, else a twentieth."""
     assert settings.default is not None
     return max(4, most * settings.default.max_examples // 100)
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Return all cases of a test, of which `make test` runs one in so many, and `make slow` the others."""
+    """Return all cases of a test, of which `make test` runs one in so many."""
     rest = pytest.mark.slow
     return [
         case if not number % every else pytest.param(*case if isinstance(case, tuple) else (case,), marks=rest)

@@ -38,6 +38,7 @@ def test_the_threat_model_is_linked_and_names_every_limit_of_a_policy() -> None:
     assert "(security.md)" in operation
 
 
+@pytest.mark.slow
 def test_the_page_of_the_spec_is_what_its_schema_says() -> None:
     done = subprocess.run([sys.executable, "docs/make_spec.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "spec.md").read_text(encoding="utf-8") == done.stdout, (

@@ -95,6 +95,7 @@ def digest(run: rankdad.Run) -> str:
     return str(one)
 
 
+@pytest.mark.slow
 def test_weights_and_figures_are_those_of_the_command(run: rankdad.Run, frame: pd.DataFrame, folder: Path) -> None:
     frame.to_csv(folder / "heart.csv", index=False)
     source = {"name": "table", "path": str(folder / "heart.csv")}
@@ -112,6 +113,7 @@ def test_weights_and_figures_are_those_of_the_command(run: rankdad.Run, frame: p
     assert run.spec == rankdad.RunSpec.read(folder / "run.json")
 
 
+@pytest.mark.slow
 def test_figures_come_as_documented(run: rankdad.Run) -> None:
     with (run.directory / "metrics.csv").open() as file:
         assert list(run.metrics) == file.readline().strip().split(",")
@@ -222,6 +224,7 @@ def test_a_method_has_a_name_or_that_of_a_preset(method: str | dict[str, Any], e
     rankdad.RunSpec.model_validate(RUN | {"method": named_method(method)})
 
 
+@pytest.mark.slow
 def test_every_kind_of_data_is_the_same_samples(frame: pd.DataFrame, tmp_path: Path) -> None:
     parts = dict(zip(("alpha", "beta", "gamma"), (frame[:50], frame[50:80], frame[80:]), strict=True))
     for site, part in parts.items():
@@ -443,6 +446,7 @@ def test_a_running_loop_a_thread_and_strange_settings_change_neither_the_weights
     assert threading.active_count() <= threads  # those of another test may end meanwhile
 
 
+@pytest.mark.slow
 def test_a_temporary_directory_is_there_as_long_as_its_run(frame: pd.DataFrame) -> None:
     first, second = (simulated(data=frame, sites=["alpha"], pooled=pooled) for pooled in (False, True))
     assert second.spec.federation.sites == ("together",)
@@ -571,6 +575,7 @@ def test_texts_that_spreadsheets_take_for_formulas_and_sites_called_null_come_ba
     assert set(found.predict(frame)["label"]) == {"-", "+"}
 
 
+@pytest.mark.slow
 def test_progress_is_shown_to_a_terminal_alone(
     frame: pd.DataFrame, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

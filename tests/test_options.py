@@ -79,6 +79,7 @@ def test_a_site_of_several_processes_refuses_what_one_alone_has(files: Path, mon
     assert (done.exception.code, done.exception.field) == ("option-unused", "--stay")
 
 
+@pytest.mark.slow
 def test_every_command_takes_h_for_help() -> None:
     def commands(one: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         yield path
@@ -92,6 +93,7 @@ def test_every_command_takes_h_for_help() -> None:
         assert (done.exit_code, "--help" in done.output) == (0, True), path
 
 
+@pytest.mark.slow
 def test_version_and_help_are_said_without_anything_large() -> None:
     code = "import sys; from rankdad.__main__ import main; sys.argv = ['rankdad', sys.argv[1]]\n"
     code += "try: main()\nfinally: assert not {'torch', 'numpy', 'pandas', 'pydantic', 'httpx'} & sys.modules.keys()"

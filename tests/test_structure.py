@@ -70,6 +70,7 @@ def test_lowrank_needs_torch_alone_and_nothing_of_ours() -> None:
         assert tops - sys.stdlib_module_names <= {"torch", "numpy"}, path
 
 
+@pytest.mark.slow
 def test_imports_go_in_no_circle() -> None:
     assert set(circle({"a": {"b", "c"}, "b": {"c"}, "c": {"b"}, "d": {"a"}})) == {"b", "c"}
     assert circle({"a": {"b"}, "b": set()}) == []

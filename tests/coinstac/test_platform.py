@@ -278,6 +278,7 @@ def server(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_processes(tmp_path: Path, server: Path) -> None:
     # The first call is long enough that it has begun, even on a busy machine, when its process is killed.
     sleep = "time.sleep(1.5 if os.path.getsize(log.name) == 2 else 0)"
@@ -295,6 +296,7 @@ def test_processes(tmp_path: Path, server: Path) -> None:
     assert not any(node.alive() for node in run.nodes.values())
 
 
+@pytest.mark.slow
 def test_singularity_leaves_the_old_process_running(tmp_path: Path, server: Path) -> None:
     start = partial(ProcessNode, command=[sys.executable, str(server)], port_in_environment=True)
     faults = Faults(fresh_every_iteration=True, leave_old_running=True)
@@ -305,6 +307,7 @@ def test_singularity_leaves_the_old_process_running(tmp_path: Path, server: Path
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_mind_sigterm(tmp_path: Path, server: Path) -> None:
     server.write_text(server.read_text().replace("lambda *_: os._exit(0)", "signal.SIG_IGN"))
     start = partial(ProcessNode, command=[sys.executable, str(server)])

@@ -144,6 +144,7 @@ def test_steps_of_one_sample_give_all_of_them_away_and_are_refused(tmp_path: Pat
     assert recovered(allowed.rows, data) > 0.9 * len(data.splits[0].train)
 
 
+@pytest.mark.slow
 def test_the_order_of_batches_is_not_known_and_their_sums_cannot_be_solved(tmp_path: Path) -> None:
     """Of a training that hardly moves every step is a sum of the same gradients, as many sums as there are samples."""
     epochs = 12
@@ -191,6 +192,7 @@ def traps(spec: RunSpec, data: SiteData) -> dict[str, Tensor]:
     return replica.parameters()
 
 
+@pytest.mark.slow
 def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(tmp_path: Path) -> None:
     spec = spec_of(RANK_DAD)
     data = data_of(spec, tmp_path / "data")
@@ -221,6 +223,7 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
     assert "alpha: takes over the aggregator's weights after step 1: those of 1.bias are" in allowed.notices[0]
 
 
+@pytest.mark.slow
 def test_a_replica_within_the_limit_is_taken_over_and_brings_no_moments(tmp_path: Path) -> None:
     """Rounding apart. Whoever chose the moments would choose the weights of the next step."""
     spec = spec_of(RANK_DAD)
@@ -335,6 +338,7 @@ class Members:
         self.rows += rows_of((parts[0] * update.weight - parts[1] * own.weight,))
 
 
+@pytest.mark.slow
 def test_a_weight_of_1e12_is_refused_and_what_comes_back_shows_no_sample_of_the_others(tmp_path: Path) -> None:
     spec = spec_of(RANK_DAD, sites=("mallory", "beta"))
     run = Members(spec, Policy(), tmp_path / "default").go(1e12)

@@ -209,6 +209,7 @@ CONTRIBUTIONS: list[tuple[str, str, Make, int, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_nothing_that_is_sent_in_the_middle_of_a_run_changes_it(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]]
 ) -> None:
@@ -358,6 +359,7 @@ def lies_of(spec: RunSpec, plan: Plan, body: bytes) -> Iterator[Row]:
         yield what, 422, "", pack(replace(true, body=lie), plan, up=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fitted", FITTED)
 def test_sums_that_lie_change_nothing(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], fitted: str

@@ -55,6 +55,7 @@ def test_a_policy_that_does_not_name_it_admits_none(tmp_path: Path) -> None:
     assert "[policy-refuses]" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({"method": {"name": "signsgd"}}, "name-unknown"), ({"record": {"rounds": ["mean-age"]}}, "field-invalid")],
@@ -90,6 +91,7 @@ def test_a_site_that_does_not_list_its_code_takes_no_part(tmp_path: Path) -> Non
     assert "[factory-not-allowed]" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("points", "code"),
     [

@@ -20,6 +20,8 @@ import pytest
 from tests.conftest import OPEN, SITES, run_document, write_policy, write_site
 from tests.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-m", "rankdad"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {"PYTHONPATH": str(ROOT)}

@@ -53,6 +53,7 @@ def faults_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "relay.json").read_text())["faults"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [{}],
@@ -73,6 +74,7 @@ def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, An
     assert sum(faults.get(kind, {"count": 0})["count"] for kind in ("reorder", "not overtaken")) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["terminal", "killed"])
 def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)

@@ -70,6 +70,7 @@ def test_the_same_spec_gives_the_same_folds_and_weights(cancer: Path) -> None:
     assert predictions(cancer / "run").equals(predictions(cancer / "again"))
 
 
+@pytest.mark.slow
 def test_a_model_that_was_kept_scores_another_hospital(cancer: Path) -> None:
     """Columns in another order, one that is not asked for, and no labels."""
     table = pd.read_csv(cancer / "run" / "sites" / "beta" / "data" / "data.csv")

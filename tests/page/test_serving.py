@@ -112,6 +112,7 @@ def test_a_training_that_was_still_improving_is_warned_of_with_its_remedy(served
     assert "training.epochs" in stand[1]
 
 
+@pytest.mark.slow
 def test_viewers_are_told_of_changes_once_a_second_and_all_the_same(served: Served, client: httpx.Client) -> None:
     with client.stream("GET", "/page/events", headers=bearer()) as one, httpx.Client(trust_env=False) as beside:
         lines = one.iter_lines()

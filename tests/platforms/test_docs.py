@@ -48,6 +48,7 @@ def write(folder: Path, name: str, seed: int) -> list[str]:
     return ["mine.csv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_an_example_runs(tmp_path: Path, name: str) -> None:
     spec: dict[str, Any] = SPECS[name]

@@ -105,6 +105,7 @@ def test_odd_values_end_in_a_sentence(tmp_path: Path, changes: dict[str, Any], s
     assert said in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "living", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fresh processes", "the same processes"]
 )
@@ -141,6 +142,7 @@ def test_a_message_that_comes_again_to_a_living_process_changes_nothing(tmp_path
     assert digests(tmp_path) == digests(folder)
 
 
+@pytest.mark.slow
 def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
     shown = Iterations(tmp_path, patients(tmp_path)).go()
     assert shown["global_metrics"]["samples"] == 120
@@ -154,6 +156,7 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
     assert run["federation"]["sites"] == ["8f0c", "9f0c"], "members' ids, in their order, where nobody names a site"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_path: Path) -> None:
     inputs = patients(tmp_path, features="noise, dose", evaluation="holdout", network="mlp-16")
     rng = np.random.default_rng(1)  # one for all: members with the same rows would make an interval too narrow
@@ -167,6 +170,7 @@ def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_p
     assert "the model tells the classes apart no better than a guess" in said
 
 
+@pytest.mark.slow
 def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> None:
     inputs = patients(tmp_path, evaluation="holdout")
     path = tmp_path / "8f0c" / "base" / "8f0c.csv"
@@ -177,6 +181,7 @@ def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> Non
     assert "8f0c" in line
 
 
+@pytest.mark.slow
 def test_names_and_limits_may_lie_in_a_file_of_the_members_own(tmp_path: Path) -> None:
     inputs = patients(tmp_path, evaluation="holdout")
     for client, name in (("8f0c", "north"), ("9f0c", "south")):
@@ -266,6 +271,7 @@ def test_the_wrong_files_are_told_neither_by_name_nor_by_number(tmp_path: Path) 
         assert files[-1] in (tmp_path / "8f0c" / "output" / "error.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_folder_holds_a_table_at_any_depth_and_the_members_own_file(tmp_path: Path) -> None:
     inputs = patients(tmp_path, evaluation="holdout")
     for client, given in inputs.items():
@@ -347,6 +353,7 @@ def test_a_column_of_numbers_with_a_word_in_it_is_a_mistake(tmp_path: Path) -> N
     assert not any(word in str(raised.value) for word in ("dose", ".csv", "Miller"))
 
 
+@pytest.mark.slow
 def test_data_that_change_during_a_run_are_not_quoted_to_others(tmp_path: Path) -> None:
     inputs = patients(tmp_path, evaluation="holdout", epochs=3)
     said: list[str] = []
@@ -388,6 +395,7 @@ def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path:
         Iterations(tmp_path, members(tmp_path, **form, federation={"compare_every": 0})).go(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["linear", "mlp-8"])
 def test_a_linear_model_shows_its_coefficients_where_the_platforms_regressions_do(tmp_path: Path, network: str) -> None:
     form: dict[str, Any] = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}

@@ -61,6 +61,7 @@ def with_model(folder: Path, earlier: Path, start: str, **form: Any) -> dict[str
     return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classes", "number"])
 @pytest.mark.parametrize("fresh", [False, True], ids=["living", "a fresh process each time"])
 def test_a_test_alone_trains_nothing_and_has_the_right_figures(
@@ -104,6 +105,7 @@ def reference(found: pd.DataFrame, form: dict[str, Any]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path, models: dict[str, Path]) -> None:
     earlier = models["classes"]
     inputs = with_model(tmp_path / "new", earlier, GIVEN, **CLASSES | {"learning_rate": 1e-7})
@@ -167,6 +169,7 @@ def test_a_member_without_the_model_is_named(tmp_path: Path, start: str) -> None
     assert all(f"{client}: " in str(raised.value) for client in CLIENTS)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_model_are_refused_in_a_sentence(tmp_path: Path, models: dict[str, Path]) -> None:
     earlier = models["classes"]
     for start in (TEST, GIVEN):

@@ -40,6 +40,7 @@ def test_a_run_whose_messages_fit_is_let_through_and_one_byte_more_is_not() -> N
         check_size(spec, model, size - 1)
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
     spec = wide(20, {"name": "dsgd"}, 1024)
     model = build_model(spec)

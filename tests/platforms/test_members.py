@@ -97,6 +97,7 @@ def test_a_table_that_writes_a_value_in_two_ways_is_refused_without_its_values(t
     assert "CASE" in (tmp_path / "b2" / "output" / "error.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "cells", "told"),
     [("dose", 20, True), ("dose", 4, False), ("group", 20, True), ("comment", 20, False)],
@@ -132,6 +133,7 @@ def test_codes_of_missing_values_are_named_to_member_and_owner(
     assert [f"({cells} rows)" in line for line in own_log] == ([True] if column != "comment" else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listed", [False, True])
 def test_codes_of_missing_values_are_named_under_a_whole_specification_too(tmp_path: Path, listed: bool) -> None:
     data = {"reader": "csv", "file": "x.csv", "features": ["age", "d*"], "label": "group"}
@@ -172,6 +174,7 @@ def test_a_member_with_too_few_rows_hears_what_its_limit_is_and_nobody_how_many_
     assert not re.search(r"\b(7|11)\b", str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rare", "clients"),
     [("o", ["a3"]), ("prefers not to say", ["a3"]), ("o", ["a3", "b2"])],
@@ -218,6 +221,7 @@ def test_a_column_that_a_member_lacks_is_suggested_to_all(tmp_path: Path) -> Non
     assert "did you mean Group?" in (tmp_path / "b2" / "output" / "error.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_every_row_of_the_tables_has_a_name_and_the_outcome_stands_in_one(tmp_path: Path, task: str) -> None:
     form: dict[str, Any] = {"task": task, "label": "group" if task == "classification" else "dose", "network": "linear"}
@@ -274,6 +278,7 @@ def test_a_secret_that_is_none_is_refused_and_not_repeated(tmp_path: Path, secre
     assert str(secret) not in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_forms_defaults_make_a_model_as_good_as_scikit_learns(tmp_path: Path, task: str) -> None:
     """640, 210 and 24 rows: every fold's own model is scikit-learn's of the same rows."""

@@ -85,6 +85,7 @@ def digests(folder: Path) -> dict[str, str]:
     return dict(summary["weights_sha256"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sites"),
     [
@@ -122,6 +123,7 @@ def sites_sometimes(iteration: int, node: str) -> bool:
     return iteration % 5 == 0 and node != REMOTE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "replaced", "forgotten", "epochs"),
     [
@@ -145,6 +147,7 @@ def test_a_fresh_process_goes_on_where_the_last_one_stood(
     assert digests(tmp_path) == over_http(spec, tmp_path, inputs)
 
 
+@pytest.mark.slow
 def test_every_site_has_its_results_before_the_end(tmp_path: Path, drawings: list[RunResults]) -> None:
     spec, inputs = consortium(tmp_path, METHODS[0])
     run = Iterations(tmp_path, inputs)

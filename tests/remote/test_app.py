@@ -89,6 +89,7 @@ def test_a_round_is_answered_to_all_and_again_to_whoever_asks(served: Served) ->
         assert said.startswith("r: got round 2, but the run is in round 1; an aggregator that was started with an old")
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_answered_not_yet_and_the_body_counts_once(tmp_path: Path) -> None:
     with serving(tmp_path / "run", timeouts=Timeouts(hold=0.2)) as served:
         assert ask(served, "POST", "/rounds/alpha", served.hello("alpha")) == (202, b'{"status":"not yet"}')
@@ -234,6 +235,7 @@ def exchange_steps(served: Served, patience: float) -> dict[str, bytes | Rankdad
     return outcomes
 
 
+@pytest.mark.slow
 def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +316,7 @@ def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeyp
     assert at_work == [("aggregator_0", served.aggregator.plan.threads)]
 
 
+@pytest.mark.slow
 def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +363,7 @@ def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served
     assert drained.is_set()
 
 
+@pytest.mark.slow
 def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
     timeouts = Timeouts(body=0.2, bytes_per_second=100_000, refused=0.1)
     with serving(tmp_path / "run", timeouts=timeouts) as served, served.connect() as slow:

@@ -170,6 +170,7 @@ def test_mutual_tls_lets_in_whom_the_certificate_names(mutual: tuple[Served, Aut
     assert {line["address"] for line in served.audited()} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority]) -> None:
     served, _ = mutual
     with served.connect() as silent, served.connect() as babbling:

@@ -157,6 +157,7 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_lies_are_named_and_the_run_ends_as_if_nobody_had_lied(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch, name: str

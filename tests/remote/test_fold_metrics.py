@@ -40,6 +40,7 @@ def tallies(task: TaskSpec, fold: int, sizes: tuple[int, ...] = (40, 30, 20)) ->
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_figures_are_of_all_folds_and_go_on_from_json(task: TaskSpec) -> None:
     study, again = FoldMetrics(task, SITES), FoldMetrics(task, SITES)

@@ -208,6 +208,7 @@ def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: A
     return made[0], digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(1800)])]
 )

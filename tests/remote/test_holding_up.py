@@ -57,6 +57,7 @@ async def held_up() -> AsyncIterator[list[float]]:
 # The event loop
 
 
+@pytest.mark.slow
 def test_the_table_of_many_sites_does_not_hold_up_the_rounds(tmp_path: Path) -> None:
     """For no longer than that of a tenth of them takes."""
     task, sites = Classification(classes=2), tuple(f"site-{number}" for number in range(200))
@@ -157,6 +158,7 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
 LOCK = 0.5  # seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["reply", "readyz"])
 def test_a_lock_of_the_queue_holds_up_nobody_else(tmp_path: Path, what: str) -> None:
     async def test(service: Service) -> None:
@@ -225,6 +227,7 @@ def test_a_service_without_tokens_answers_no_page_that_has_made_its_name_lead_he
     with_service(ask, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_owner_with_many_runs_leaves_room_for_another(tmp_path: Path) -> None:
     async def ask(service: Service) -> None:
         for number in range(service.consortium.max_queue):

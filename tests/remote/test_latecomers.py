@@ -105,6 +105,7 @@ def late_of(run: Run, round_: int, size: float = 0.0, times: int = 1) -> Message
     return replace(step, round=round_)
 
 
+@pytest.mark.slow
 def test_a_site_that_lies_about_what_is_late_is_refused_by_name_and_the_others_end_alike(
     tmp_path: Path,
     data: dict[str, SiteData],  # noqa: F811

@@ -243,6 +243,7 @@ def honest_digest(run: Run, *lies: Lie) -> str:
     return digest
 
 
+@pytest.mark.slow
 def test_every_lie_is_refused_and_the_others_end_as_if_the_liar_were_silent(
     tmp_path: Path, data: dict[str, SiteData]
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData
     honest_digest(Run(tmp_path / "run", data), TAKEN[lie])
 
 
+@pytest.mark.slow
 def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
     tmp_path: Path, data: dict[str, SiteData]
 ) -> None:
@@ -391,6 +393,7 @@ FITTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fitted", FITTED)
 def test_sums_that_no_rows_have_are_refused_by_name_and_change_nothing(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch, fitted: str

@@ -131,6 +131,7 @@ def words_of(summary: dict[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 def test_figures_agree_while_a_run_goes_on_and_when_it_is_over(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], changes: dict[str, Any]

@@ -16,6 +16,7 @@ from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_is_told_from_its_directory(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]]
 ) -> None:

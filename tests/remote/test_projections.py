@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,7 @@ def gradient_of(form: str, level: int, scale: float, seed: int, dtype: torch.dty
     return scale * (random if form == "random" else rows * columns)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(400))
 @given(
     forms=st.tuples(*[st.tuples(st.sampled_from(["random", "aligned", "cancelled"]), st.integers(0, 3))] * 2),

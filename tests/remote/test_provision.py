@@ -114,6 +114,7 @@ def test_a_kits_policy_is_the_default_that_the_documentation_shows_and_stays_whe
     assert Policy.read(str(policy)).min_rows == 20
 
 
+@pytest.mark.slow
 def test_two_sites_cannot_take_each_others_place(made: Path) -> None:
     alpha, beta = (SiteConfig.read(made / "sites" / site / "SITE.json") for site in SITES[:2])
     for own, names in ((beta, ("token_file",)), (beta, ("certificate", "key"))):
@@ -122,6 +123,7 @@ def test_two_sites_cannot_take_each_others_place(made: Path) -> None:
             meet(made, "alpha", mixed)
 
 
+@pytest.mark.slow
 def test_a_renewed_site_leaves_its_old_token_worthless(made: Path) -> None:
     kit = made / "sites" / "alpha"
     (kit / "SITE.json").write_text((kit / "SITE.json").read_text().replace('"data": "data"', '"data": "/data/study"'))

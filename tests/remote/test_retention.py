@@ -25,6 +25,8 @@ from rankdad.remote.run_reader import ENDED, FILE, RunReader, reading
 from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import LEDGER_OPTIONS, Data, Run
 
+pytestmark = pytest.mark.slow
+
 SPEC = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2})
 
 

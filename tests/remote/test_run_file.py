@@ -119,6 +119,7 @@ def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: P
     assert ends >= {3, 4, 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [331, pytest.param(7, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_flipped_bit_is_said_or_changes_nothing(tmp_path: Path, stride: int) -> None:
     used = sum(len(record.body) for record in write(tmp_path))

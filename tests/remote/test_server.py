@@ -38,6 +38,7 @@ class Broken:
         self.shown += 1
 
 
+@pytest.mark.slow
 def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -100,6 +100,7 @@ def test_sites_are_answered_while_a_large_spec_is_read(tmp_path: Path) -> None:
     with_service(both, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_spec_with_thousands_of_mistakes_is_refused_in_a_sentence(tmp_path: Path) -> None:
     spec = json.dumps(run_document() | {f"k{number}": 0 for number in range(20_000)})
 

@@ -82,6 +82,7 @@ def trained(
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "evaluation",
     [{"name": "holdout"}, {"name": "k-fold", "folds": 3, "refit": False}, {"name": "leave-one-site-out"}],
@@ -136,6 +137,7 @@ def test_a_label_that_is_a_number_has_mean_and_deviation(tmp_path: Path) -> None
     assert "gamma" in summary["warnings"]["shifted-label"]
 
 
+@pytest.mark.slow
 def test_what_worries_is_said_before_training(tmp_path: Path) -> None:
     found = tables()
     found["alpha"].loc[:110, "weight"] = np.nan
@@ -156,6 +158,7 @@ def test_what_worries_is_said_before_training(tmp_path: Path) -> None:
     assert {name: summary["warnings"][name] for name in kinds} == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outliers", "kind"), [(0, "other-units"), (1, "shifted-columns"), (3, "shifted-columns")])
 def test_an_outlier_is_no_unit(outliers: int, kind: str, tmp_path: Path) -> None:
     found = tables()
@@ -193,6 +196,7 @@ def test_sums_that_no_table_has_are_refused(tmp_path: Path, field: str, place: i
     assert said in str(preparing.check("labels", vector, 120, 120))
 
 
+@pytest.mark.slow
 def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:
     """Of few values there is no mean, neither in the sums nor as the difference of two of them."""
     found = tables()
@@ -231,6 +235,7 @@ def test_warnings_say_about_where_counts_are_rounded_and_name_what_is_held_back(
     assert "hidden" not in json.dumps(summary["table1"])
 
 
+@pytest.mark.slow
 def test_two_tables_that_differ_by_a_patient_look_alike_to_others(tmp_path: Path) -> None:
     sites = list[dict[str, Any]]()
     for place in range(12):
@@ -321,6 +326,7 @@ def two_sites(found: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     return {site: found[site] for site in SITES[:2]}
 
 
+@pytest.mark.slow
 def test_of_two_sites_that_disagree_both_are_named(tmp_path: Path) -> None:
     """Nobody can say which of the two has other units, zeros for gaps, or another label."""
     federation = {"sites": list(SITES[:2])}

@@ -87,6 +87,7 @@ def check(found: Values, expected: Values, epochs: int) -> None:
         assert name == "seconds/step" or [value for _, value in values] == sorted({value for _, value in values})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "folds"])
 def test_both_have_the_figures_of_the_run(
     site_data: Callable[..., dict[str, SiteData]], tmp_path: Path, name: str
@@ -133,6 +134,7 @@ def test_an_aggregator_that_was_killed_writes_no_epoch_twice(tmp_path: Path) -> 
     assert status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_only_the_operators_environment_says_where_mlflow_is(
     site_data: Callable[..., dict[str, SiteData]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.upstream import answering, ask
 from tests.conftest import run_document
 
+pytestmark = pytest.mark.slow
+
 Offering = tuple[str, dict[str, str]]
 FEDERATION = {"sites": ["alpha", "beta", "gamma"], "regions": {"north": ["alpha", "beta"]}}
 

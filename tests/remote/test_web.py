@@ -47,6 +47,7 @@ def statuses(served: Served) -> list[int]:
     return [line["status"] for line in served.audited() if line["what"] == "refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /ru", b"\r\n\r\n", b"GET /run HTTP/1.1\r\nhost: x\r\nx: y"])
 def test_headers_that_do_not_come_are_not_waited_for(served: Served, sent: bytes) -> None:
     began = time.monotonic()
@@ -57,6 +58,7 @@ def test_headers_that_do_not_come_are_not_waited_for(served: Served, sent: bytes
     assert statuses(served) == [408]
 
 
+@pytest.mark.slow
 def test_headers_that_trickle_are_not_waited_for_either_nor_on_a_connection_that_is_known(served: Served) -> None:
     with served.connect() as slow:
         slow.sendall(head(served, "GET /status"))

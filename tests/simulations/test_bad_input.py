@@ -22,6 +22,8 @@ from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[[Path], object]
 DRAWN = np.random.default_rng(7)
 SUGAR, HEAT = DRAWN.integers(150, 300, 80), DRAWN.normal(37, 0.6, 80).round(1)

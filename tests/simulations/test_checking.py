@@ -47,6 +47,7 @@ def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, d
     assert show_verification(spec, list(found.values()), Console(quiet=True))
 
 
+@pytest.mark.slow
 def test_bytes_that_are_not_verified_are_said(site_data: Data, capsys: pytest.CaptureFixture[str]) -> None:
     for second_moment, said in (("elementwise", False), ("factored", True)):
         spec = run_spec(training={"optimizer": {"name": "adam", "lr": 0.01, "second_moment": second_moment}})

@@ -34,6 +34,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_verify_exits_with_1_if_an_exact_method_is_not(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rankdad("verify", file).exit_code == 0
     monkeypatch.setattr(
@@ -44,6 +45,7 @@ def test_verify_exits_with_1_if_an_exact_method_is_not(file: Path, monkeypatch: 
     assert "NOT EXACT" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [("none", "learning rate still 0.01"), ("linear", "learning rate 0.06 instead of 0.03")],
@@ -56,6 +58,7 @@ def test_another_number_of_sites_says_what_it_does(file: Path, tmp_path: Path, s
     assert said in done.output
 
 
+@pytest.mark.slow
 def test_quiet_says_no_epoch(file: Path, tmp_path: Path) -> None:
     words = ["simulate", file, "--lockstep", "--set", "run.training.epochs=1", "--output"]
     assert "epoch 1 of 1 · " in rankdad(*words, tmp_path / "loud").output
@@ -70,6 +73,7 @@ DSGD = 'run.method={"name": "dsgd"}'
 LOSES = "lets out the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sets", "said"),
     [
@@ -131,6 +135,7 @@ def test_check_takes_a_run_that_stands_under_its_name_alone(tmp_path: Path) -> N
     assert (error.code, error.field) == ("unknown-field", "name")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "said"), [("check", "32 × 11"), ("verify", "exact: equal to the pooled gradient")])
 def test_columns_that_patterns_stand_for_are_those_of_the_table(command: str, said: str) -> None:
     """A regression from a table that comes with scikit-learn."""

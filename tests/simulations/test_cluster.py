@@ -22,6 +22,8 @@ from tests.ranks import free_port
 from tests.torchrun import start_ranks
 from tests.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 120.0  # in which all is over, on a machine that does other things as well
 SIMULATE = ["simulate", "file.json", "--output", "run"]
 

@@ -144,6 +144,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if not path.name.endswith(BESIDE)}
 
 
+@pytest.mark.slow
 def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCaptureFixture) -> None:
     assert all(len(cut_short.checkpoints(of)) == 2 for of in ("alpha", "beta", "run/checkpoints"))
     assert cut_short.go_on() == cut_short.digest
@@ -167,6 +168,7 @@ def flips(size: int, stride: int, bits: int) -> list[tuple[int, int]]:
     return [(at, (at + bit) % 8) for at in range(0, size, stride) for bit in range(bits)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "bits"), FILE_SWEEPS)
 def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_in_a_sentence(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture, stride: int, bits: int
@@ -201,6 +203,7 @@ def tables_of(folder: Path) -> dict[str, list[list[str]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "bits"), SWEEPS)
 @pytest.mark.parametrize(("of", "owner"), [("run/checkpoints", "aggregator"), ("alpha", "alpha")])
 def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
@@ -298,6 +301,7 @@ def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(
         cut_short.go_on()
 
 
+@pytest.mark.slow
 def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         last, whole = file.end - 1, file.update(file.end - 1)
@@ -307,6 +311,7 @@ def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
         assert file.update(last) == whole
 
 
+@pytest.mark.slow
 def test_a_damaged_contribution_to_the_open_round_is_sent_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         due = file.end

@@ -30,6 +30,8 @@ from rankdad.simulations.spec import SimulationFile
 from tests import messy
 from tests.conftest import SHARED
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -61,6 +61,7 @@ def document(consortium: Path, **run: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_tables_are_trained_on_where_they_are_and_predicted_from(consortium: Path, tmp_path: Path) -> None:
     path, run = tmp_path / "file.json", tmp_path / "run"
     path.write_text(json.dumps(document(consortium)))
@@ -155,6 +156,7 @@ def test_the_partition_of_folders_has_to_be_said(consortium: Path, tmp_path: Pat
         read_simulation(tmp_path / "file.json", [], sites=3)
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_what_a_site_has_found_says_so_where_it_is_not_known(
     consortium: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,8 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec, write_site
 
+pytestmark = pytest.mark.slow
+
 Data = Callable[..., dict[str, SiteData]]
 METHODS: list[dict[str, Any]] = [
     {"name": "dsgd"},

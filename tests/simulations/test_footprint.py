@@ -17,6 +17,7 @@ from tests.conftest import SITES, run_spec, sampled
 from tests.simulations.recovering import EVERY, METHODS, NAMES, Data, Run, size_of, whole
 
 
+@pytest.mark.slow
 def test_the_tail_alone_is_enough_to_recover_and_has_a_bound(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "powersgd", "rank": 1}, training={"epochs": 4})
     data = site_data(spec)
@@ -45,6 +46,7 @@ def test_candidates_take_no_more_disk_than_was_predicted(tmp_path: Path, site_da
     assert ledger <= whole(most, steps, 2 * spec.folds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sampled([*METHODS, {"name": "dsgd"}], 2), ids=[*NAMES, "dsgd"])
 @pytest.mark.parametrize("retention", list(Retention))
 def test_a_run_takes_no_more_disk_than_was_predicted(

@@ -50,6 +50,7 @@ def masked(kind: str) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "post-accumulate"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_masked_weight_stays_masked(

@@ -33,6 +33,7 @@ def without(run: Run, site: str, since: int, until: int, *, killed: bool) -> Cal
     return crash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sampled(METHODS, 2), ids=NAMES)
 @pytest.mark.parametrize("killed", [True, False], ids=["restarted", "late"])
 def test_a_quorum_goes_on_without_a_site_which_catches_up(
@@ -86,6 +87,7 @@ def test_a_site_that_is_away_where_models_are_compared_is_named(tmp_path: Path, 
     assert not any(progress.study.summary()["differences"].values())
 
 
+@pytest.mark.slow
 def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2}, federation=QUORUM)
     data = site_data(spec)
@@ -100,6 +102,7 @@ def test_a_site_gone_for_good_is_left_out_and_the_run_says_so(tmp_path: Path, si
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3}, federation=QUORUM)
     run = Run(spec, site_data(spec), tmp_path)
@@ -108,6 +111,7 @@ def test_an_aggregator_that_dies_in_a_run_of_a_quorum_goes_on_from_its_ledger(tm
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
+@pytest.mark.slow
 def test_what_a_site_keeps_does_not_grow_while_others_are_left_out_in_turn(tmp_path: Path, site_data: Data) -> None:
     federation = QUORUM | {"overrides": {"gamma": {"batch_size": 8}}}
     method = {"name": "rank-dad", "rank": 1, "wire": "int8"}

@@ -84,6 +84,7 @@ class PartlyUsed(nn.Linear):
         self.unused = nn.Parameter(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_a_weight_that_nothing_uses_decays_as_without_local_steps(tmp_path: Path, site_data: Data) -> None:
     """Its moments are kept as those of the others, from step to step."""
     factory = f"{__name__}:PartlyUsed"
@@ -101,6 +102,7 @@ def test_a_weight_that_nothing_uses_decays_as_without_local_steps(tmp_path: Path
     assert float(weights[0]["unused"].max()) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "steps"), [(1, 12), (3, 6), ("epoch", 3)])
 def test_one_site_that_keeps_its_moments_trains_as_if_there_were_no_exchange(
     tmp_path: Path, site_data: Data, most: int | str, steps: int
@@ -115,6 +117,7 @@ def test_one_site_that_keeps_its_moments_trains_as_if_there_were_no_exchange(
     assert summary_of(tmp_path / "kept")["steps"] == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feedback", ["none", "both"])
 def test_a_rank_that_holds_every_difference_is_dense_fedavg(tmp_path: Path, site_data: Data, feedback: str) -> None:
     """Two batches of four samples move 64 × 64 weights by at most rank 8, those of three sites by at most 24."""
@@ -186,6 +189,7 @@ def test_outer_optimizers_are_torchs_own(outer: dict[str, Any], oracle: Callable
         assert apart(weights, {name: value.detach() for name, value in replica.trained.items()}) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:

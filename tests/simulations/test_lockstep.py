@@ -54,6 +54,7 @@ def final_weights(results: dict[str, Result]) -> dict[str, Tensor]:
     return first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["elementwise", "factored"])
 def test_exact_methods_train_alike_over_many_steps(tmp_path: Path, site_data: Data, moment: str) -> None:
     weights = {}
@@ -67,6 +68,7 @@ def test_exact_methods_train_alike_over_many_steps(tmp_path: Path, site_data: Da
         assert torch.allclose(weights["edad"][name], value, rtol=0, atol=1e-9), name
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_one_large_batch(tmp_path: Path, site_data: Data) -> None:
     weights = []
     for size, accumulate in ((12, 1), (4, 3)):
@@ -78,6 +80,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path, site_data: Data
         assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-9), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [{"name": "rank-dad", "rank": 2}, {"name": "dsgd"}, {"name": "dsgd", "local_steps": 2}]
 )
@@ -104,6 +107,7 @@ def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(
         assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-9), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 3.0), ("sqrt", 3**0.5)])
 def test_the_learning_rate_grows_with_the_number_of_sites(
     tmp_path: Path, site_data: Data, scaling: str, factor: float
@@ -117,6 +121,7 @@ def test_the_learning_rate_grows_with_the_number_of_sites(
         assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_autocast_trains_nearly_the_same(tmp_path: Path, site_data: Data) -> None:
     weights = []
     for autocast in (None, "bfloat16"):
@@ -129,6 +134,7 @@ def test_autocast_trains_nearly_the_same(tmp_path: Path, site_data: Data) -> Non
         assert 0 < distance <= 0.02 * torch.linalg.vector_norm(value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     sampled(
@@ -162,6 +168,7 @@ def test_a_rerun_gives_the_same_bits_and_another_seed_does_not(
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batches": "full"})
     data = site_data(spec)
@@ -185,6 +192,7 @@ def test_the_run_directory_says_what_happened(tmp_path: Path, site_data: Data) -
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["sites"] == list(SITES)
 
 
+@pytest.mark.slow
 def test_stopping_and_best_look_at_validation_only(tmp_path: Path, site_data: Data) -> None:
     """Other test data change nothing but the test metrics; other validation data move the best epoch and the end."""
     training = {
@@ -210,6 +218,7 @@ def test_stopping_and_best_look_at_validation_only(tmp_path: Path, site_data: Da
     assert ends["validation"][1] == ends["validation"][0] + 1 + 2
 
 
+@pytest.mark.slow
 def test_best_and_final_model_are_saved_and_best_is_tested(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(training={"epochs": 4, "monitor": "loss", "optimizer": {"name": "adam", "lr": 0.3}})
     results = run(spec, site_data(spec), tmp_path / "run")
@@ -234,6 +243,7 @@ def masked() -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_buffers_are_averaged_and_equal_everywhere(tmp_path: Path, site_data: Data) -> None:
     """Of 65 samples in batches of 8 one would be left over, which BatchNorm could not take; a mask holds infinity."""
     factory = "tests.simulations.test_lockstep:masked"
@@ -271,6 +281,7 @@ def test_one_site_alone_is_a_run(tmp_path: Path, site_data: Data) -> None:
     assert result.best_epoch == 1, "without validation the last epoch is the best"
 
 
+@pytest.mark.slow
 def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
     from rankdad.common.protocol.message_sizes import step_bytes
     from rankdad.common.protocol.plan import make_plan
@@ -327,6 +338,7 @@ def now(kind: str) -> nn.Module:
     return Now(kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["outside", "zeros", "channels last"])
 def test_odd_models_train_as_with_full_gradients(tmp_path: Path, site_data: Data, kind: str) -> None:
     """At full rank, with plain gradient descent: the same weights as dsgd's, whatever capture could follow."""
@@ -345,6 +357,7 @@ def test_odd_models_train_as_with_full_gradients(tmp_path: Path, site_data: Data
         assert torch.allclose(weights[1][name], value, rtol=0, atol=1e-8), name
 
 
+@pytest.mark.slow
 def test_dad_says_that_no_factor_covers_a_weight(tmp_path: Path, site_data: Data) -> None:
     factory = "tests.simulations.test_lockstep:now"
     model = {"name": "factory", "factory": factory, "arguments": {"kind": "outside"}}

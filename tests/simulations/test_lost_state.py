@@ -28,6 +28,8 @@ from rankdad.remote.records import Retention
 from tests.conftest import run_spec
 from tests.simulations.recovering import EVERY, LEDGER_OPTIONS, Data, Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("tuning", "fold"), [(None, 1), ({"weight_decay": [0, 0.5]}, 4), ({"weight_decay": [0, 0.5]}, 5)]

@@ -31,6 +31,8 @@ from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SHARED
 
+pytestmark = pytest.mark.slow
+
 HEART = [
     "age",
     "sex",

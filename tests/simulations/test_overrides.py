@@ -31,6 +31,7 @@ from tests.simulations.test_lockstep import final_weights, rows_of, summary_of
 Data = Callable[..., dict[str, SiteData]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "training"),
     [
@@ -89,6 +90,7 @@ def test_no_step_is_without_samples() -> None:
     assert found.steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_steps", [None, 2])
 def test_epochs_batches_local_steps_weights_and_learning_rates_by_hand(tmp_path: Path, local_steps: int | None) -> None:
     """Where all of a site's samples are the same, the order of its batches says nothing."""
@@ -151,6 +153,7 @@ def test_epochs_batches_local_steps_weights_and_learning_rates_by_hand(tmp_path:
 OVERRIDES = {"alpha": {"epochs": 1, "batch_size": 12}, "gamma": {"batch_size": 4, "local_steps": 3}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -177,6 +180,7 @@ def test_a_run_with_overrides_and_crashes_ends_as_the_undisturbed_one(
     assert set(summary_of(tmp_path / "lockstep")["weights_sha256"].values()) == {digest}
 
 
+@pytest.mark.slow
 def test_exact_methods_agree_where_a_site_has_larger_batches_than_the_others(tmp_path: Path, site_data: Data) -> None:
     """Factors then have more rows than `training.batch_size`: the plan has room for them."""
     federation = {"sites": SITES, "overrides": {"alpha": {"batch_size": 24, "epochs": 1}}}

@@ -27,6 +27,8 @@ from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import Run
 from tests.simulations.test_patients import visits
 
+pytestmark = pytest.mark.slow
+
 Data = Callable[..., dict[str, SiteData]]
 Seen = list[tuple[list[Rows | None], Tensor, Tensor | None]]
 K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 2, "refit": True}

@@ -44,6 +44,7 @@ def test_a_repeat_is_equal_to_another_if_it_is_at_every_site_whatever_the_order_
     assert equal_repeats([], 2) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "run"), [(1, 1), (2, 2)])
 def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
     tmp_path: Path, sites: int, run: int
@@ -68,6 +69,7 @@ def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
     assert ("2 times" in narrative.extent(read)) == (run == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["k-fold", "leave-one-site-out"])
 def test_a_site_of_a_single_part_trains_and_is_tested_where_sites_are_left_out(tmp_path: Path, evaluation: str) -> None:
     """Under the default policy: no fold holds out any of 19, six of each class, but a model of others meets them."""

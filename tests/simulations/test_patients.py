@@ -93,6 +93,7 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys:
     assert all(float(one.effect("sensitivity").median()) > 1.5 for one in risks), "bands are those of patients"
 
 
+@pytest.mark.slow
 def test_a_site_that_trains_on_nothing_in_a_fold_deals_out_no_groups(tmp_path: Path) -> None:
     assert summary_of(tmp_path, {"name": "leave-one-site-out"})["metrics"]["test"]["groups"] == 120
 

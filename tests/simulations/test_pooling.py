@@ -59,6 +59,7 @@ def test_it_takes_as_many_steps(site_data: Data) -> None:
     assert -(-sum(sizes) // together.training.step_size) == -(-max(sizes) // 8)
 
 
+@pytest.mark.slow
 def test_one_step_an_epoch_trains_as_the_federation_does(tmp_path: Path, site_data: Data) -> None:
     """Standardised by all sites' moments, in every fold and after."""
     method = {"name": "dsgd", "wire": "float64"}

@@ -28,6 +28,8 @@ from tests.conftest import SITES, run_spec
 from tests.simulations import recovering
 from tests.simulations.recovering import EVERY, FACTORED, METHODS, NAMES, Data, Run, dying, size_of, whole
 
+pytestmark = pytest.mark.slow
+
 
 def crash_everywhere(
     tmp_path: Path, site_data: Data, method: dict[str, Any], every: int, training: dict[str, Any] | None = None

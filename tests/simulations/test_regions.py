@@ -73,6 +73,7 @@ def summary_of(directory: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     sampled(
@@ -110,6 +111,7 @@ def test_a_tree_ends_with_equal_weights_and_what_adds_up_exactly_as_without_it(
         assert tree["metrics"]["test"] == pytest.approx(flat["metrics"]["test"], nan_ok=True)
 
 
+@pytest.mark.slow
 def test_projections_for_a_factored_moment_pass_a_tree(tmp_path: Path) -> None:
     ends = []
     for name, regions in (("flat", {}), ("tree", REGIONS)):
@@ -189,6 +191,7 @@ def test_table_one_of_a_region_is_that_of_its_rows_together() -> None:
     assert set(found) == {"table-squares", "table-label-squares"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [{"name": "regression"}, {"name": "classification", "classes": 3}])
 def test_coefficients_of_a_tree_are_those_without_it_and_each_site_s_stay_in_its_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: dict[str, Any]
@@ -230,6 +233,7 @@ def trainings(spec: RunSpec, tree: Tree, data: dict[str, SiteData]) -> dict[str,
     return {site: train(spec, plan, data[site], states[site], EVERYTHING) for site in SITES}
 
 
+@pytest.mark.slow
 def test_a_region_that_crashes_before_its_update_sends_the_same_bytes_again(tmp_path: Path) -> None:
     spec = spec_of(method={"name": "rank-dad", "rank": 2}, regions={"north": ["s0", "s1"]})
     tree = Tree(spec, lambda: Replica(spec), tmp_path / "run", ledger=LedgerOptions(every=2))
@@ -315,6 +319,7 @@ def spec_decision() -> Any:
     return Decision(epoch=0, best=True, stop=False)
 
 
+@pytest.mark.slow
 def test_check_prints_bytes_by_level_and_verify_the_error_of_both_levels() -> None:
     words = [str(DIGITS), "--sites", "8", "--regions", "2"]
     shown = CliRunner().invoke(app, ["check", *words]).output
@@ -381,6 +386,7 @@ def to_the_end(spec: RunSpec, data: dict[str, SiteData], directory: Path, ledger
     return tree.top.recorder.progress.aggregator_sha256
 
 
+@pytest.mark.slow
 def test_a_region_goes_on_in_its_own_directory_alone_and_its_model_comes_from_a_tail(tmp_path: Path) -> None:
     """Started as another region it combined that one's contributions; as the aggregator above it answered sites."""
     spec = spec_of(method={"name": "rank-dad", "rank": 2}, regions={"north": ["s0", "s1"], "south": ["s2", "s3"]})
@@ -395,6 +401,7 @@ def test_a_region_goes_on_in_its_own_directory_alone_and_its_model_comes_from_a_
     assert export(north, None, tmp_path / "exported").replica.digest() == digest
 
 
+@pytest.mark.slow
 def test_a_damaged_update_of_a_region_is_asked_for_above(tmp_path: Path) -> None:
     spec = spec_of(method={"name": "rank-dad", "rank": 2}, regions={"north": ["s0", "s1"]})
     options = LedgerOptions(every=1000)

@@ -130,6 +130,7 @@ def test_messages_are_found_however_the_bytes_arrive(name: str, step: int) -> No
     assert not parses or sum(piece.last for piece in pieces) == len(heads)
 
 
+@pytest.mark.slow
 def test_with_nothing_to_do_it_costs_less_than_a_millisecond() -> None:
     async def main() -> float:
         upstream = Upstream()
@@ -159,6 +160,7 @@ def test_delay_is_one_way_and_keeps_the_order_of_bytes() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_bandwidth_is_each_connections_own_and_the_shared_one_everybodys() -> None:
     async def main(clients: int, **spec: float) -> float:
         async with relayed(Upstream(), **spec) as (_, connect):
@@ -171,6 +173,7 @@ def test_bandwidth_is_each_connections_own_and_the_shared_one_everybodys() -> No
     assert 0.38 <= asyncio.run(main(2, shared_bandwidth=1_000_000)) < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{}, {"delay": 1000}, {"faults": [{"kind": "drop", "at": [2]}]}])
 def test_what_nobody_reads_is_not_held_in_memory(spec: dict[str, Any]) -> None:
     class Deaf:
@@ -269,6 +272,7 @@ def test_a_dropped_message_is_followed_by_silence_and_the_end(direction: str) ->
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_request_is_overtaken_by_another_connections_or_waits_in_vain() -> None:
     async def main() -> None:
         rules = [{"kind": "reorder", "at": [1, 3], "seconds": 0.3}, {"kind": "delay", "at": [4], "seconds": 0.2}]
@@ -292,6 +296,7 @@ def test_a_request_is_overtaken_by_another_connections_or_waits_in_vain() -> Non
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_faults() -> None:
     rules: list[dict[str, Any]] = [
         {"kind": "reset", "probability": 0.1},

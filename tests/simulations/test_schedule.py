@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rankdad.common.data import SiteData
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.rounds.base import Due
@@ -15,6 +17,7 @@ from tests.conftest import SITES, run_spec
 MODEL = "tests.simulations.test_lockstep:masked"  # which has buffers
 
 
+@pytest.mark.slow
 def test_every_kind_of_round_is_due_in_its_turn(tmp_path: Path, site_data: Callable[..., dict[str, SiteData]]) -> None:
     spec = run_spec(
         model={"name": "factory", "factory": MODEL},

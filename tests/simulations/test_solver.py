@@ -121,6 +121,7 @@ def check_test(summary: dict[str, Any], data: Mapping[str, SiteData], label: str
         assert test["mae"] == pytest.approx(mean_absolute_error(truth, theirs), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["sick", "days"])
 def test_members_of_unequal_size_get_what_scikit_learn_makes_of_all_rows(
     folder: Path, tmp_path: Path, label: str
@@ -145,6 +146,7 @@ def test_members_of_unequal_size_get_what_scikit_learn_makes_of_all_rows(
     assert any(line.startswith("solver:") for line in result_lines(summary, spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["sick", "days"])
 @pytest.mark.parametrize(
     ("policy", "solver"),
@@ -165,6 +167,7 @@ def test_the_platforms_form_trains_a_linear_model_enough_by_its_defaults(
     check_test(summary, data, label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["sick", "days"])
 def test_init_and_simulate_train_a_linear_model_enough_by_their_defaults(
     folder: Path, tmp_path: Path, label: str
@@ -204,6 +207,7 @@ def test_a_relay_is_refused_where_there_are_no_links(folder: Path, tmp_path: Pat
     assert (refused.value.code, refused.value.field) == ("options-exclude", "simulation.relay")
 
 
+@pytest.mark.slow
 def test_balanced_classes_weigh_as_in_scikit_learn(folder: Path, tmp_path: Path) -> None:
     task = {"task": TASKS["sick"] | {"class_weights": "balanced"}, "evaluation": {"name": "holdout"}}
     spec = validate(RunSpec, document("sick", **task))
@@ -216,6 +220,7 @@ def test_balanced_classes_weigh_as_in_scikit_learn(folder: Path, tmp_path: Path)
     assert outputs.softmax(1)[:, 1].numpy() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_where_a_policy_lets_no_sums_out_all_sites_take_steps_and_say_why(folder: Path, tmp_path: Path) -> None:
     training = {"solver": "auto", "epochs": 2, "batch_size": 256, "batches": "even"}
     evaluation = {"name": "holdout", "references": ["linear"]}
@@ -291,6 +296,7 @@ def test_what_cannot_be_solved_is_refused_by_name() -> None:
     assert (refused.value.code, refused.value.field) == ("solver-not-exact", "training.solver")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, processes: bool) -> None:
     """References, predictions, its saved model: in one process, and between processes over HTTP."""
@@ -320,6 +326,7 @@ def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, proc
     assert set(done.coefficients["name"]) == {"intercept", *COLUMNS}
 
 
+@pytest.mark.slow
 def test_a_solved_run_needs_no_reference_but_itself(folder: Path, tmp_path: Path) -> None:
     """Sites sent a comparison with the linear reference, which is left out, and the run failed at its first test."""
     evaluation = {"name": "k-fold", "folds": 2, "refit": False, "references": ["linear"]}
@@ -328,6 +335,7 @@ def test_a_solved_run_needs_no_reference_but_itself(folder: Path, tmp_path: Path
     assert summary["metrics"]["differences"] == {}
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_epoch_was_the_best_warns_and_names_the_remedy(folder: Path, tmp_path: Path) -> None:
     optimizer = {"name": "sgd", "lr": 0.001}
     training = {"epochs": 3, "batch_size": 64, "batches": "even", "optimizer": optimizer}
@@ -354,6 +362,7 @@ def test_of_trainings_without_what_is_monitored_it_is_not_said_that_they_ended_t
     assert "training.epochs" not in str(found["warning"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path, seed: int) -> None:
     """A level that two patients have: slopes at two weights differ by these two alone, and sites answer none."""
@@ -384,6 +393,7 @@ def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path
             assert apart.max() < 0.5
 
 
+@pytest.mark.slow
 def test_of_a_model_that_is_not_solved_no_coefficients_are_told_and_predict_warns(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,6 +409,7 @@ def test_of_a_model_that_is_not_solved_no_coefficients_are_told_and_predict_warn
     assert "exact solution" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_hospital_too_small_for_rounds_is_named_and_init_asks_for_its_line(tmp_path: Path) -> None:
     """Of 12 patients no two rounds differ by 8: it kept all its sums back, and weights stayed near 0."""
     tables = tmp_path / "tables"

@@ -28,6 +28,8 @@ from rankdad.remote.run_reader import FILE, reading
 from tests.conftest import SITES, run_spec
 from tests.simulations.recovering import Data, Run, Site
 
+pytestmark = pytest.mark.slow
+
 LATE = "gamma"
 NOTHING: Any = SimpleNamespace(status=SimpleNamespace(oldest=0), snapshot=lambda site: None)  # to go on from
 METHODS: list[dict[str, Any]] = [

@@ -25,6 +25,8 @@ from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec
 from tests.simulations.recovering import Run
 
+pytestmark = pytest.mark.slow
+
 Data = Callable[..., dict[str, SiteData]]
 K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 2, "refit": False}
 DECAYS = {"weight_decay": [0.5, 0.0]}

@@ -23,6 +23,8 @@ from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from tests.conftest import sampled
 from tests.volumes import held, read_volumes, volumes_spec, write_volumes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

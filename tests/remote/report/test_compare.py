@@ -102,6 +102,7 @@ def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> No
     assert rows["loss"] == ["–", "0.500", "0.500"], "what looks equal has no star"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_a_pooled_run_of_the_same_rows_is_of_the_same_data(tmp_path: Path, task: str) -> None:
     """It has one site, of another name, with all sites' rows."""

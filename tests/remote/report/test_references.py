@@ -112,6 +112,7 @@ def test_a_difference_is_said_with_its_direction_and_its_digits(name: str, found
     assert in_words(name, Difference(**found)).replace("\N{NO-BREAK SPACE}", " ").startswith(said)
 
 
+@pytest.mark.slow
 def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None:
     found: RunResults = read_results(finished)
     summary = json.loads((finished / "summary.json").read_text())["metrics"]

@@ -136,6 +136,7 @@ def results(sites: list[str], epochs: int, folds: int = 1, **metrics: Any) -> Ru
     return RunResults(spec, PlanSummary(), summary, table, tested, pd.DataFrame(steps, columns=list(STEPS)), risks)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_tables_say(trained: Path) -> None:
     html = report(finished := trained)
     page, summary = Page(html), json.loads((finished / "summary.json").read_text())
@@ -232,6 +233,7 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_at_any_moment_has_a_page(finished: Path, tmp_path: Path) -> None:
     page = Page(report(begun(tmp_path / "begun")))
     assert "The run is not over" in page.text
@@ -271,6 +273,7 @@ DAMAGED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("summary", DAMAGED)
 def test_a_damaged_summary_is_a_sentence(finished: Path, summary: dict[str, Any]) -> None:
@@ -359,6 +362,7 @@ def test_folds_of_a_number(tmp_path: Path) -> None:
     assert "knows only the site" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, pytest.param(MAX_NAMED_SITES + 1, marks=pytest.mark.slow)])
 def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     confusion = ((count, 0, 0), (1, 2, 3), (0, 0, 0))
@@ -380,6 +384,7 @@ def test_figures_are_small_pictures_and_always_the_same(count: int) -> None:
     assert again == drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folds", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
     several = results(["a", "b"], epochs=4, folds=folds)
@@ -392,6 +397,7 @@ def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_names_are_no_formulas_and_no_tags() -> None:
     run = results(["a"], epochs=1)
     named = {"reader": "csv", "file": "t.csv", "features": ["x"], "label": "y", "values": ["$\\frac$", "<b>&", "_c"]}
@@ -402,6 +408,7 @@ def test_names_are_no_formulas_and_no_tags() -> None:
     assert "&lt;b&gt;&amp;" in drawn["roc"]
 
 
+@pytest.mark.slow
 def test_nothing_to_draw_is_no_figure() -> None:
     run = results(["a"], epochs=1)
     run = dataclasses.replace(run, risks=run.risks[:0])

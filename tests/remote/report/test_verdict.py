@@ -25,6 +25,8 @@ from rankdad.remote.run_summary import RunMetrics, RunSummary
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 
+pytestmark = pytest.mark.slow
+
 HOSPITALS = ("north", "south", "east", "west")
 Samples = dict[str, tuple[Tensor, Tensor]]
 
