@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 from torch import Tensor
 
@@ -154,8 +155,6 @@ def r_squared(errors: float, spread: float) -> float | None:
 
 
 def bound(error: float) -> str:
-    """Return a bound in one digit, rounded up: it still is one."""
-    if not error > 0:
-        return f"{error:.0e}"
-    unit = 10.0 ** math.floor(math.log10(error))
-    return f"{math.ceil(error / unit - 1e-9) * unit:.0e}"
+    """Return a bound in two digits, rounded up: it still is one."""
+    above = Context(prec=2, rounding=ROUND_CEILING).create_decimal(repr(error))
+    return f"{above:f}" if error >= 1e-6 or not error > 0 else f"{above:e}"

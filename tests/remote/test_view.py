@@ -59,7 +59,7 @@ def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for
     for part in (
         "10/40 steps",
         "training loss 0.6000",
-        "AUC 0.98765 (± 2e-06)",
+        "AUC 0.98765 (± 0.000002)",
         "1.0 KB up, 1.0 KB down per site and step, 67.0 times fewer than dsgd",
         "100 ms a step · 6 s left",
         "1 of 2 sites in · waiting for beta (12 s)",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 from torch import Tensor
 
-from rankdad.common.metrics.summary import calibration, confusion, summarise
+from rankdad.common.metrics.summary import bound, calibration, confusion, summarise
 from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 from tests.common.metrics.samples import TASKS, draw, losses, pooled, tallied
@@ -126,3 +126,12 @@ def test_outputs_that_are_not_finite_show_in_the_sums(task: TaskSpec, value: flo
     total: Tally = tally(task, outputs, labels, outputs[:, 0])
     assert total.samples == 5
     assert not math.isfinite(total.loss)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(0.0101, "0.011"), (0.02, "0.02"), (0.0099999, "0.010"), (1e-5, "0.00001"), (3.21e-9, "3.3e-9"), (123.0, "130")],
+)
+def test_a_bound_is_said_in_two_digits_and_never_below_itself(error: float, said: str) -> None:
+    assert bound(error) == said
+    assert float(said) >= error
