@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # or every worker and every command compiles the tests anew
 
-.PHONY: simulate test sample slow lint lines clean
+.PHONY: simulate test sample slow docs lint lines clean
 
 simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
@@ -20,6 +20,10 @@ sample: .venv/ready
 slow: .venv/ready
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone" --hypothesis-profile full -rs -n 3 --dist loadgroup
 	$(BIN)/python -m pytest -m "slow and alone" -rs -s --reruns 2
+
+# The documentation's site, in docs/_build.
+docs: .venv/ready
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -38,4 +42,4 @@ lines:
 		git ls-files "$$package/*.py" | wc -l | xargs printf ' %4d files\n'; done
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build docs/_build docs/generated *.egg-info

@@ -133,7 +133,7 @@ class Run:
             return Standalone(saved_model(self.directory, "best", self._factories)).eval()
 
     def inputs(self, data: pd.DataFrame | Place) -> Tensor:
-        """Return raw rows as `model` takes them, [n, *shape]: columns in the schema's order and encoding, NaN for gaps.
+        """Return raw rows as `model` takes them, [n, ...]: columns in the schema's order and encoding, NaN for gaps.
 
         Args:
             data: as `predict` takes them.

@@ -30,7 +30,7 @@ SAMPLED = 8  # cases of a slow test, of which `make sample` runs the first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", action="store_true", help=f"of each slow test, one case in {SAMPLED}, and one at least")
+    parser.addoption("--sample", action="store_true", help=f"of each test, the first of {SAMPLED} cases")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
