@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import words
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -57,3 +59,8 @@ def test_every_page_is_reached_from_the_index_and_the_front_door_is_short() -> N
         page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md" and f"({page.name})" not in index
     ] == []
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_words_that_make_a_page_hard_to_read_do_not_come_back() -> None:
+    most = words.known()
+    assert {phrase: count for phrase, count in words.counts().items() if count > most.get(phrase, 0)} == {}

@@ -1,0 +1,65 @@
+"""Counts words that make a page hard to read: `python -m tests.words` writes words.txt anew, and it may only fall."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COUNTS = Path(__file__).with_name("words.txt")
+EXEMPT = {"docs/style.md", "tests/words.py", "docs/spec.md"}  # the rules themselves, and what is made from docstrings
+PHRASES = (
+    "whoever",
+    "whatever",
+    "wherever",
+    "of which",
+    "of whom",
+    "is told",
+    "are told",
+    "stands in",
+    "stand in",
+    "goes on with",
+    "come to grief",
+    "as it stands",
+    "that is to be",
+    "what is to be",
+    "for want of",
+    "none of the run's",
+    "does not matter",
+    "says no word",
+    "nothing of",
+)
+WIDTH = 120  # characters of a line; tables and addresses may be longer
+
+
+def pages() -> list[Path]:
+    """Return the files of product and documentation that people read."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = (name for name in listed.split("\0") if name and name not in EXEMPT)
+    rooms = ("tests/", "benchmarks/", "compspec", "CHANGELOG")
+    return [
+        ROOT / name for name in names if name.endswith((".py", ".md", ".html", ".js")) and not name.startswith(rooms)
+    ]
+
+
+def counts() -> dict[str, int]:
+    """Return how often each phrase occurs, and how many lines of pages are too long."""
+    texts = {path: path.read_text(encoding="utf-8") for path in pages() if not path.is_symlink()}
+    found = {
+        phrase: sum(len(re.findall(rf"\b{re.escape(phrase)}\b", text, re.IGNORECASE)) for text in texts.values())
+        for phrase in PHRASES
+    }
+    prose = (line for path, text in texts.items() if path.suffix == ".md" for line in text.splitlines())
+    found[f"lines over {WIDTH}"] = sum(len(line) > WIDTH and not line.startswith("|") for line in prose)
+    return found
+
+
+def known() -> dict[str, int]:
+    """Return how often each may occur."""
+    lines = (line.rpartition("\t") for line in COUNTS.read_text(encoding="utf-8").splitlines())
+    return {phrase: int(count) for phrase, _, count in lines}
+
+
+if __name__ == "__main__":
+    COUNTS.write_text("".join(f"{phrase}\t{count}\n" for phrase, count in counts().items()), encoding="utf-8")
