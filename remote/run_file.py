@@ -13,7 +13,7 @@ from pathlib import Path
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder, sync_path
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
-from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, TABLE_NAMES, TABLES, RunReader, places_of
+from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
 BESIDE = ("", "-wal", "-shm", ".lock")  # behind the name of what belongs to a file
 PAGE = 16384  # bytes: bodies are large, and half as many writes take two thirds of the time
@@ -54,12 +54,13 @@ class RunFile(RunReader):
         self._cells: list[tuple[str, int, str]] = []  # likewise: table, round, row
         self._round: int | None = None  # whose update waits
         self._lock = -1
+        self._journal = 0  # number of the file in which the newest rounds are
         make_folder(path.parent)
-        self._take_lock()
         try:
+            self._take_lock()
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # gradients, or with dad the data themselves
-            self._inode = path.stat().st_ino
+            self._inode = _inode(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._prepare(plan_sha256 or "", run_id, sync=sync)
             self._check_beginning(plan_sha256)
@@ -68,6 +69,9 @@ class RunFile(RunReader):
         except OSError as error:
             self.close()
             raise UserError(f"{path}: cannot be opened: {error.strerror}", code="cannot-read", file=path) from None
+        except BROKEN as error:
+            self.close()
+            raise self._failed(error) from None
         except BaseException:
             self.close()
             raise
@@ -76,14 +80,17 @@ class RunFile(RunReader):
         """Set up the connection, and make the tables of a new file."""
         try:
             is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or a crash has left it without tables
+            if (
+                is_new and self.keeps and self.path.with_name(SPEC).exists()
+            ):  # which is written once the tables are there
+                raise DamageError(self.path, f"has lost all rounds of its run; {LEFT}")
+            self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
             if is_new:
                 self._db.executescript(f"PRAGMA page_size = {PAGE}; PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             mode = "FULL" if sync else "OFF"
             self._db.executescript(
                 f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {mode}; PRAGMA secure_delete = FAST; "
-                f"PRAGMA busy_timeout = {PATIENCE * 1000}; PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; "
-                "PRAGMA cell_size_check = ON; "
-                f"PRAGMA cache_size = -{CACHE}"
+                f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cell_size_check = ON; PRAGMA cache_size = -{CACHE}"
             )
             if is_new:
                 with self._writing():
@@ -288,11 +295,9 @@ class RunFile(RunReader):
         Raises:
             UserError: somebody has removed or replaced it.
         """
-        try:
-            there = self.path.stat().st_ino
-        except OSError:
-            there = 0
-        if there != self._inode:
+        journal = _inode(self.path.with_name(f"{self.path.name}-wal"))
+        self._journal = self._journal or journal
+        if _inode(self.path) != self._inode or journal != self._journal:
             raise UserError(
                 f"{self.path}: was removed or replaced while its run went on: put it back, and go on with the run",
                 code="file-replaced",
@@ -310,6 +315,14 @@ class RunFile(RunReader):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _inode(path: Path) -> int:
+    """Return a file's number; 0 where there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def row_bytes(body: int) -> int:

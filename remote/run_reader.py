@@ -22,6 +22,7 @@ from rankdad.common.errors import UserError
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 
 FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory: the latter where rows alone are kept
+SPEC = "run.json"  # beside it, once it has its tables
 TABLE_NAMES = ("steps", "metrics", "spectra")
 FORMAT = "1"
 TABLES = (
@@ -64,11 +65,16 @@ class RunReader:
     """
 
     def __init__(self, path: Path, plan_sha256: str | None = None) -> None:
-        if not path.is_file():
-            raise UserError(f"{path}: is missing: nothing is kept to go on from", code="no-ledger", file=path)
         self.path = path
-        self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        self._db.execute("BEGIN")  # all is read as it is now
+        try:
+            if not path.is_file():
+                raise UserError(f"{path}: is missing: nothing is kept to go on from", code="no-ledger", file=path)
+            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            self._db.execute("BEGIN")  # all is read as it is now
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}", code="cannot-read", file=path) from None
+        except BROKEN as error:
+            raise self._failed(error) from None
         self._check_beginning(plan_sha256)
 
     def _check_beginning(self, plan_sha256: str | None) -> None:
@@ -169,13 +175,15 @@ class RunReader:
         Raises:
             DamageError: records are missing.
         """
-        last = self._number("SELECT max(place) FROM contributions", -1) // PLACES
-        first = self._number("SELECT min(place) FROM contributions", self.oldest * PLACES) // PLACES
         whole_from = self.oldest_contribution if self.fact(RETENTION) is None else self.end
-        for round_ in range(max(since, min(first, self.oldest)), max(self.end, last + 1)):
+        rounds = "SELECT round FROM updates UNION SELECT place >> ? FROM contributions ORDER BY 1"
+        oldest, due = self.oldest, max(since, self.oldest)
+        there = [round_ for (round_,) in self._rows(rounds, PLACES.bit_length() - 1) if round_ >= since]
+        for round_ in there:
             update, sent = self._update(round_)
-            if update is None and self.oldest <= round_ < max(self.end, last):
-                raise self.lacks(Entry.UPDATE, round_)
+            if round_ > due or (update is None and oldest <= round_ < there[-1]):
+                raise self.lacks(Entry.UPDATE, min(due, round_))
+            due = max(due, round_ + 1)
             count = 0
             for record in self._contributions(round_):
                 count += 1

@@ -274,17 +274,63 @@ def test_a_reader_sees_the_file_as_it_was_when_it_was_opened(tmp_path: Path) -> 
         assert ([*read.table("steps")], read.end, [*read.faults()]) == (before, 10, [])
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("how", ["removed", "replaced", "journal removed"])
 def test_a_file_that_is_taken_away_while_its_run_goes_on_is_missed(tmp_path: Path, how: str) -> None:
     write(tmp_path)
     with closing(opened(tmp_path)) as file:
-        shutil.copy(tmp_path / FILE, tmp_path / "copy")
-        (tmp_path / FILE).unlink()
+        add(file, 11)
+        if how == "journal removed":
+            (tmp_path / f"{FILE}-wal").unlink()
+        else:
+            shutil.copy(tmp_path / FILE, tmp_path / "copy")
+            (tmp_path / FILE).unlink()
         if how == "replaced":
             (tmp_path / "copy").rename(tmp_path / FILE)
         with pytest.raises(UserError) as missed:
-            add(file, 11)
+            add(file, 12)
         assert missed.value.code == "file-replaced"
+    if how == "journal removed":  # nothing was lost: what was in it is in the file
+        with closing(RunReader(tmp_path / FILE)) as left:
+            assert left.end == 12
+
+
+def test_a_run_whose_rounds_are_lost_does_not_begin_again(tmp_path: Path) -> None:
+    """As after a kill -9 with all rounds still in a journal that somebody then removes."""
+    write(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / FILE).write_bytes(b"")
+    with pytest.raises(DamageError):
+        opened(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == b""
+
+
+@pytest.mark.parametrize("open_file", [RunReader, RunFile])
+@pytest.mark.parametrize("what", ["a folder", "another user's"])
+def test_a_file_that_cannot_be_opened_is_a_sentence(tmp_path: Path, open_file: Any, what: str) -> None:
+    write(tmp_path)
+    path, made = tmp_path / FILE, os.geteuid()
+    if what == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.chmod(0o600)
+        if made != 0:
+            pytest.skip("only root can become another user")
+        os.seteuid(65534)
+    try:
+        with pytest.raises(UserError) as refused:
+            open_file(path)
+    finally:
+        os.seteuid(made)
+    assert refused.value.code in ("cannot-read", "cannot-write", "no-ledger")
+
+
+def test_rounds_far_apart_are_not_gone_through_one_by_one(tmp_path: Path) -> None:
+    write(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
+        database.execute("UPDATE updates SET round = round + (1 << 40)")
+    with closing(RunReader(tmp_path / FILE)) as file:
+        assert len([*file.faults()]) >= 10
 
 
 FOREIGN = {
