@@ -90,7 +90,8 @@ class RunFile(RunReader):
             mode = "FULL" if sync else "OFF"
             self._db.executescript(
                 f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {mode}; PRAGMA secure_delete = FAST; "
-                f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cell_size_check = ON; PRAGMA cache_size = -{CACHE}"
+                f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cell_size_check = ON; "
+                f"PRAGMA cache_size = -{CACHE}"
             )
             if is_new:
                 with self._writing():
