@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from rankdad.common.errors import RankdadError, RunFailedError, UnreachableError
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.messages import Ask, Kind, Message, failure_message
-from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.site import Site
 
+REPEATED = "contribution-repeated"  # the code of who comes with another contribution than the one that is in
 R = TypeVar("R")
 
 
@@ -46,6 +47,10 @@ def drive(
     except (RunFailedError, UnreachableError):
         raise
     except quietly:
+        raise
+    except RefusedError as error:
+        if error.code != REPEATED:  # else the site takes part by another process, and the run goes on with that
+            client.give_up(pack_failure(failure_message(name, round_, error, final=round_ > 0)))
         raise
     except (Exception, KeyboardInterrupt) as error:
         client.give_up(pack_failure(failure_message(name, round_, error, final=round_ > 0)))
