@@ -138,8 +138,8 @@ class Barrier:
             if self._bodies[site] != body:
                 raise ProtocolError(
                     409,
-                    f"{site} has already sent another contribution to round {self.round}: does a second process take part "
-                    "with its name and token? Stop one of the two",
+                    f"{site} has already sent another contribution to round {self.round}: does a second process take "
+                    "part with its name and token? Stop one of the two",
                     code="contribution-repeated",
                 )
             return []

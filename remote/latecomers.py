@@ -47,8 +47,7 @@ class Latecomers:
         if known is not None and known != hash(body):
             raise ProtocolError(
                 409,
-                f"{site} has already sent another contribution to round {message.round}: does a second process take part "
-                "with its name and token? Stop one of the two",
+                f"{site} has already sent another contribution to round {message.round}",
                 code="contribution-repeated",
             )
         age = age_of(run.progress.left_out, message.round)
