@@ -8,7 +8,7 @@ from rankdad.common.errors import UserError, counted
 from rankdad.common.run.checkpoints import is_checkpoint, is_whole, round_of
 from rankdad.remote.persistence import CHECKPOINTS
 from rankdad.remote.retention import retained, retention
-from rankdad.remote.run_reader import TABLE_NAMES, reading
+from rankdad.remote.run_reader import FILE, TABLE_NAMES, reading
 
 
 def faults_of(directory: Path) -> tuple[list[str], str]:
@@ -39,8 +39,8 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
     checkpoints = [path for path in sorted((directory / CHECKPOINTS).glob("*")) if is_checkpoint(path)]
     faults += [f"{path}: the checkpoint is damaged" for path in checkpoints if not is_whole(path)]
     faults += [
-        f"{path}: the checkpoint is of a later round than the file's last, {end - 1}: that is an older copy, or "
-        "another run's"
+        f"{path}: the checkpoint is of a later round than {FILE}, which has {counted(end, 'round')}: that is an older "
+        "copy, or another run's"
         for path in checkpoints
         if end is not None and round_of(path) > end
     ]

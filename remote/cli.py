@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.records import Retention
 from rankdad.remote.service.cli import serve
@@ -185,7 +185,7 @@ def check_run(
     for fault in faults:
         typer.echo(fault, err=True)
     if faults:
-        raise UserError(f"{directory}: {len(faults)} faults", code="run-damaged", file=directory)
+        raise UserError(f"{directory}: {counted(len(faults), 'fault')}", code="run-damaged", file=directory)
     typer.echo(f"{directory}: nothing is damaged or missing: {seen}")
 
 

@@ -108,7 +108,11 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
             list_hook=counted,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise ProtocolError(422, f"the body is not msgpack within the limits: {error}", code="body-malformed") from None
+        raise ProtocolError(
+            422,
+            f"the body is not msgpack within the limits: {str(error) or type(error).__name__}",
+            code="body-malformed",
+        ) from None
     if not isinstance(document, dict):
         raise ProtocolError(422, "the body is not a map", code="body-malformed")
     kind = document.get("k")
