@@ -10,12 +10,11 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, one_line, visible
-from rankdad.common.lowrank.wire import is_lossless
 from rankdad.common.methods import MethodState
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.codec import pack, unpack
@@ -43,6 +42,7 @@ from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.tracking import trackers_of
+from rankdad.remote.updates import Reduction, Source, Update
 
 MAX_SNAPSHOTS = 3  # that a site is given in a round
 REPLAY_DIFFERS = "replay-differs"
@@ -82,14 +82,6 @@ class PausedError(RankdadError):
         return self._told
 
 
-@dataclass(frozen=True)
-class Update:
-    """A round's answer: decoded as every site decodes it, and the bytes that every site receives."""
-
-    message: Message
-    packed: bytes
-
-
 class Aggregator:
     """One run. The caller calls `take` for every contribution, and `tick` several times a second.
 
@@ -109,8 +101,6 @@ class Aggregator:
 
     Raises:
         UserError: the directory holds another run, or one without a ledger.
-
-    Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part).
     """
 
     def __init__(
@@ -132,6 +122,7 @@ class Aggregator:
         self.state, self.device = RunState(spec, self.plan, replica), replica.device
         self._checks = Checks(spec, self.plan, self.state, self.node)
         self._clock, self._logs = clock, logs or KnownLogs(directory)
+        self.source: Source = Reduction()  # of the updates; a region puts itself there
         trackers = trackers_of(spec, directory) if name == TOP else {}  # what is missing is said first
         if ledger is None or not (directory / FILE).exists():
             new_directory(directory)
@@ -163,7 +154,6 @@ class Aggregator:
             self.persistence.close()
             raise
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
-        self._lossless = is_lossless(self.plan.wire, next(replica.model.parameters()).dtype)
         self._pending: Ready | None = None  # a round that could not be aggregated yet
         self._delay, self._retry_at, self._tries = MIN_DELAY, 0.0, 0
         self.paused: PausedError | None = None  # by a round that it has given up
@@ -293,7 +283,9 @@ class Aggregator:
         """Check a contribution against the roster and the plan."""
         ROUNDS[message.kind].check(self._checks, site, message, ago)
 
-    def _collected(self, ready: Ready, state: MethodState) -> Collected:
+    def collected(self, ready: Ready) -> Collected:
+        """Return what a round's update is made of."""
+        state = MethodState(self._residuals, self.state.bases)
         return Collected(self.spec, self.plan, self.node, self.state, ready, state)
 
     def _take_late(self, site: str, body: bytes, message: Message) -> None:
@@ -342,7 +334,7 @@ class Aggregator:
         began, self._pending = perf_counter(), ready
         self._publish()
         try:
-            update = self._make(ready)
+            update = self.source.make(self.collected(ready))
         except RunFailedError as error:
             status = "failed" if ready.round else "refused"
             return self.fail(error.site, error.reason, status=status, code=error.code, field=error.field)
@@ -356,14 +348,15 @@ class Aggregator:
             self.paused = PausedError(ready.round, error)
             raise PausedError(ready.round, error) from error  # the one that stays holds no frames
         self._pending, self._delay, self._tries = None, MIN_DELAY, 0
-        return {} if update is None else self._conclude(ready, update, perf_counter() - began)
+        return {} if update is None else self.conclude(ready, update, perf_counter() - began)
 
-    def _make(self, ready: Ready) -> Update | None:
-        """Return the update of a round; None where it comes later."""
-        return self.aggregate(ready)
+    def conclude(self, ready: Ready, update: Update, seconds: float) -> Answers:
+        """Record a round's update and follow it, open the next round, and answer.
 
-    def _conclude(self, ready: Ready, update: Update, seconds: float) -> Answers:
-        """Record a round's update and follow it, open the next round, and answer."""
+        Raises:
+            UserError: the disk is full or broken.
+            HalfwayError: only another process can go on.
+        """
         self.persistence.append(Entry.UPDATE, ready.round, NOBODY, update.packed)
         try:
             self.follow(ready, update, seconds)
@@ -510,7 +503,7 @@ class Aggregator:
             return
         here = (self.plan, self.node, self.barrier, self._clock, self._reset)
         for ready, record in replay(ledger, *here, lambda: self.state.progress.left_out, self.device):
-            update = self._make_again(ready, record)
+            update = self._again(ready, record)
             self.follow(ready, update, 0.0)
             self._open_next(ready, update)
         self._has_resumed = True
@@ -546,11 +539,11 @@ class Aggregator:
         self._release()
         self._publish()
 
-    def _make_again(self, ready: Ready, record: Record) -> Update:
+    def _again(self, ready: Ready, record: Record) -> Update:
         """Return the update of a round as it was recorded: sites have followed it."""
-        update, file = self.aggregate(ready), self.persistence.file
+        update = self.source.again(self.collected(ready), record)
         if record.damage is not None:
-            file.mend(record.round, update.packed)
+            self.persistence.file.mend(record.round, update.packed)
             return update
         if update.packed == record.body:
             return update
@@ -561,29 +554,8 @@ class Aggregator:
                 record.round,
             )
         self.recorder.progress.warn(REPLAY_DIFFERS, [AGGREGATOR])
-        return Update(unpack(record.body, self.plan, up=False, device=self.device), record.body)
-
-    def aggregate(self, ready: Ready) -> Update:
-        """Return the update of a round.
-
-        Raises:
-            RunFailedError: the run cannot go on.
-        """
-        state = MethodState(self._residuals, self.state.bases)
-        try:
-            body, state = ROUNDS[ready.kind].aggregate(self._collected(ready, state))
-            late = tuple((late.age, late.place) for late in ready.late)
-            message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing, late)
-            packed = pack(message, self.plan, up=False)
-        except RunFailedError:
-            raise
-        except RankdadError as error:
-            raise RunFailedError(AGGREGATOR, str(error), code=error.code, field=error.field) from None
-        if isinstance(body, Step) and not self._lossless:
-            # What the sites apply, and so this replica.
-            message = unpack(packed, self.plan, up=False, device=self.device)
-        self._residuals = state.residuals  # last: what fails before is tried again
-        return Update(message, packed)
+        message = unpack(record.body, self.plan, up=False, device=self.device)
+        return replace(update, message=message, packed=record.body)
 
     def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
@@ -602,8 +574,8 @@ class Aggregator:
         body, state, fold = update.message.body, self.state, self.state.fold
         state.follow(update.message)
         ROUNDS[ready.kind].remember(self._checks, ready)
+        self._residuals = update.residuals if state.fold == fold else {}
         if state.fold != fold:
-            self._residuals = {}
             self.barrier.latecomers.clear()
         self.recorder.record(ready, body, len(update.packed), seconds)
         self.persistence.commit()
@@ -617,11 +589,15 @@ class Aggregator:
             known = {"recorder": self.recorder.state(), "samples": self._checks.samples, "retain": self._checks.retain}
             self.persistence.save(state, self._residuals, known)
 
-    def _fail(self, failure: Failure, status: str = "failed") -> list[Effect]:
+    def end(self, failure: Failure, told: bytes | None = None) -> Answers:
+        """End the run because of a failure, whose bytes are there already where it was told from above."""
+        return self._answers(self._fail(failure, told=told))
+
+    def _fail(self, failure: Failure, status: str = "failed", told: bytes | None = None) -> list[Effect]:
         if self.ended:
             return []
         self._outcome = (status, f"{failure.site}: {failure.reason}", failure.code, failure.field)
-        effects = self.barrier.fail(self._pack_failure(failure))
+        effects = self.barrier.fail(told or self._pack_failure(failure))
         if not self._goes_on:
             self._release()
         return effects

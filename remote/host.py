@@ -15,7 +15,7 @@ from time import perf_counter, time
 from typing import TypeVar
 
 from rankdad.common.devices import limit_threads
-from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError, UserError, one_line
+from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError, PausedError
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
@@ -193,8 +193,7 @@ class Host:
                 self._refuse_all(
                     ProtocolError(503, "the aggregator's disk is full or broken; it tries again", code="disk-full")
                 )
-                self.crashed = True
-                self.ended.set()
+                self.stop(error)
             else:
                 self.fail(str(error), code=error.code)
             return
@@ -291,22 +290,15 @@ class Host:
         reason = f"an error of the aggregator's own: {one_line(error)}"
         self.error = RankdadError(reason, code="aggregator-failed")
         if self.aggregator.persistence.keeps:
-            self.error = RankdadError(
-                f"{reason}; the ledger has all, and the same command goes on with the run", code="aggregator-stopped"
-            )
-            self.crashed = True
-            self.ended.set()
+            more = "the ledger has all, and the same command goes on with the run"
+            self.stop(RankdadError(f"{reason}; {more}", code="aggregator-stopped"))
         else:
             self.fail(reason, code="aggregator-failed")
 
-    def lose_upstream(self, error: RankdadError) -> None:
-        """Take note that nothing more goes up: another process may go on, unless the region was refused."""
-        if isinstance(error, UnreachableError) and self.aggregator.persistence.keeps:
-            self.error = RankdadError(f"{error}; the same command goes on with the run", code="aggregator-stopped")
-            self.crashed = True
-            self.ended.set()
-        elif not self.aggregator.ended:
-            self.fail(str(error), code=error.code)
+    def stop(self, error: RankdadError) -> None:
+        """End this process by an error, after which another goes on with the run."""
+        self.error, self.crashed = error, True
+        self.ended.set()
 
     def _refuse_all(self, refusal: ProtocolError) -> None:
         for waiting in self._held.values():

@@ -17,14 +17,14 @@ import torch
 from rankdad.common.errors import RankdadError
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Failure
-from rankdad.common.rounds.base import Ready
+from rankdad.common.rounds.base import Collected
 from rankdad.common.rounds.hello import Roster
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.remote.aggregator import Update
 from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.standing import standings
+from rankdad.remote.updates import Update
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
 
@@ -186,15 +186,15 @@ def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served.aggregator, "_delay", 0.05)
-    aggregate, tries = served.aggregator.aggregate, []
+    make, tries = served.aggregator.source.make, []
 
-    def faulty(ready: Ready) -> Update:
+    def faulty(here: Collected) -> Update | None:
         tries.append(time.monotonic())
         if len(tries) < 3:
             raise MemoryError
-        return aggregate(ready)
+        return make(here)
 
-    monkeypatch.setattr(served.aggregator, "aggregate", faulty)
+    monkeypatch.setattr(served.aggregator.source, "make", faulty)
     updates: dict[str, bytes] = {}
 
     def take_part(site: str) -> None:
@@ -287,12 +287,12 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
 
 def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path / "run", training={"threads": 1}) as served:
-        aggregate, go_on, at_work = served.aggregator.aggregate, threading.Event(), list[tuple[str, int]]()
+        make, go_on, at_work = served.aggregator.source.make, threading.Event(), list[tuple[str, int]]()
 
-        def slow(ready: Ready) -> Update:
+        def slow(here: Collected) -> Update | None:
             at_work.append((threading.current_thread().name, torch.get_num_threads()))
             assert go_on.wait(10)
-            return aggregate(ready)
+            return make(here)
 
         missing, readers = served.aggregator.barrier.missing, set[str]()
 
@@ -300,7 +300,7 @@ def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeyp
             readers.add(threading.current_thread().name)
             return missing()
 
-        monkeypatch.setattr(served.aggregator, "aggregate", slow)
+        monkeypatch.setattr(served.aggregator.source, "make", slow)
         monkeypatch.setattr(served.aggregator.barrier, "missing", noted)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
         served.until(lambda: at_work)
