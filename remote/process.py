@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
@@ -80,13 +80,14 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
+        access, interrupted = access or Access(), ""
         limit_threads(spec.training.threads)
         check_memory(spec)
         resumes = ledger is not None and (output / FILE).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
-        is_open = access is None or (access.tokens is None and access.tls_cert is None)  # whom anybody may ask
-        early = answering(listening, upstream.name, spec.federation) if upstream and is_open else nullcontext()
         if upstream:
+            is_open = access.tokens is None and access.tls_cert is None  # anybody may ask it
+            early = answering(listening, upstream.name, spec.federation) if is_open else nullcontext()
             climb = Upstream(upstream, spec, make_plan(spec, replica.model))
             aggregator = climb.begin(replica, output, ledger, early)
         else:
@@ -98,12 +99,16 @@ def run_aggregator(
         for warning in aggregator.plan.warnings:
             _log.warning(warning)
         attach = climb.attach if climb else lambda host: None
-        interrupted = _serve(
-            aggregator, listening, console, access or Access(), lifeline, attach, viewers, resumes=resumes
-        )
+        run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach, viewers=viewers)
+        progress = aggregator.recorder.progress
+        with closing(Audit(output / AUDIT)) as audit:
+            audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
+            try:
+                interrupted = run(aggregator, listening, partial(_view, console), audit, access)
+            finally:
+                audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
         if climb:
             climb.close()
-        progress = aggregator.recorder.progress
         if len(set(progress.weights_sha256.values())) > 1:
             _log.warning("the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
@@ -114,29 +119,6 @@ def run_aggregator(
     if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason, code=progress.code, field=progress.about)
-
-
-def _serve(
-    aggregator: Aggregator,
-    listening: socket.socket,
-    console: Console,
-    access: Access,
-    lifeline: Connection | None,
-    attach: Callable[[Host], None],
-    viewers: Mapping[str, str] | None,
-    *,
-    resumes: bool,
-) -> str:
-    """Serve the run within its audit log, and return what interrupted it."""
-    progress, interrupted = aggregator.recorder.progress, ""
-    run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach, viewers=viewers)
-    with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
-        audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
-        try:
-            interrupted = run(aggregator, listening, partial(_view, console), audit, access)
-        finally:
-            audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
-    return interrupted
 
 
 def _view(console: Console, host: Host) -> View:

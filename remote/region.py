@@ -90,7 +90,8 @@ class Region:
         self.outgoing = None
         if isinstance(message.body, Failure):
             self.told = True
-            return own.end(message.body, body)
+            said = message.body
+            return own.fail(said.site, said.reason, code=said.code, field=said.field, told=body)
         update = Update(message, body, outgoing.residuals)
         return own.conclude(outgoing.ready, update, perf_counter() - outgoing.began)
 

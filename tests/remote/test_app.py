@@ -185,7 +185,7 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
 def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.aggregator, "_delay", 0.05)
+    monkeypatch.setattr(served.aggregator.tries, "delay", 0.05)
     make, tries = served.aggregator.source.make, []
 
     def faulty(here: Collected) -> Update | None:
@@ -247,12 +247,12 @@ def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_o
         complete_hello(served)
         method = type(served.aggregator.state.method)
         monkeypatch.setattr(method, "aggregate", faulty)
-        monkeypatch.setattr(served.aggregator, "_delay", 0.05)
+        monkeypatch.setattr(served.aggregator.tries, "delay", 0.05)
         outcomes = exchange_steps(served, 0.6)
         assert {getattr(outcome, "code", "") for outcome in outcomes.values()} == {"unreachable"}, "they wait"
         assert all("IndexError" in str(outcome) and "4711" not in str(outcome) for outcome in outcomes.values())
         assert len(tries) == 3
-        paused = served.aggregator.paused
+        paused = served.aggregator.tries.paused
         assert paused is not None
         assert paused.code == "run-paused"
         assert ask(served, "POST", "/rounds/alpha", served.step("alpha", 1))[0] == 500
@@ -277,7 +277,7 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
     with serving(tmp_path / "run") as served:
         complete_hello(served)
         monkeypatch.setattr(type(served.aggregator.state.method), "aggregate", lambda *arguments: 1 / 0)
-        monkeypatch.setattr(served.aggregator, "_delay", 0.02)
+        monkeypatch.setattr(served.aggregator.tries, "delay", 0.02)
         outcomes = exchange_steps(served, 5.0)
         answers = [answer for answer in outcomes.values() if isinstance(answer, bytes)]
         bodies = [unpack(answer, served.aggregator.plan, up=False).body for answer in answers]
@@ -318,7 +318,7 @@ def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
-        monkeypatch.setattr(served.aggregator, "follow", lambda *arguments: 1 / 0)
+        monkeypatch.setattr(served.aggregator.kept, "follow", lambda *arguments: 1 / 0)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
         said = (500, "an error of the aggregator's own (ZeroDivisionError): its log says more")
         assert {reason(request.wait()) for request in held} == {said}, "nobody hears of what is half done"
