@@ -19,7 +19,7 @@ from rankdad.common.privacy.standing import Flows, Place
 from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import Loaded
-from rankdad.local.late_steps import Sent
+from rankdad.common.staleness import Sent
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.training import TrainingState
 

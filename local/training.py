@@ -28,9 +28,9 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import furthest
 from rankdad.common.spec import RunSpec
+from rankdad.common.staleness import Sent, assumed, residuals_after, settle
 from rankdad.local.catching_up import CatchingUp, Steps
 from rankdad.local.contributions import Contributions
-from rankdad.local.late_steps import Sent, assumed, residuals_after, settle
 from rankdad.local.local_steps import Moments
 from rankdad.local.observer import Observer
 from rankdad.local.passes import Passes
@@ -267,7 +267,7 @@ class _Trainer:
         self.state.residuals = residuals
         if self.plan.staleness:
             assert update is not None
-            settled = settle(self.state.residuals, self.state.sent, update, self.index, run)
+            settled = settle(self.state.residuals, self.state.sent, update.late, answer.weight, self.index, run)
             self.state.residuals, self.state.sent = settled
             if share and not weight:  # it has come late, and may join
                 late = Sent(run.replica.step, counted, share, plus(left, before, -1.0))

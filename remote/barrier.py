@@ -26,9 +26,10 @@ from enum import Enum
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.messages import Body, Kind, Message
-from rankdad.common.rounds.base import LateContribution, Ready
+from rankdad.common.rounds.base import Ready
+from rankdad.common.run.state import RunState
 from rankdad.common.spec import Federation
-from rankdad.remote.latecomers import Latecomers
+from rankdad.common.staleness import Latecomers, LateContribution
 
 OLDER_COPY = "an aggregator that was started with an older copy of its directory cannot go on: take the newest"
 
@@ -145,13 +146,37 @@ class Barrier:
             return []
         if self.state is BarrierState.AGGREGATING:
             if self.latecomers.staleness:
-                raise ProtocolError(
-                    503, f"round {self.round} is being aggregated: send again", code="round-being-aggregated"
-                )
+                raise self._send_again()
             return []  # too late by a moment: it waits for the update as all do
         admit()
         self.put(site, body, message, now)
         return self.tick(now)
+
+    def receive_late(
+        self, site: str, body: bytes, message: Message, run: RunState, admit: Callable[[int], None]
+    ) -> None:
+        """Let a contribution to an earlier step join the next, if it is not too late for that.
+
+        Args:
+            site: that sends it.
+            body: as it came.
+            message: that it holds.
+            run: where the run is.
+            admit: called with its age before it is kept: checks and records it, or raises.
+
+        Raises:
+            ProtocolError: see `Latecomers.age`; 503 where it has to be sent again.
+        """
+        place = self._sites.index(site)
+        if age := self.latecomers.age(site, place, message, body, run):
+            if self.state is BarrierState.AGGREGATING:
+                raise self._send_again()
+            admit(age)
+            self.latecomers.put(place, age, message, body)
+
+    def _send_again(self) -> ProtocolError:
+        """Return what a site hears whose contribution would be lost, as a round is being aggregated."""
+        return ProtocolError(503, f"round {self.round} is being aggregated: send again", code="round-being-aggregated")
 
     def put(self, site: str, body: bytes, message: Message, now: float) -> None:
         """Keep a contribution to this round, as `receive` does and the ledger says again; the last one stands."""

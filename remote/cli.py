@@ -88,13 +88,12 @@ def aggregator(
     from rankdad.remote.run_directory import own_directory
     from rankdad.remote.run_reader import FILE
     from rankdad.remote.server import listen
-    from rankdad.remote.upstream import above, check_not_here, check_region
+    from rankdad.remote.upstream import above, check_not_here
 
     access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone, viewers)
     config = None
     if upstream is not None:
-        config = above(upstream, region, output, allow_plain_http=allow_plain_http)
-        check_region(config.name, spec.federation)
+        config = above(upstream, region, spec.federation, output, allow_plain_http=allow_plain_http)
     elif region is not None:
         raise UserError(
             "--region: --upstream is missing: the address of the aggregator above",

@@ -15,11 +15,12 @@ from time import perf_counter, time
 from typing import TypeVar
 
 from rankdad.common.devices import limit_threads
-from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError, UserError, one_line
-from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError, PausedError
+from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
+from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.tries import HalfwayError, PausedError
 from rankdad.remote.web import HttpConnection
 
 NOTHING = b""  # in place of an update: of this site nothing is in
@@ -114,7 +115,7 @@ class Host:
         self.joined.add(site)
         if self.crashed:
             raise ProtocolError(500, "the aggregator has to be started again", code="aggregator-stopped")
-        if (paused := self.aggregator.paused) is not None and not self.aggregator.ended:
+        if (paused := self.aggregator.tries.paused) is not None and not self.aggregator.ended:
             raise _refusal_of(paused)
         with self._hold(site, connection) as held:
             self.enter(partial(self._take, held, body, computed), held)
@@ -140,7 +141,7 @@ class Host:
     def _look(self, held: Held, round_: int) -> Answers:
         update = self.aggregator.recorded(held.site, round_)
         if update is None and self.aggregator.barrier.holds(held.site):
-            if (paused := self.aggregator.paused) is not None and not self.aggregator.ended:
+            if (paused := self.aggregator.tries.paused) is not None and not self.aggregator.ended:
                 raise _refusal_of(paused)
             return {}
         return {held.site: NOTHING if update is None else update}
@@ -193,8 +194,7 @@ class Host:
                 self._refuse_all(
                     ProtocolError(503, "the aggregator's disk is full or broken; it tries again", code="disk-full")
                 )
-                self.crashed = True
-                self.ended.set()
+                self.stop(error)
             else:
                 self.fail(str(error), code=error.code)
             return
@@ -244,7 +244,7 @@ class Host:
 
         A site that hears of a failure needs no more; one that hears of the end says so when it has saved its model.
         """
-        if answer is not None and self.aggregator.barrier.failed and self.aggregator.is_last_word(answer):
+        if answer is not None and self.aggregator.barrier.failed and answer == self.aggregator.barrier.stored:
             self.discount(site)
         return answer
 
@@ -291,22 +291,19 @@ class Host:
         reason = f"an error of the aggregator's own: {one_line(error)}"
         self.error = RankdadError(reason, code="aggregator-failed")
         if self.aggregator.persistence.keeps:
-            self.error = RankdadError(
-                f"{reason}; the ledger has all, and the same command goes on with the run", code="aggregator-stopped"
+            self.stop(
+                RankdadError(
+                    f"{reason}; the ledger has all, and the same command goes on with the run",
+                    code="aggregator-stopped",
+                )
             )
-            self.crashed = True
-            self.ended.set()
         else:
             self.fail(reason, code="aggregator-failed")
 
-    def lose_upstream(self, error: RankdadError) -> None:
-        """Take note that nothing more goes up: another process may go on, unless the region was refused."""
-        if isinstance(error, UnreachableError) and self.aggregator.persistence.keeps:
-            self.error = RankdadError(f"{error}; the same command goes on with the run", code="aggregator-stopped")
-            self.crashed = True
-            self.ended.set()
-        elif not self.aggregator.ended:
-            self.fail(str(error), code=error.code)
+    def stop(self, error: RankdadError) -> None:
+        """End this process by an error, after which another goes on with the run."""
+        self.error, self.crashed = error, True
+        self.ended.set()
 
     def _refuse_all(self, refusal: ProtocolError) -> None:
         for waiting in self._held.values():

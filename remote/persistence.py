@@ -71,11 +71,6 @@ class Persistence:
         self.file = RunFile(directory / (FILE if options else ROWS), plan.sha256(), run_id, keeps=self.keeps, sync=sync)
         self._checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner, data_sha256=data_sha256, sync=sync)
 
-    @property
-    def run_id(self) -> str:
-        """Of the run."""
-        return self.file.run_id
-
     def oldest(self, round_: int) -> int:
         """Return the first round whose update is kept at a round."""
         return self.file.oldest if self.keeps else max(0, round_ - 1)
@@ -148,18 +143,6 @@ class Persistence:
     def snapshot(self) -> bytes | None:
         """Return the newest checkpoint for a site that has lost its own; None if there is none."""
         return self._checkpoints.snapshot() if self.keeps else None
-
-    def unlock(self) -> None:
-        """Let another process go on with the run until `relock`."""
-        self.file.unlock()
-
-    def relock(self) -> bool:
-        """Go on with the run; return whether nobody else has.
-
-        Raises:
-            UserError: another process does.
-        """
-        return self.file.relock()
 
     def remove(self) -> None:
         """Remove what is kept, of a run that was refused: nobody goes on with it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rankdad.common.devices import CPU, device_here, limit_threads
-from rankdad.common.errors import RankdadError, RunFailedError, UserError
+from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
 from rankdad.common.protocol.plan import make_plan
@@ -27,11 +27,10 @@ from rankdad.remote.config import Access
 from rankdad.remote.host import Host
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.progress import AGGREGATOR
-from rankdad.remote.region import Region
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import serve
 from rankdad.remote.standing import standings
-from rankdad.remote.upstream import Upstream, answering, ask, recorded
+from rankdad.remote.upstream import Upstream, answering
 from rankdad.remote.view import View, Waiting, view_of
 
 _log = logging.getLogger(__name__)
@@ -81,25 +80,35 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
+        access, interrupted = access or Access(), ""
         limit_threads(spec.training.threads)
         check_memory(spec)
         resumes = ledger is not None and (output / FILE).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
-        is_open = access is None or (access.tokens is None and access.tls_cert is None)  # whom anybody may ask
-        early = answering(listening, upstream.name, spec.federation) if upstream and is_open else nullcontext()
-        began = _begin(spec, replica, output, ledger, upstream, early)
-        aggregator, climb = began, Upstream(upstream, began) if upstream and isinstance(began, Region) else None
+        if upstream:
+            is_open = access.tokens is None and access.tls_cert is None  # anybody may ask it
+            early = answering(listening, upstream.name, spec.federation) if is_open else nullcontext()
+            climb = Upstream(upstream, spec, make_plan(spec, replica.model))
+            aggregator = climb.begin(replica, output, ledger, early)
+        else:
+            aggregator, climb = Aggregator(spec, replica, output, time.perf_counter, ledger=ledger), None
+            if resumes:
+                aggregator.resume()
         if resumes:
             _log.info("goes on from its ledger in round %d", aggregator.barrier.round)
         for warning in aggregator.plan.warnings:
             _log.warning(warning)
         attach = climb.attach if climb else lambda host: None
-        interrupted = _serve(
-            aggregator, listening, console, access or Access(), lifeline, attach, viewers, resumes=resumes
-        )
+        run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach, viewers=viewers)
+        progress = aggregator.recorder.progress
+        with closing(Audit(output / AUDIT)) as audit:
+            audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
+            try:
+                interrupted = run(aggregator, listening, partial(_view, console), audit, access)
+            finally:
+                audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
         if climb:
             climb.close()
-        progress = aggregator.recorder.progress
         if len(set(progress.weights_sha256.values())) > 1:
             _log.warning("the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
@@ -110,64 +119,6 @@ def run_aggregator(
     if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason, code=progress.code, field=progress.about)
-
-
-def _begin(
-    spec: RunSpec,
-    replica: Replica,
-    output: Path,
-    ledger: LedgerOptions | None,
-    upstream: SiteConfig | None,
-    early: AbstractContextManager[None],
-) -> Aggregator:
-    """Return the aggregator of a run that begins, or where its ledger ends; it asks the one above within `early`."""
-    resumes, clock = ledger is not None and (output / FILE).exists(), time.perf_counter
-    aggregator: Aggregator
-    if upstream is None:
-        aggregator = Aggregator(spec, replica, output, clock, ledger=ledger)
-    else:
-        plan = make_plan(spec, replica.model)
-        run_id = None
-        if not resumes:
-            with early:
-                run_id = ask(upstream, plan, spec.federation, begins=True)
-        aggregator = region = Region(upstream.name, spec, replica, output, clock, run_id, ledger=ledger)
-        region.recorded_above = partial(recorded, upstream, plan)
-    if resumes:
-        aggregator.resume()
-        if upstream is not None and not aggregator.ended:
-            with early:
-                there = ask(upstream, plan, spec.federation)
-            if there != aggregator.run_id:
-                raise UserError(
-                    f"--upstream: {upstream.aggregator} has another run than {output}: choose another --output",
-                    code="run-differs",
-                    field="--upstream",
-                )
-    return aggregator
-
-
-def _serve(
-    aggregator: Aggregator,
-    listening: socket.socket,
-    console: Console,
-    access: Access,
-    lifeline: Connection | None,
-    attach: Callable[[Host], None],
-    viewers: Mapping[str, str] | None,
-    *,
-    resumes: bool,
-) -> str:
-    """Serve the run within its audit log, and return what interrupted it."""
-    progress, interrupted = aggregator.recorder.progress, ""
-    run = partial(serve, lifeline=lifeline, resumable=aggregator.persistence.keeps, attach=attach, viewers=viewers)
-    with closing(Audit(aggregator.recorder.directory / AUDIT)) as audit:
-        audit.note("run resumed" if resumes else "run started", run=aggregator.run_id)
-        try:
-            interrupted = run(aggregator, listening, partial(_view, console), audit, access)
-        finally:
-            audit.note("run ended", status=progress.status, reason=progress.reason or interrupted)
-    return interrupted
 
 
 def _view(console: Console, host: Host) -> View:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.evaluation import PooledMetrics
@@ -15,6 +15,9 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.fold_metrics import FoldMetrics
+
+if TYPE_CHECKING:
+    from rankdad.remote.barrier import Barrier
 
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that
 MAX_ENDED = 1000  # epochs that wait for a view
@@ -47,6 +50,22 @@ class Status:
     step: int
     steps: int
     problems: Mapping[str, str]
+
+    @classmethod
+    def of(cls, barrier: Barrier, progress: Progress, oldest: int) -> Status:
+        """Return where a run stands now, whose updates are kept from a round on."""
+        return cls(
+            round=barrier.round,
+            round_began=barrier.began,
+            waiting_for=barrier.missing(),
+            without=barrier.without,
+            oldest=oldest,
+            status=progress.status,
+            epoch=progress.epoch,
+            step=progress.step,
+            steps=progress.steps,
+            problems=progress.problems,
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +235,14 @@ class Progress:
         if best:
             self.best_epoch = epoch
             self.best_value = self.validation.values.get(self.monitor) if self.validation else None
+
+    def note_problem(self, name: str, problem: str) -> bool:
+        """Show what keeps a site, or the aggregator, from going on; "" removes it. Return whether that is new."""
+        if self.problems.get(name, "") == problem:
+            return False
+        others = {known: said for known, said in self.problems.items() if known != name}
+        self.problems = others | {name: problem} if problem else others  # a new value: others may be reading
+        return True
 
     def note_drift(self, drift: float) -> None:
         """Take note of how far the sites' weights are apart."""

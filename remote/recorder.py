@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from rankdad.common.errors import UserError
-from rankdad.common.files import write_json, write_whole
-from rankdad.common.lowrank.factors import Factor, singular_values
+from rankdad.common.files import write_json
 from rankdad.common.metrics.monitoring import measured_on
 from rankdad.common.metrics.summary import Metrics
 from rankdad.common.metrics.sums import Tally
@@ -31,7 +28,6 @@ from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.rounds.step import Step
 from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.batches import schedule, steps_of_all
-from rankdad.common.run.lateness import damped
 from rankdad.common.run.repeats import equal_repeats
 from rankdad.common.run.study import Study
 from rankdad.common.spec import RunSpec
@@ -42,23 +38,17 @@ from rankdad.page.history import History
 from rankdad.remote.coefficients import as_json, as_table
 from rankdad.remote.progress import Progress
 from rankdad.remote.retelling import retold
-from rankdad.remote.run_directory import PLAN, new_directory
+from rankdad.remote.run_directory import PLAN
 from rankdad.remote.run_file import RunFile
 from rankdad.remote.run_summary import RunSummary
 from rankdad.remote.solving import how_solved, no_sums, not_solved, undertrained
+from rankdad.remote.step_record import CANDIDATE, StepRecord, layers_of, place_of, sent
 from rankdad.remote.table_one import table_one
-from rankdad.remote.tables import remove_tables, rows_of, write_tables
+from rankdad.remote.tables import rows_of, write_rows, write_tables
 from rankdad.remote.tracking import Tracker
 from rankdad.remote.tuning import began, note
 
-PLACE = ("step", "round", "fold", "epoch")
-CANDIDATE = (
-    "candidate",
-)  # a column where settings are tuned: counted from 1, empty of the model that is tested or kept
-FIGURES = ("loss", "seconds", "aggregation_seconds", "exposed_seconds", "bytes_up", "bytes_down", "left_out")
-SPECTRUM_PLACE = ("step", "fold", "epoch", "layer", "rank")
-SPECTRUM = 32  # singular values of a layer that are kept, at most
-LATE = ("late",)  # a column where contributions may be late: whose joined this step, and by how many steps each was
+WHERE = ("fold", "epoch", "split", "site", "train_loss", "samples")  # first columns of the metrics
 MAX_RESETS = 1000  # in a summary: the last ones
 _log = logging.getLogger(__name__)
 
@@ -67,20 +57,16 @@ class Recorder:
     """Write what happens to a run's directory and file, and keep its `Progress`.
 
     Args:
-        directory: made if it is missing.
+        directory: of the run.
         file: of the run, that takes the rows of its tables.
         spec: of the run.
         plan: of the run.
         sites: that send to this aggregator, in order; a region among them counts as one.
         name: of its region; that of the aggregator above all without it.
-        again: whether the directory already holds this run.
         round_: from which it goes on: rows of rounds from here on are taken again.
         state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
         run: its id.
         trackers: by name, that are told of every epoch.
-
-    Raises:
-        UserError: the directory cannot be made, or already holds a run.
     """
 
     def __init__(
@@ -92,7 +78,6 @@ class Recorder:
         sites: tuple[str, ...],
         *,
         name: str = TOP,
-        again: bool = False,
         round_: int = 0,
         state: dict[str, Any] | None = None,
         run: str = "",
@@ -103,46 +88,17 @@ class Recorder:
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
         self._sums: dict[str, Tensor] = {}  # of all sites, by stage: of each training
         self._scores: Tensor | None = None  # that all sites have been told at the last test
-        if again:
-            remove_tables(directory)
-        else:
-            new_directory(directory)
         state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / PLAN, {**plan.document(), "aggregator": name})
-        slots = (slot for exchange in plan.exchanges for slot in exchange.down.slots)
-        self._factors = [slot.name for slot in slots if len(slot.widths) == 2]
-        self._losses = dict.fromkeys(sites, (0.0, 0.0))  # weighted sum, weight; of this epoch
-        self._open = _Sums()  # of the exchanges of a step that is not over
-        self._computed: dict[str, float] = {}  # seconds of a step that is not over, by site
-        self._candidate = CANDIDATE if spec.candidates else ()
-        self._late = LATE if plan.staleness else ()
-        norms = [f"norm:{site}" for site in sites]
-        ranks = [f"rank:{name}" for name in self._factors]
-        names = tuple(dict.fromkeys(("loss", spec.training.monitor)))
-        self.history = History(sites, self._factors, names)
-        file.begin_table("steps", [*PLACE, *FIGURES, *self._late, *norms, *ranks, *self._candidate])
-        columns = [
-            "fold",
-            "epoch",
-            "split",
-            "site",
-            "train_loss",
-            "samples",
-            *measured(spec.task),
-            "auc_error",
-            *self._candidate,
-        ]
-        file.begin_table("metrics", columns)
-        if spec.record.spectra:
-            rows = (slot.rows for exchange in plan.exchanges for slot in exchange.down.slots if len(slot.widths) == 2)
-            self._values = min(SPECTRUM, max(rows, default=0))
-            columns = [f"s{number + 1}" for number in range(self._values)]
-            file.begin_table("spectra", [*SPECTRUM_PLACE, *columns, *self._candidate])
+        layers, names = layers_of(plan), tuple(dict.fromkeys(("loss", spec.training.monitor)))
+        self.history = History(sites, layers, names)
+        self._steps = StepRecord(file, spec, plan, sites, self.progress, self.history)
+        file.begin_table("metrics", [*WHERE, *measured(spec.task), "auc_error", *CANDIDATE * bool(spec.candidates)])
         if state:
             self.progress.restore(state["progress"])
-            self._losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
-            retold(self.history, partial(rows_of, file, before=round_), self._factors)
+            self._steps.losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
+            retold(self.history, partial(rows_of, file, before=round_), layers)
         self._trackers = dict(trackers or {})
         for tracked, tracker in self._trackers.items():
             tracker.begin(run, self._params(run), state.get("trackers", {}).get(tracked))
@@ -151,7 +107,7 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """Return as JSON what a recorder needs to go on from here, between two steps."""
         tracked = {name: tracker.state() for name, tracker in self._trackers.items()}
-        return {"progress": self.progress.state(), "losses": self._losses, "trackers": tracked}
+        return {"progress": self.progress.state(), "losses": self._steps.losses, "trackers": tracked}
 
     def _params(self, run: str) -> dict[str, str]:
         """Return what a run is, for trackers."""
@@ -193,8 +149,7 @@ class Recorder:
 
     def heard(self, site: str, computed: float | None) -> None:
         """Take note of how long a site has computed for this step so far, as it says."""
-        if computed is not None:
-            self._computed[site] = max(computed, self._computed.get(site, 0.0))
+        self._steps.heard(site, computed)
 
     def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
         """Take note of a completed round.
@@ -207,7 +162,7 @@ class Recorder:
         """
         cost = Cost(size, ready.seconds + aggregation_seconds, aggregation_seconds)
         if ready.kind is not Kind.STEP:
-            self._computed = {}
+            self._steps.computed = {}
         if ready.kind is not Kind.HELLO:  # hello waits for people
             self.progress.seconds += cost.seconds
         ROUNDS[ready.kind].record(self, ready, update, cost)
@@ -285,86 +240,21 @@ class Recorder:
             own = self._preparing.solving.told(sent)
             sites = {site: as_json(self._spec, one, own=True) for site, one in own.items()}
             self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
-            self._write_table("coefficients", as_table(self.progress.coefficients))
+            write_rows(self.directory, "coefficients", as_table(self.progress.coefficients))
             self.summarise()
 
     def note_step(self, ready: Ready, update: Step, cost: Cost) -> None:
         """Take note of an exchange of a step; after the last one, of the step."""
-        progress, sums, (size, seconds, aggregation_seconds) = self.progress, self._open, cost
-        up, down = sum(ready.sizes) + sum(late.size for late in ready.late), size * len(self._sites)
-        progress.up, progress.down = progress.up + up, progress.down + down
-        progress.step_seconds += seconds
-        sums.add(seconds, aggregation_seconds, up, down)
-        sums.missing |= ready.missing
-        sums.ranks += [value.rows for value in update.payload if isinstance(value, Factor)]
-        every = self._spec.record.spectra
-        if every and (progress.step + 1) % every == 0:
-            slots = self._plan.layout(ready.exchange, up=False).slots
-            sums.factors |= {
-                slot.name: value for slot, value in zip(slots, update.payload, strict=True) if isinstance(value, Factor)
-            }
-        for (site, _), arrived in zip(self.sent(ready), ready.arrived, strict=False):
-            sums.waited[site] = sums.waited.get(site, 0.0) + ready.seconds - arrived
-        for site, message in self.sent(ready):
-            assert isinstance(message.body, Step)
-            sums.norms[site] = message.body.norm
-        if ready.exchange < len(self._plan.exchanges) - 1:
-            return
-        progress.step += 1
-        progress.loss = update.loss
-        norms, losses = dict.fromkeys(self._sites, ""), dict[str, float]()
-        for site, message in self.sent(ready):
-            assert isinstance(message.body, Step)
-            total, weight = self._losses[site]
-            step = message.body
-            self._losses[site] = (total + step.weight * step.loss, weight + step.weight)
-            norms[site], losses[site] = f"{sums.norms[site]:.6g}", step.loss
-        for late in ready.late:
-            site, sent = self._sites[late.place], late.message.body
-            assert isinstance(sent, Step)
-            (total, weight), part = self._losses[site], damped(sent.weight, late.age)
-            self._losses[site] = (total + part * sent.loss, weight + part)
-            progress.late[site] = progress.late.get(site, 0) + 1
-        joined = [" ".join(f"{self._sites[late.place]}:{late.age}" for late in ready.late)] * len(self._late)
-        left_out = [self._sites[place] for place in sorted(sums.missing)]
-        for site in left_out:
-            progress.left_out[site] = progress.left_out.get(site, 0) + 1
-        progress.behind = {site: progress.behind.get(site, 0) + 1 for site in left_out}
-        fold, candidate = self._place(progress.fold)
-        place = (progress.step, ready.round, fold, progress.epoch + 1, update.loss)
-        slowest = max(self._computed.values(), default=None)
-        exposed = "" if slowest is None else f"{max(0.0, sums.seconds - slowest):.6f}"
-        times = (f"{sums.seconds:.6f}", f"{sums.aggregation:.6f}", exposed)
-        figures = (*times, sums.up, sums.down, " ".join(left_out))
-        self._file.row("steps", [*place, *figures, *joined, *norms.values(), *sums.ranks, *candidate])
-        self.history.add_step(
-            update.loss, sums.seconds, sums.aggregation, sums.ranks, losses, sums.times(self._computed)
-        )
-        if sums.factors:
-            self._record_spectra(sums.factors, [progress.step, fold, progress.epoch + 1], candidate)
-        self._open, self._computed = _Sums(), {}
-
-    def _record_spectra(self, factors: dict[str, Factor], place: list[int], candidate: list[int | str]) -> None:
-        spectra = {name: singular_values(factor, SPECTRUM) for name, factor in factors.items()}
-        for name, values in spectra.items():
-            shown = [f"{value:.6g}" for value in values[: self._values]]
-            shown += [""] * (self._values - len(shown))
-            self._file.row("spectra", [*place, name, factors[name].rows, *shown, *candidate])
-        self.history.add_spectra(place[0], spectra)
-
-    def _place(self, training: int) -> tuple[int, list[int | str]]:
-        """Return for whose model a training is, and what stands in the column of candidates, if there is one."""
-        model, candidate = self._spec.place(training)
-        return model, ["" if candidate is None else candidate + 1 for _ in self._candidate]
+        self._steps.note(ready, update, cost)
 
     def sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
         """Yield who has sent what."""
-        return ((self._sites[place], sent) for place, sent in zip(ready.places, ready.messages, strict=True))
+        return sent(self._sites, ready)
 
     def note_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
         """Take note of an epoch's metrics, or of a test's."""
         task, progress = self._spec.task, self.progress
-        fold, candidate = self._place(pooled.fold)
+        fold, candidate = place_of(self._spec, pooled.fold)
         if pooled.split == "test":
             self._record_end()
         if pooled.split == "test" and self._spec.place(pooled.fold)[1] is not None:
@@ -386,7 +276,7 @@ class Recorder:
         monitor = self._spec.training.monitor
         rows |= {site: measured_on(pooled.split, task, monitor, tally) for site, tally in models.items()}
         for site, metrics in rows.items():
-            loss = self._train_loss(site) if pooled.split == "validation" else ""
+            loss = self._steps.train_loss(site) if pooled.split == "validation" else ""
             known = {str(name): value for name, value in metrics.values.items() if value is not None}
             figures: list[object] = [known.get(name, "") for name in measured(task)]
             figures += ["" if metrics.auc_error is None else metrics.auc_error]
@@ -399,14 +289,14 @@ class Recorder:
             progress.warn("left-out-of-a-test", [self._sites[place] for place in sorted(ready.missing)])
             self._scores = pooled.scores
             self._next_fold(pooled.fold)
-            self._write_table("sites", progress.study.by_site())
-            self._write_table("calibration", progress.study.calibration_rows())
-            self._write_table(*progress.study.predictions())
+            write_rows(self.directory, "sites", progress.study.by_site())
+            write_rows(self.directory, "calibration", progress.study.calibration_rows())
+            write_rows(self.directory, *progress.study.predictions())
         else:
             self.history.add_epoch(epoch)
             progress.validation = pooled
-            progress.train_loss = float(self._train_loss("pooled") or 0.0)
-            self._losses = dict.fromkeys(self._sites, (0.0, 0.0))
+            progress.train_loss = float(self._steps.train_loss("pooled") or 0.0)
+            self._steps.losses = dict.fromkeys(self._sites, (0.0, 0.0))
 
     def _record_end(self) -> None:
         """Take note of whether a training might have gone on to a better epoch."""
@@ -426,7 +316,7 @@ class Recorder:
         """Take note of how the models of a test compare, by what each site has sent."""
         study = self.progress.study
         self.progress.warn("left-out-of-a-comparison", study.compare(sent, self._scores))
-        self._write_table("sites", study.by_site())
+        write_rows(self.directory, "sites", study.by_site())
         self.summarise()
 
     def _next_fold(self, fold: int) -> None:
@@ -435,22 +325,6 @@ class Recorder:
             self.progress.fold, self.progress.epoch, self.progress.best_epoch = study.fold, 0, 0
             self.progress.validation = self.progress.best_value = None
             self.history.begin_fold()
-
-    def _write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Write a table of what is known over all folds so far; no rows are no table."""
-        if not rows:
-            return
-        text = io.StringIO()
-        columns = dict.fromkeys(name for row in rows for name in row)  # some sites lack some
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_whole(self.directory / f"{name}.csv", text.getvalue())
-
-    def _train_loss(self, site: str) -> float | str:
-        sums = self._losses.values() if site == "pooled" else [self._losses[site]]
-        weight = sum(part for _, part in sums)
-        return sum(total for total, _ in sums) / weight if weight else ""
 
     def finish(self, status: str, reason: str = "", code: str = "", field: str = "") -> None:
         """Write the last summary, and the tables."""
@@ -476,30 +350,3 @@ class Recorder:
         """Write `summary.json` as things stand."""
         document = RunSummary.of(self.progress).model_dump(exclude_unset=True)
         write_json(self.directory / "summary.json", document)
-
-
-@dataclass
-class _Sums:
-    """What a step's exchanges add up to."""
-
-    seconds: float = 0.0
-    aggregation: float = 0.0
-    up: int = 0
-    down: int = 0
-    missing: frozenset[int] = frozenset()  # from any of them
-    ranks: list[int] = field(default_factory=list)
-    norms: dict[str, float] = field(default_factory=dict)
-    waited: dict[str, float] = field(default_factory=dict)  # seconds for others, by site
-    factors: dict[str, Factor] = field(default_factory=dict)  # of an update whose singular values are kept
-
-    def times(self, computed: Mapping[str, float]) -> dict[str, tuple[float, float, float]]:
-        """Return for how long each site computed, its bytes were on the way, and it waited for others."""
-        found = {}
-        for site, waited in self.waited.items():
-            own = min(computed.get(site, 0.0), self.seconds)
-            found[site] = (own, max(0.0, self.seconds - self.aggregation - waited - own), waited)
-        return found
-
-    def add(self, seconds: float, aggregation: float, up: int, down: int) -> None:
-        self.seconds, self.aggregation = self.seconds + seconds, self.aggregation + aggregation
-        self.up, self.down = self.up + up, self.down + down

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from rankdad.common.errors import UserError
 from rankdad.common.protocol.codec import unpack
+from rankdad.common.protocol.messages import Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.base import Ready
-from rankdad.common.run.lateness import LeftOut, age_of
 from rankdad.common.spec.tree import Node
+from rankdad.common.staleness import LeftOut, age_of
 from rankdad.remote.barrier import Barrier
 from rankdad.remote.records import DamageError, Entry, Record
+from rankdad.remote.retention import Ending
 from rankdad.remote.run_file import RunFile
 
 
@@ -69,6 +72,30 @@ def replay(
             child = node.children[record.site]
             message = unpack(record.body, plan, up=True, region=child in node.regions, device=device)
             barrier.put(child, record.body, message, clock())
+
+
+def updates_to_the_end(
+    file: RunFile, ended: Ending, plan: Plan, first: int, device: str
+) -> Iterator[tuple[Message, bytes]]:
+    """Yield all that is left of a run that is over: its updates from a round on, decoded and as they were sent.
+
+    Raises:
+        UserError: the run has not come to its end, and nobody can go on with it.
+        DamageError: an update is not there, or cannot be read.
+    """
+    if ended.status != "completed" or ended.recorder == "null":
+        raise UserError(
+            f"{file.path}: the run is over ({ended.status}), and what its sites had sent is deleted: nobody can go on "
+            "with it; the model of each step so far is there, by `rankdad export`",
+            code="contributions-deleted",
+        )
+    for record in file.records(first):
+        if record.entry is Entry.UPDATE:
+            if record.damage is not None:
+                raise record.damage
+            yield unpack(record.body, plan, up=False, device=device), record.body
+            first += 1
+    file.check_end(first)
 
 
 def _lost(update: Record, plan: Plan, node: Node, barrier: Barrier) -> set[int]:

@@ -10,18 +10,14 @@ from rankdad.page.history import History
 Rows = Callable[[str], Iterable[Mapping[str, str]]]
 
 
-def retold(history: History, rows: Rows, layers: Sequence[str]) -> float:
+def retold(history: History, rows: Rows, layers: Sequence[str]) -> None:
     """Add what the rows of a run hold; sites' own losses and times by step are in none of them.
 
     Args:
         history: to add to.
         rows: returns those of a table: steps, metrics or spectra.
         layers: whose ranks are in it.
-
-    Returns:
-        the loss of the last step; NaN without any.
     """
-    loss = math.nan
     for row in rows("steps"):
         ranks = [_number(row.get(f"rank:{name}")) for name in layers]
         loss, seconds, reduction = (_number(row.get(name)) for name in ("loss", "seconds", "aggregation_seconds"))
@@ -53,7 +49,6 @@ def retold(history: History, rows: Rows, layers: Sequence[str]) -> float:
         spectra[row["layer"]] = [float(value) for value in values if value]
     if spectra:
         history.add_spectra(int(at), spectra)
-    return loss
 
 
 def _number(text: str | None) -> float:

@@ -36,7 +36,7 @@ class Standing:
 def standings(host: Host) -> list[Standing]:
     """Return how the sites of a run stand, in order."""
     aggregator = host.aggregator
-    p, status, samples = aggregator.recorder.progress, aggregator.status, aggregator.samples
+    p, status, samples = aggregator.recorder.progress, aggregator.status, aggregator.kept.checks.samples
     connected, problems, behind = host.connected(), dict(p.problems), p.behind
     seconds = aggregator.recorder.history.last_seconds()
 

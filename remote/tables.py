@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rankdad.common.errors import UserError
 from rankdad.common.files import write_whole
@@ -31,6 +32,18 @@ def write_tables(file: RunReader, output: Path) -> list[Path]:
             written.append(output / f"{name}.csv")
             write_whole(written[-1], text)
     return written
+
+
+def write_rows(directory: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table of what is known over all folds so far; no rows are no table."""
+    if not rows:
+        return
+    text = io.StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)  # some sites lack some
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(directory / f"{name}.csv", text.getvalue())
 
 
 def remove_tables(directory: Path) -> None:

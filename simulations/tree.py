@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -41,17 +42,17 @@ class Tree:
     ) -> None:
         self.nodes = spec.federation.nodes
         self.top = Aggregator(spec, replica(), directory, clock, ledger=ledger)
+        begun: Any = {"ledger": ledger, "run_id": self.top.run_id}
         self.regions = {
-            name: Region(
-                name, spec, replica(), region_directory(directory, name), clock, self.top.run_id, ledger=ledger
-            )
+            name: Region(Aggregator(spec, replica(), region_directory(directory, name), clock, name=name, **begun))
             for name in self.nodes
             if name != TOP
         }
-        self._above = {child: self._of(name) for name, node in self.nodes.items() for child in node.children}
+        self._above = {child: self.of(name) for name, node in self.nodes.items() for child in node.children}
 
-    def _of(self, name: str) -> Aggregator:
-        return self.top if name == TOP else self.regions[name]
+    def of(self, name: str) -> Aggregator:
+        """Return the aggregator of a region, or the one above all."""
+        return self.top if name == TOP else self.regions[name].aggregator
 
     def above(self, name: str) -> Aggregator:
         """Return the aggregator that a site or region sends to."""
@@ -67,23 +68,22 @@ class Tree:
 
     def carry(self, aggregator: Aggregator, answers: Answers) -> Answers:
         """Bring up what a region has for above, and down what its children are answered."""
-        if isinstance(aggregator, Region) and (aggregator.outgoing or (aggregator.ended and not aggregator.told)):
-            name, outgoing = aggregator.node.name, aggregator.outgoing
-            if outgoing is not None:
-                answers = answers | self.take(name, outgoing.body)
-            elif aggregator.barrier.failed:
-                aggregator.told = True
-                answers = answers | self.take(name, aggregator.failure())
+        own = self.regions.get(aggregator.node.name)
+        if own is not None and own.outgoing is not None:
+            answers = answers | self.take(aggregator.node.name, own.outgoing.body)
+        elif own is not None and aggregator.barrier.failed and not own.told:
+            own.told = True
+            answers = answers | self.take(aggregator.node.name, own.failure())
         below: Answers = {}
         for name, body in answers.items():
             region = self.regions.get(name)
-            below |= {name: body} if region is None else self.carry(region, region.answer(body))
+            below |= {name: body} if region is None else self.carry(region.aggregator, region.answer(body))
         return below
 
     def close(self) -> None:
         """Write down how the run has ended."""
-        for aggregator in (*self.regions.values(), self.top):
-            aggregator.close()
+        for name in reversed(self.nodes):
+            self.of(name).close()
 
 
 def region_directory(directory: Path, name: str) -> Path:

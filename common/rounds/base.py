@@ -19,6 +19,7 @@ from rankdad.common.metrics.sums import Tally
 from rankdad.common.protocol.messages import Body, Control, Kind, Message
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import Node
+from rankdad.common.staleness import LateContribution
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan
@@ -81,23 +82,6 @@ class Due:
                 raise ProtocolError(
                     status, f"d.{field}: got {got}, expected {expected}", code="fields-differ", field=f"d.{field}"
                 )
-
-
-@dataclass(frozen=True)
-class LateContribution:
-    """A contribution to an earlier step.
-
-    Args:
-        age: how many steps before the one that it joins.
-        place: of its site in the plan.
-        message: that it holds.
-        size: of its body in bytes.
-    """
-
-    age: int
-    place: int
-    message: Message
-    size: int
 
 
 @dataclass(frozen=True)

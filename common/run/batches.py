@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.overrides import ends
 
 MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
 
@@ -66,9 +67,8 @@ def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) 
         epochs: of the training; the spec's without.
     """
     last = spec.training.epochs if epochs is None else epochs
-    changes = {min(own.epochs, last) for own in spec.federation.overrides.values() if own.epochs}
     steps = batches = 0
-    for first, end in pairwise(sorted({0, *changes, last})):  # epochs between two are alike
+    for first, end in pairwise([0, *ends(spec.federation.overrides, last), last]):  # epochs between two are alike
         epoch = schedule(spec, samples, first)
         steps += (end - first) * epoch.steps
         batches += (end - first) * max(map(sum, epoch.counts))
@@ -101,11 +101,10 @@ def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
 
 def largest_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
     """Return the same of the epochs in which a site's batches are largest: where others end early, it makes fewer."""
-    sites, own = spec.federation.sites, spec.federation.overrides.values()
-    ends = {one.epochs for one in own if one.epochs and one.epochs < spec.training.epochs}
+    sites = spec.federation.sites
     there = (
         [count * spec.federation.trains(site, epoch) for site, count in zip(sites, samples, strict=True)]
-        for epoch in sorted({0, *ends})
+        for epoch in [0, *ends(spec.federation.overrides, spec.training.epochs)]
     )
     each = [drawn_sizes(spec, counts) for counts in there if any(counts)]
     return [max(sizes, key=lambda own: max(own, default=0)) for sizes in zip(*each, strict=True)]

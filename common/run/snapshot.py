@@ -14,8 +14,8 @@ from rankdad.common.protocol.messages import Control, Count, Measure, Name
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.study import Study
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.federation import MAX_STALENESS
 from rankdad.common.spec.recording import MOST_ROUNDS
+from rankdad.common.staleness import MAX_STALENESS
 
 Places = Annotated[tuple[Count, ...], Field(max_length=1000)]
 

@@ -24,13 +24,13 @@ from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.rounds.goodbye import Farewell
 from rankdad.common.rounds.registry import ROUNDS, due_of
 from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, largest_sizes, schedule
-from rankdad.common.run.lateness import Late, after_step, check_late, damped
 from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.snapshot import Progress, check_progress, under
 from rankdad.common.run.study import Study, limited
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
+from rankdad.common.staleness import Late, after_step, check_late, damped
 
 MAX_WEIGHT = 1e15  # of an exact solution: no site's lies make another's outputs infinite
 

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UpToMillion
+from rankdad.common.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rankdad.common.spec.overrides import Overrides
 from rankdad.common.spec.tree import TOP, Node, nodes_of, problem_of
+from rankdad.common.staleness import MAX_STALENESS, check_federation
 
 SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 LETTERS = str.maketrans(
@@ -20,7 +22,6 @@ LETTERS = str.maketrans(
 )
 RESERVED = frozenset({TOP, "pooled"})
 MAX_MEMBERS = 1000  # sites and regions together: the last update names them all
-MAX_STALENESS = 64
 ALONE: dict[str, object] = {"quorum": "all", "staleness": 0, "regions": {}, "overrides": {}}  # of a run of one site
 
 
@@ -29,17 +30,6 @@ def site_name(text: str) -> str:
     plain = unicodedata.normalize("NFC", text).lower().translate(LETTERS)
     plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9._-]+", "-", plain).strip("._-")[:63]
-
-
-class Overrides(Part):
-    """What one site does otherwise than the others; null as they do."""
-
-    epochs: UpToMillion | None = None
-    """Epochs in which the site trains, at most `training.epochs`: after them it contributes nothing, and is present."""
-    batch_size: UpToMillion | None = None
-    """In place of `training.batch_size`."""
-    local_steps: UpToMillion | Literal["epoch"] | None = None
-    """In place of `method.local_steps`, where the method has them."""
 
 
 class Federation(Part):
@@ -88,16 +78,7 @@ class Federation(Part):
 
     @model_validator(mode="after")
     def _somebody_may_be_late(self) -> Federation:
-        if self.staleness and self.required_sites == len(self.sites):
-            raise ValueError(
-                f"staleness: got {self.staleness}, but the quorum is {self.quorum}, and no contribution comes late: "
-                "expected 0, or a quorum of fewer than all sites"
-            )
-        if self.staleness and any(own.epochs is not None for own in self.overrides.values()):
-            raise ValueError(
-                f"staleness: got {self.staleness}, but overrides end a site's training early, and epochs then differ "
-                "in their steps: expected 0, or no epochs in overrides"
-            )
+        check_federation(self)
         return self
 
     @model_validator(mode="after")
@@ -109,8 +90,7 @@ class Federation(Part):
 
     def trains(self, site: str, epoch: int) -> bool:
         """Tell whether a site trains in an epoch, counted from 0."""
-        own = self.overrides.get(site)
-        return own is None or own.epochs is None or epoch < own.epochs
+        return site not in self.overrides or self.overrides[site].trains(epoch)
 
     @model_validator(mode="after")
     def _names_tell_apart(self) -> Federation:

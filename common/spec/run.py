@@ -20,12 +20,14 @@ from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, Leave
 from rankdad.common.spec.federation import Federation
 from rankdad.common.spec.method import MethodSpec
 from rankdad.common.spec.model import Linear, ModelSpec
+from rankdad.common.spec.overrides import check_overrides
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.recording import FURTHER, Recording
 from rankdad.common.spec.solver import DEFAULT, default_method, why_steps
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.spec.training import Training
 from rankdad.common.spec.tuning import Candidate, Tuning
+from rankdad.common.staleness import check_method
 
 MAX_TRAININGS = 1000  # of a run
 
@@ -117,9 +119,7 @@ class RunSpec(Part):
     @field_validator("federation")
     @classmethod
     def _late_contributions_can_join(cls, federation: Federation, info: ValidationInfo) -> Federation:
-        method = info.data.get("method")
-        if federation.staleness and method is not None and (reason := _why_none_joins(method)):
-            raise ValueError(f"staleness: got {federation.staleness}, but {reason}, or staleness 0")
+        check_method(federation, info.data.get("method"))
         return federation
 
     @field_validator("training")
@@ -160,16 +160,7 @@ class RunSpec(Part):
     @field_validator("federation")
     @classmethod
     def _overrides_fit(cls, federation: Federation, info: ValidationInfo) -> Federation:
-        training, method = info.data.get("training"), info.data.get("method")
-        for site, own in federation.overrides.items():
-            if own.epochs and training and own.epochs > training.epochs:
-                expected = f"expected at most training.epochs {training.epochs}"
-                raise ValueError(f"overrides.{site}.epochs: got {own.epochs}, {expected}")
-            if own.local_steps and method and getattr(method, "local_steps", None) is None:
-                has = "has none" if isinstance(method, LocalSteps) else f"of {method.name} cannot have any"
-                raise ValueError(f"overrides.{site}.local_steps: got {own.local_steps}, but the method {has}")
-        if training and not any(federation.trains(site, training.epochs - 1) for site in federation.sites):
-            raise ValueError(f"overrides: no site trains for training.epochs, which are {training.epochs}")
+        check_overrides(federation, info.data.get("training"), info.data.get("method"))
         return federation
 
     @field_validator("tuning")
@@ -336,9 +327,7 @@ class RunSpec(Part):
     def at(self, site: str) -> RunSpec:
         """Return the run with a site's own batch size and local steps in place of the common ones."""
         own = self.federation.overrides.get(site)
-        if own is None:
-            return self
-        return self._with({"batch_size": own.batch_size}, {"local_steps": own.local_steps})
+        return self if own is None else self._with(*own.settings)
 
     def with_settings(self, candidate: Candidate) -> RunSpec:
         """Return the run with a candidate's settings in place of its own."""
@@ -357,15 +346,6 @@ class RunSpec(Part):
         """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _why_none_joins(method: MethodSpec) -> str:
-    """Return why no late contribution can join a later step; "" if it can."""
-    if not method.joins_later:
-        return f"a late contribution of {method.name} has no place in a later step: expected rank-dad or dsgd"
-    local = _local(method)
-    kept = "method.moments is kept, and nobody could say after which steps a late site's moments are: expected reset"
-    return kept if local and local.moments == "kept" else ""
 
 
 def _local(method: MethodSpec) -> LocalSteps | None:

@@ -65,13 +65,13 @@ class AggregatorNode:
         Raises:
             RankdadError: the run ends, for all.
         """
-        if self._aggregator is not None and not self._aggregator.persistence.relock():
+        if self._aggregator is not None and not self._aggregator.persistence.file.relock():
             self.close()
         try:
             return self._answer(given, state)
         finally:
             if self._aggregator is not None:
-                self._aggregator.persistence.unlock()
+                self._aggregator.persistence.file.unlock()
 
     def _answer(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
         folder = Path(state.outputDirectory)

@@ -142,11 +142,11 @@ class SiteRun:
 
     def unlock(self) -> None:
         """Let another process work until `relock`: the platform may start the next one before this one ends."""
-        self._persistence.unlock()
+        self._persistence.file.unlock()
 
     def relock(self) -> bool:
         """Go on; return whether nobody else has."""
-        return self._persistence.relock()
+        return self._persistence.file.relock()
 
     def close(self) -> None:
         """Let go of the files."""

@@ -17,14 +17,14 @@ import torch
 from rankdad.common.errors import RankdadError
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Failure
-from rankdad.common.rounds.base import Ready
+from rankdad.common.rounds.base import Collected
 from rankdad.common.rounds.hello import Roster
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.remote.aggregator import Update
 from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.standing import standings
+from rankdad.remote.updates import Update
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
 
@@ -186,16 +186,16 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
 def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.aggregator, "_delay", 0.05)
-    aggregate, tries = served.aggregator.aggregate, []
+    monkeypatch.setattr(served.aggregator.tries, "delay", 0.05)
+    make, tries = served.aggregator.source.make, []
 
-    def faulty(ready: Ready) -> Update:
+    def faulty(here: Collected) -> Update | None:
         tries.append(time.monotonic())
         if len(tries) < 3:
             raise MemoryError
-        return aggregate(ready)
+        return make(here)
 
-    monkeypatch.setattr(served.aggregator, "aggregate", faulty)
+    monkeypatch.setattr(served.aggregator.source, "make", faulty)
     updates: dict[str, bytes] = {}
 
     def take_part(site: str) -> None:
@@ -249,12 +249,12 @@ def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_o
         complete_hello(served)
         method = type(served.aggregator.state.method)
         monkeypatch.setattr(method, "aggregate", faulty)
-        monkeypatch.setattr(served.aggregator, "_delay", 0.05)
+        monkeypatch.setattr(served.aggregator.tries, "delay", 0.05)
         outcomes = exchange_steps(served, 0.6)
         assert {getattr(outcome, "code", "") for outcome in outcomes.values()} == {"unreachable"}, "they wait"
         assert all("IndexError" in str(outcome) and "4711" not in str(outcome) for outcome in outcomes.values())
         assert len(tries) == 3
-        paused = served.aggregator.paused
+        paused = served.aggregator.tries.paused
         assert paused is not None
         assert paused.code == "run-paused"
         assert ask(served, "POST", "/rounds/alpha", served.step("alpha", 1))[0] == 500
@@ -279,7 +279,7 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
     with serving(tmp_path / "run") as served:
         complete_hello(served)
         monkeypatch.setattr(type(served.aggregator.state.method), "aggregate", lambda *arguments: 1 / 0)
-        monkeypatch.setattr(served.aggregator, "_delay", 0.02)
+        monkeypatch.setattr(served.aggregator.tries, "delay", 0.02)
         outcomes = exchange_steps(served, 5.0)
         answers = [answer for answer in outcomes.values() if isinstance(answer, bytes)]
         bodies = [unpack(answer, served.aggregator.plan, up=False).body for answer in answers]
@@ -289,12 +289,12 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
 
 def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path / "run", training={"threads": 1}) as served:
-        aggregate, go_on, at_work = served.aggregator.aggregate, threading.Event(), list[tuple[str, int]]()
+        make, go_on, at_work = served.aggregator.source.make, threading.Event(), list[tuple[str, int]]()
 
-        def slow(ready: Ready) -> Update:
+        def slow(here: Collected) -> Update | None:
             at_work.append((threading.current_thread().name, torch.get_num_threads()))
             assert go_on.wait(10)
-            return aggregate(ready)
+            return make(here)
 
         missing, readers = served.aggregator.barrier.missing, set[str]()
 
@@ -302,7 +302,7 @@ def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeyp
             readers.add(threading.current_thread().name)
             return missing()
 
-        monkeypatch.setattr(served.aggregator, "aggregate", slow)
+        monkeypatch.setattr(served.aggregator.source, "make", slow)
         monkeypatch.setattr(served.aggregator.barrier, "missing", noted)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
         served.until(lambda: at_work)
@@ -321,7 +321,7 @@ def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
-        monkeypatch.setattr(served.aggregator, "follow", lambda *arguments: 1 / 0)
+        monkeypatch.setattr(served.aggregator.kept, "follow", lambda *arguments: 1 / 0)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
         said = (500, "an error of the aggregator's own (ZeroDivisionError): its log says more")
         assert {reason(request.wait()) for request in held} == {said}, "nobody hears of what is half done"

@@ -28,9 +28,10 @@ from rankdad.common.rounds import buffers, checks, evaluation, goodbye, hello, p
 from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run import state, weight_sketch
-from rankdad.remote.aggregator import Aggregator, Answers, Update
+from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.barrier import Effect
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.updates import Update
 from rankdad.simulations import lockstep, tree
 from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant
@@ -152,7 +153,8 @@ class Besieged(Aggregator):
         """Complete a round that a broken contribution has closed, on the side."""
         for ready in effects:
             if isinstance(ready, Ready):
-                update = self.aggregate(ready)
+                update = self.source.make(self.kept.collected(ready))
+                assert update is not None
                 copy.deepcopy(self.state).follow(protocol.unpack(update.packed, self.plan, up=False))
                 own = self.recorder
                 kept = {id(whole): whole for whole in (self.spec, self.plan)}
@@ -163,7 +165,7 @@ class Besieged(Aggregator):
     def _state(self) -> dict[str, Any]:
         own = {name: copy.copy(value) for name, value in vars(self.barrier).items()}
         own["problems"], own["departed"] = dict(self.recorder.progress.problems), set(self._departed)
-        own["outcome"], own["residuals"] = self._outcome, self._residuals
+        own["outcome"], own["residuals"] = self.kept.outcome, self.kept.residuals
         own["waiting"] = list(self.persistence.file._waiting)
         return own
 
@@ -171,7 +173,7 @@ class Besieged(Aggregator):
         for name in vars(self.barrier):
             setattr(self.barrier, name, state[name])
         self.recorder.progress.problems = state["problems"]
-        self._departed, self._outcome, self._residuals = state["departed"], state["outcome"], state["residuals"]
+        self._departed, self.kept.outcome, self.kept.residuals = state["departed"], state["outcome"], state["residuals"]
 
 
 def kind_of(body: bytes) -> Kind:
@@ -194,6 +196,8 @@ def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: A
     made: list[Aggregator] = []
 
     def make(*arguments: Any, **options: Any) -> Aggregator:
+        if "name" in options:
+            return Aggregator(*arguments, **options)
         made.append(kind(*arguments, **options | {"ledger": LedgerOptions()}))
         for name, value in more.items():
             setattr(made[0], name, value)

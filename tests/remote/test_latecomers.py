@@ -17,8 +17,8 @@ from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.rounds.base import Ready
 from rankdad.common.rounds.decision import Decision
 from rankdad.common.rounds.step import Step
+from rankdad.common.staleness import Latecomers
 from rankdad.remote.barrier import Barrier
-from rankdad.remote.latecomers import Latecomers
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry
 from rankdad.remote.run_reader import reading

@@ -45,7 +45,7 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # pytest's own stay
     spec, view = run_spec(), Broken()
     aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=LedgerOptions())
-    monkeypatch.setattr(aggregator, "follow", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(aggregator.kept, "follow", lambda *arguments: 1 / 0)
     listening = listen("127.0.0.1", 0)
     port, hello = listening.getsockname()[1], hello_of(aggregator)
     told: list[bytes | UnreachableError] = []

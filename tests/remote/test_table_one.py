@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,10 +19,10 @@ from rankdad.common.preparation.description import sums
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.recorder import Recorder
 from rankdad.remote.report.run_results import read_results
 from rankdad.remote.report.study_table import table_one as study_table
 from rankdad.remote.table_one import _odd, table_one
+from rankdad.remote.tables import write_rows
 from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
@@ -388,5 +387,5 @@ def test_a_level_that_a_hospital_keeps_back_is_not_taken_for_none_of_it() -> Non
 def test_a_table_has_the_columns_of_all_its_rows(tmp_path: Path) -> None:
     """A first site without figures of a reference ended the aggregator where the second had some."""
     rows: list[dict[str, Any]] = [{"site": "alpha"}, {"site": "beta", "local_auc": 0.7}]
-    Recorder._write_table(cast(Recorder, SimpleNamespace(directory=tmp_path)), "sites", rows)
+    write_rows(tmp_path, "sites", rows)
     assert (tmp_path / "sites.csv").read_text() == "site,local_auc\nalpha,\nbeta,0.7\n"

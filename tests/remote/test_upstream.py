@@ -22,7 +22,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import Federation, RunSpec
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.remote.upstream import answering, ask
+from rankdad.remote.upstream import Upstream, answering
 from tests.conftest import run_document
 
 pytestmark = pytest.mark.slow
@@ -129,9 +129,9 @@ def test_a_sibling_above_is_refused(file: Path, other: Offering) -> None:
     offered |= {"plan_sha256": plan.sha256(), "aggregator": "south"}
     config = SiteConfig(name="north", aggregator=address, data=".", output=".")
     with pytest.raises(UserError, match="is the aggregator of south, but north is a member of aggregator"):
-        ask(config, plan, spec.federation)
+        Upstream(config, spec, plan).ask()
     offered["aggregator"] = "aggregator"
-    assert ask(config, plan, spec.federation) == "0" * 16
+    assert Upstream(config, spec, plan).ask() == "0" * 16
 
 
 def test_a_site_s_file_says_which_region_it_is(file: Path, tmp_path: Path, other: Offering) -> None:
@@ -153,7 +153,7 @@ def test_a_new_region_is_refused_where_the_run_is_under_way(file: Path, tmp_path
         "began with"
     )
     config = SiteConfig(name="north", aggregator=address, data=".", output=".")
-    assert ask(config, plan, spec.federation) == "0" * 16
+    assert Upstream(config, spec, plan).ask() == "0" * 16
 
 
 def test_regions_that_name_each_other_end_at_once_and_say_so(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_regions_that_name_each_other_end_at_once_and_say_so(tmp_path: Path) -> 
         config = SiteConfig(name="north", aggregator=address, data=".", output=".", patience=20)
         said = f"--upstream: {address} refused (409): is the aggregator of south, but north is a member of aggregator"
         with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
-            ask(config, plan, federation)
+            Upstream(config, spec, plan).ask()
         site = SiteConfig(name="beta", aggregator=address, data=".", output=".", patience=0.2)
         with AggregatorClient(site) as client, pytest.raises(UnreachableError, match="answered 503"):
             client.run()

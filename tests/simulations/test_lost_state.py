@@ -16,7 +16,7 @@ import torch
 
 from rankdad.common.errors import PolicyError, ProtocolError, UserError
 from rankdad.common.policy import Policy
-from rankdad.common.rounds.base import Ready
+from rankdad.common.rounds.base import Collected
 from rankdad.common.run.checkpoints import Checkpoints, take_over
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -246,15 +246,15 @@ def test_a_site_that_loses_its_state_while_a_round_is_aggregated_is_reset_for_th
 ) -> None:
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 2, "batch_size": 12})
     run = Run(spec, site_data(spec), tmp_path)
-    aggregate = run.aggregator.aggregate
+    make = run.aggregator.source.make
     lost: list[int] = []
 
-    def lose(ready: Ready) -> Any:
+    def lose(here: Collected) -> Any:
         if not lost and run.aggregator.snapshot("beta") is not None:
-            lost.append(ready.round)
-        return aggregate(ready)
+            lost.append(here.ready.round)
+        return make(here)
 
-    run.aggregator.aggregate = lose  # type: ignore[method-assign]
+    run.aggregator.source.make = lose  # type: ignore[method-assign]
     run.go(lambda message: "aggregator" if message % 5 == 0 and lost else None)
     assert [reset["round"] for reset in run.aggregator.recorder.progress.resets] == [lost[0] + 1]
 

@@ -254,20 +254,20 @@ def test_a_region_that_crashes_before_its_update_sends_the_same_bytes_again(tmp_
     region = tree.regions["north"]
     assert region.outgoing is not None
     before, round_ = region.outgoing.body, region.outgoing.ready.round
-    region.abandon()
+    region.aggregator.abandon()
     tree.top.abandon()
     again = Tree(spec, lambda: Replica(spec), tmp_path / "run", ledger=LedgerOptions(every=2))
     again.top.resume()
-    again.regions["north"].resume()
-    again.regions["north"].tick()
-    assert again.regions["north"].run_id == tree.top.run_id
+    again.regions["north"].aggregator.resume()
+    again.regions["north"].aggregator.tick()
+    assert again.regions["north"].aggregator.run_id == tree.top.run_id
     outgoing = again.regions["north"].outgoing
     assert outgoing is not None
     assert (outgoing.ready.round, outgoing.body) == (round_, before)
     message = unpack(before, tree.top.plan, up=True, region=True)
     assert isinstance(message.body, Step)
-    for aggregator in (again.top, *again.regions.values()):
-        aggregator.abandon()
+    for name in again.nodes:
+        again.of(name).abandon()
 
 
 def test_one_site_that_cannot_go_on_ends_the_run_of_all_regions_and_is_named(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_an_update_from_above_that_is_not_due_ends_the_region_s_run_with_a_sente
     training = trainings(spec, tree, data_of(spec, tmp_path / "data"))["s0"]
     next(training)
     region = tree.regions["north"]
-    assert region.take("s0", pack(training.send(None), tree.top.plan, up=True)) == {}
+    assert region.aggregator.take("s0", pack(training.send(None), tree.top.plan, up=True)) == {}
     wrong = Message(Kind.DECISION, 0, spec_decision())
     answers = region.answer(pack(wrong, tree.top.plan, up=False))
     told = unpack(answers["s0"], tree.top.plan, up=False).body
@@ -395,7 +395,7 @@ def test_a_region_goes_on_in_its_own_directory_alone_and_its_model_comes_from_a_
     north = region_directory(tmp_path / "run", "north")
     said = r"--output: \S+ is the directory of region north, and this is "
     with pytest.raises(UserError, match=said + "region south"):
-        Region("south", spec, Replica(spec), north, perf_counter, ledger=options)
+        Aggregator(spec, Replica(spec), north, perf_counter, ledger=options, name="south")
     with pytest.raises(UserError, match=said + "the aggregator above all"):
         Aggregator(spec, Replica(spec), north, perf_counter, ledger=options)
     assert export(north, None, tmp_path / "exported").replica.digest() == digest
@@ -409,15 +409,16 @@ def test_a_damaged_update_of_a_region_is_asked_for_above(tmp_path: Path) -> None
     directory = region_directory(tmp_path / "run", "north")
     with closing(sqlite3.connect(directory / FILE)) as file, file:
         file.execute("UPDATE updates SET body = CAST('' AS BLOB) WHERE round = 3")
-    region = Region("north", spec, Replica(spec), directory, perf_counter, ledger=options)
-    with pytest.raises(DamageError, match="the update of round 3 is damaged"):
-        region.resume()
-    region.abandon()
     top = Aggregator(spec, Replica(spec), tmp_path / "run", perf_counter, ledger=options)
-    region = Region("north", spec, Replica(spec), directory, perf_counter, ledger=options)
-    region.recorded_above = top.persistence.update
-    region.resume()
-    assert region.state.replica.digest() == digest
-    assert region.persistence.update(3) == top.persistence.update(3)
-    region.abandon()
+    own = Aggregator(spec, Replica(spec), directory, perf_counter, ledger=options, name="north")
+    Region(own)
+    with pytest.raises(DamageError, match="the update of round 3 is damaged"):
+        own.resume()
+    own.abandon()
+    own = Aggregator(spec, Replica(spec), directory, perf_counter, ledger=options, name="north")
+    Region(own, top.persistence.update)
+    own.resume()
+    assert own.state.replica.digest() == digest
+    assert own.persistence.update(3) == top.persistence.update(3)
+    own.abandon()
     top.abandon()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankdad.common.errors import ProtocolError
-from rankdad.common.run.lateness import LeftOut, after_step, age_of, check_late, damped
+from rankdad.common.staleness import LeftOut, after_step, age_of, check_late, damped
 
 LEFT_OUT: tuple[LeftOut, ...] = ((4, (0, 2)), (5, ()), (8, (0,)))
 
