@@ -35,10 +35,10 @@ from rankdad.common.spec.tree import TOP
 from rankdad.remote.barrier import Answer, Barrier, BarrierState, Effect
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LedgerOptions, Persistence
-from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import NOBODY, Entry, Record
 from rankdad.remote.replay import replay
+from rankdad.remote.results.progress import AGGREGATOR, Status
 from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.run_reader import FILE

@@ -19,7 +19,7 @@ from rankdad.common.errors import ProtocolError, RankdadError, UnreachableError,
 from rankdad.remote.aggregator import Aggregator, Answers, HalfwayError, PausedError
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
-from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.web import HttpConnection
 
 NOTHING = b""  # in place of an update: of this site nothing is in

@@ -24,8 +24,8 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.remote.aggregator import Aggregator, Answers, Update
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.records import Record
+from rankdad.remote.results.progress import AGGREGATOR
 
 
 @dataclass(frozen=True, eq=False)

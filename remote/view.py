@@ -21,8 +21,8 @@ from rankdad.common.metrics.summary import bound
 from rankdad.common.spec.tasks import shown
 from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
 from rankdad.page.history import History
-from rankdad.remote.progress import AGGREGATOR, Epoch, Progress
-from rankdad.remote.run_summary import RunFigures
+from rankdad.remote.results.progress import AGGREGATOR, Epoch, Progress
+from rankdad.remote.results.run_summary import RunFigures
 from rankdad.remote.standing import Standing
 
 _log = logging.getLogger(__name__)

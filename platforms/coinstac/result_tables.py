@@ -14,7 +14,7 @@ from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report import narrative
 from rankdad.remote.report.coefficient_tables import displayed_coefficients
-from rankdad.remote.report.run_results import RunResults, class_names
+from rankdad.remote.results.run_results import RunResults, class_names
 
 Content = dict[str, Any]
 METRICS = {

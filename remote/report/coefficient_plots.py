@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.coefficients import SITE_SD, name_of
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, ORANGE, legend, plain_axes, shortened
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.coefficients import SITE_SD, name_of
+from rankdad.remote.results.run_results import RunResults
 
 MAX_SHOWN = 40  # coefficients
 MAX_SITES = 3  # beside all rows together

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import Sentence, count, listed, number
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
+from rankdad.remote.results.run_results import RunResults
 
 MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
 MAX_SITES = 6  # with columns of their own

@@ -15,8 +15,8 @@ from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number, summed
 from rankdad.remote.report.references import REFERENCES, told, value
 from rankdad.remote.report.rendering import render
-from rankdad.remote.report.run_results import RunResults, damage_named, read_results
 from rankdad.remote.report.verdict import verdict
+from rankdad.remote.results.run_results import RunResults, damage_named, read_results
 from rankdad.remote.view import size
 
 LEGEND = (

@@ -11,7 +11,7 @@ from rankdad.remote.report.differences import measure, of_site
 from rankdad.remote.report.narrative import NAMES
 from rankdad.remote.report.plot_style import BLACK, BLUE, legend, plain_axes, shortened
 from rankdad.remote.report.references import REFERENCES, told
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 
 MAX_SITES = 30
 ALONE = ("local", "site", "linear")  # the first of which is shown by site

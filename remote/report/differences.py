@@ -12,7 +12,7 @@ from rankdad.common.spec import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, Sentence, number
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 
 DIFFERENCE = "_difference"  # suffix of a site's columns
 AGAINST_GUESS = ("auc", "accuracy", "mae")

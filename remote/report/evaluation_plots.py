@@ -14,8 +14,8 @@ from rankdad.remote.report import plot_style
 from rankdad.remote.report.narrative import baseline_name
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes, shortened
 from rankdad.remote.report.references import REFERENCES
-from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
-from rankdad.remote.run_summary import ReferenceMetrics
+from rankdad.remote.results.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names
+from rankdad.remote.results.run_summary import ReferenceMetrics
 
 MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
 DARKEST = 0.55  # of a cell: its count is read on it, by day and by night

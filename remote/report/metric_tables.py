@@ -13,7 +13,7 @@ from rankdad.common.metrics.summary import bound
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, measured
 from rankdad.remote.report.narrative import NAMES, number, percent
-from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
+from rankdad.remote.results.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
 @dataclass(frozen=True)

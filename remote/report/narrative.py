@@ -12,8 +12,8 @@ from rankdad.common.metrics.summary import bound
 from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.report.run_results import RunResults, finite
-from rankdad.remote.solving import solved
+from rankdad.remote.results.run_results import RunResults, finite
+from rankdad.remote.results.solving import solved
 from rankdad.remote.view import times_fewer
 
 NAMES = {

@@ -11,8 +11,8 @@ from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, judged, measure, of_site
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import NAMES, Sentence, count, listed, number
-from rankdad.remote.report.run_results import RunResults, finite
-from rankdad.remote.run_summary import Values
+from rankdad.remote.results.run_results import RunResults, finite
+from rankdad.remote.results.run_summary import Values
 
 REFERENCES = {
     "local": "each hospital alone",

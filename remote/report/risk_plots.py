@@ -25,8 +25,8 @@ from rankdad.remote.report.plot_style import (
     shortened,
     wheel,
 )
-from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.report.site_calibration import by_site, furthest_off
+from rankdad.remote.results.run_results import RunResults
 
 MAX_NAMED = 8  # outcomes in a legend
 MAX_SITES, COLUMNS = 24, 3  # small plots

@@ -21,9 +21,9 @@ from rankdad.remote.report.risk_plots import (
     precision_recall_curves,
     roc_curves,
 )
-from rankdad.remote.report.run_results import RunResults
 from rankdad.remote.report.spectrum_plots import rank_over_steps, spectrum
 from rankdad.remote.report.training_plots import losses, losses_by_step, metric_by_epoch
+from rankdad.remote.results.run_results import RunResults
 
 
 def figures(run: RunResults) -> dict[str, Figure]:

@@ -14,11 +14,11 @@ from rankdad.remote.report.coefficient_tables import coefficient_notes, coeffici
 from rankdad.remote.report.differences import against_guess, conditions, difference_table
 from rankdad.remote.report.references import REFERENCES, reference_table, told
 from rankdad.remote.report.rendering import render
-from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
 from rankdad.remote.report.site_calibration import site_calibration_table
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.tuning import price, tuning_table
 from rankdad.remote.report.verdict import verdict
+from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
 from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -9,7 +9,7 @@ from typing import Any
 from rankdad.common.metrics.site_calibration import RIGHT, differing
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import Sentence, listed, number
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 
 
 def by_site(run: RunResults, outcome: int) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankdad.remote.report.plot_style import legend, plain_axes, shortened, wheel
-from rankdad.remote.report.run_results import RunResults, of_models
+from rankdad.remote.results.run_results import RunResults, of_models
 
 MAX_LAYERS = 8  # that are told apart; those with the most rows
 POINTS = 100  # of a curve

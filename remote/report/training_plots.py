@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
-from rankdad.remote.report.run_results import RunResults, of_models
+from rankdad.remote.results.run_results import RunResults, of_models
 
 MIN_POINTS = 2  # of a curve; the tables tell of one
 MAX_EPOCHS_WITH_DOTS = 30

@@ -11,9 +11,9 @@ from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.narrative import NAMES, Sentence, baseline_name, count, listed, number, percent, rows_tested
 from rankdad.remote.report.references import within_hospitals, worth
-from rankdad.remote.report.run_results import BASELINE, RunResults, finite
 from rankdad.remote.report.site_calibration import differs, told_apart
-from rankdad.remote.table_one import outcome_names
+from rankdad.remote.results.run_results import BASELINE, RunResults, finite
+from rankdad.remote.results.table_one import outcome_names
 
 FINAL = "final model"  # among trainings
 RARE = 0.1  # recall of a class below which it is named

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from rankdad.common.metrics.risk import Risks
 from rankdad.common.metrics.site_calibration import SURE, calibration_by_site, differing
-from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.narrative import sent
+from rankdad.remote.report.result_lines import _study
 from rankdad.remote.report.run_plots import figures
 from rankdad.remote.report.run_report import report_page
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
 from rankdad.remote.report.verdict import calibrated, verdict
-from rankdad.remote.result import _study
-from rankdad.remote.run_summary import RunMetrics, RunSummary
+from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
+from rankdad.remote.results.run_summary import RunMetrics, RunSummary
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 

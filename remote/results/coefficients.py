@@ -13,7 +13,7 @@ from rankdad.common.preparation.coefficients import FEWEST, Coding, Coefficients
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.table_one import outcome_names
+from rankdad.remote.results.table_one import outcome_names
 
 Fit = dict[str, Any]
 POOLED = "all sites"

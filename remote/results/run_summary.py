@@ -17,7 +17,7 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import Metrics
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.spec.tasks import Metric
-from rankdad.remote.progress import Progress
+from rankdad.remote.results.progress import Progress
 
 
 class StateLoss(Part):
@@ -150,7 +150,7 @@ class RunFigures(Part, extra="ignore"):
     train_loss: float | None = None
     """Pooled mean of the last whole epoch."""
     solver: dict[str, Any] = Field(default={})
-    """Which one trained the model, and why: see `remote.solving`."""
+    """Which one trained the model, and why: see `remote.results.solving`."""
     undertrained: dict[str, Any] = Field(default={})
     """What to say of a run whose last epoch was the best."""
     metrics: RunMetrics = RunMetrics()
@@ -206,10 +206,10 @@ class RunSummary(RunFigures):
     """All figures of a run; metrics are of the test, too."""
 
     coefficients: dict[str, Any] = Field(default={})
-    """Of a linear model: see `remote.coefficients`."""
+    """Of a linear model: see `remote.results.coefficients`."""
     tuning: tuple[TunedModel, ...] = ()
     table1: dict[str, Any] = Field(default={})
-    """What the sites' tables hold: see `remote.table_one`."""
+    """What the sites' tables hold: see `remote.results.table_one`."""
     partitions: dict[str, Any] = Field(default={})
     """How many repeats of the folds there are, are run, and are different partitions at each site."""
     versions: dict[str, str] = Field(default={})

@@ -10,9 +10,9 @@ from rankdad.common.errors import counted
 from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
-from rankdad.remote.coefficients import not_compared, opposite
-from rankdad.remote.solving import solved
-from rankdad.remote.table_one import outcome_names
+from rankdad.remote.results.coefficients import not_compared, opposite
+from rankdad.remote.results.solving import solved
+from rankdad.remote.results.table_one import outcome_names
 from rankdad.remote.view import figures, size, times_fewer
 
 MAX_SITES = 5  # that a line names

@@ -14,7 +14,7 @@ from rankdad.common.rounds.scores import least
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import TaskSpec
-from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.results.fold_metrics import FoldMetrics
 
 AGGREGATOR = "aggregator"  # among sites' names: no site is called that
 MAX_ENDED = 1000  # epochs that wait for a view
@@ -92,18 +92,18 @@ class Progress:
         study: the tests of all folds so far.
         best_epoch: so far, of the fold.
         best_value: validation metric of that epoch.
-        tuning: of each model the candidates so far, and which of them was chosen, see `remote.tuning`.
+        tuning: of each model the candidates so far, and which of them was chosen, see `remote.results.tuning`.
         problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
         rows: that each site takes part with; none before all have said hello.
         dropped: rows that sites have left out of their data.
         warnings: sites by what is odd about their data.
-        solver: which one trains a linear model, and why, see `remote.solving`; empty until all have said hello.
+        solver: which one trains a linear model, and why, see `remote.results.solving`; empty until all have said hello.
         measured: trainings so far that were validated.
         unmeasured: trainings so far whose validation samples, though set aside, gave none of what is monitored.
         best_is_last: of the measured ones those whose best epoch was the last.
-        undertrained: what to say of that, see `remote.solving`; empty where there is nothing.
-        coefficients: of a linear model, see `remote.coefficients`; empty of others.
-        table1: what the sites' tables hold, see `remote.table_one`; empty of other data.
+        undertrained: what to say of that, see `remote.results.solving`; empty where there is nothing.
+        coefficients: of a linear model, see `remote.results.coefficients`; empty of others.
+        table1: what the sites' tables hold, see `remote.results.table_one`; empty of other data.
         step_seconds: in all steps so far.
         seconds: in all rounds so far.
         up: bytes of all steps' contributions so far.

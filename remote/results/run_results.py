@@ -24,9 +24,9 @@ from rankdad.common.metrics.risk import Risks
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.common.spec.written import Tabular
+from rankdad.remote.results.run_summary import RunSummary
+from rankdad.remote.results.table_one import outcome_names
 from rankdad.remote.run_reader import TABLE_NAMES
-from rankdad.remote.run_summary import RunSummary
-from rankdad.remote.table_one import outcome_names
 from rankdad.remote.tables import text_of
 
 TEXT = ("split", "site", "left_out", "layer", "line", "name")
