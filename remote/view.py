@@ -111,7 +111,7 @@ class PlainView:
     def tick(self) -> None:
         """Say what is new."""
         p, monitor, ended = RunFigures.of(self._progress), self._progress.monitor, self._progress.ended
-        if p.solver.get("name") == "exact" and not self._begun:
+        if p.exact and not self._begun:
             self._begun = True
             self._say(f"solved exactly, without steps: {p.solver['why']}")
         if "code" in p.solver and not self._steps_told:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import Sentence, count, listed, number
+from rankdad.remote.report.words import Sentence, count, listed, number, significant
 from rankdad.remote.results.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
 from rankdad.remote.results.run_results import RunResults
 
 MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
 MAX_SITES = 6  # with columns of their own
 SMALL = 1e-3  # a p-value below it is only said to be
+short = partial(significant, digits=4)
 
 Fit = Mapping[str, Any]
 
@@ -31,7 +33,12 @@ def coefficient_table(run: RunResults) -> NumberTable | None:
         ratio = short(row.get("odds_ratio"))
         if row.get("odds_low") is not None:
             ratio += f" ({short(row['odds_low'])} to {short(row['odds_high'])})"
-        figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2), freedom(fit, row)]
+        figures = [
+            short(row["estimate"]),
+            short(row["se"]),
+            number(row["statistic"], 2),
+            freedom(fit, row),
+        ]
         cells.append([name_of(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
     return NumberTable(head, cells)
 
@@ -149,11 +156,6 @@ def opposite_effects(run: RunResults) -> Iterator[Sentence]:
             f"Whether effects are opposite is not known at {listed(where)}, for want of coefficients of the hospital's "
             "own rows.",
         )
-
-
-def short(value: float | None) -> str:
-    """Return a number to four digits."""
-    return "–" if value is None else f"{value:.4g}".replace("-", "−")
 
 
 def p_value(value: float | None) -> str:

@@ -12,10 +12,11 @@ from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import ends, measure
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number, summed
+from rankdad.remote.report.narrative import STATUS, summed
 from rankdad.remote.report.references import REFERENCES, told, value
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.verdict import verdict
+from rankdad.remote.report.words import NAMES, count, duration, number, with_interval
 from rankdad.remote.results.run_results import RunResults, damage_named, read_results
 from rankdad.remote.view import size
 
@@ -100,9 +101,7 @@ def _best(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
 
 
 def _cell(run: RunResults, name: str, best: bool) -> str:
-    value, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
-    within = f" ({number(interval.low)} to {number(interval.high)})" if interval else ""
-    return number(value) + within + " *" * best
+    return with_interval(run.test.get(name), run.summary.metrics.intervals.get(name)) + " *" * best
 
 
 def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
@@ -118,8 +117,10 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
         "model": [run.spec.model.name for run in runs],
         "evaluation": [run.spec.evaluation.name for run in runs],
         "repeats": [f"{getattr(run.spec.evaluation, 'repeats', 1)}" for run in runs],
-        "epochs, best": ["–" if run.exact else f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
-        "steps": ["–" if run.exact else count(run.summary.steps, "step") for run in runs],
+        "epochs, best": [
+            "–" if run.summary.exact else f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs
+        ],
+        "steps": ["–" if run.summary.exact else count(run.summary.steps, "step") for run in runs],
         "time": [duration(run.summary.seconds) for run in runs],
         f"up per {member}": [_sent(run, run.summary.bytes_up_per_site_step) for run in runs],
         f"down per {member}": [_sent(run, run.summary.bytes_down_per_site_step) for run in runs],
@@ -129,7 +130,7 @@ def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
 
 
 def _sent(run: RunResults, each_step: float) -> str:
-    return summed(run) if run.exact else size(each_step * run.summary.steps)
+    return summed(run) if run.summary.exact else size(each_step * run.summary.steps)
 
 
 def _counted(value: float | None) -> str:
@@ -137,7 +138,7 @@ def _counted(value: float | None) -> str:
 
 
 def _method(run: RunResults) -> str:
-    if run.exact:
+    if run.summary.exact:
         return "exact"
     method = run.spec.method
     rank, local, preset = getattr(method, "rank", None), run.spec.local_steps, getattr(method, "preset", None)
@@ -148,7 +149,7 @@ def _method(run: RunResults) -> str:
 
 
 def _optimizer(run: RunResults) -> str:
-    if run.exact:
+    if run.summary.exact:
         return "–"
     own, factored = run.spec.training.optimizer, run.spec.training.sends_projections
     return f"{own.name} {own.lr:g}" + ", factored" * factored + _others(own, {"name", "lr", "second_moment"})

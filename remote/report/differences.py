@@ -11,7 +11,7 @@ from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, Sentence, number
+from rankdad.remote.report.words import NAMES, Sentence, between, number, with_interval
 from rankdad.remote.results.run_results import RunResults
 
 DIFFERENCE = "_difference"  # suffix of a site's columns
@@ -52,8 +52,7 @@ def judged(name: str, found: Difference) -> int:
 def ends(found: Difference) -> str:
     """Return a difference with its interval, as a table prints it."""
     places = digits(found)
-    interval = f" ({number(found.low, places)} to {number(found.high, places)})" if found.low < found.high else ""
-    return number(found.value, places) + interval
+    return with_interval(found.value, found if found.low < found.high else None, places)
 
 
 def apart(name: str, found: Difference) -> str:
@@ -63,7 +62,7 @@ def apart(name: str, found: Difference) -> str:
     sign, places = (-1 if found.value < 0 else 1), digits(found)
     low, high = sorted((sign * found.low, sign * found.high))
     more = f"{number(abs(found.value), places)} {_direction(found)}"
-    interval = f"{WITHIN} of the difference {number(low, places)} to {number(high, places)}"
+    interval = f"{WITHIN} of the difference {between(low, high, places)}"
     if not is_clear(found):
         return f"{more} ({interval}, which includes 0: these rows do not tell which of the two is better)"
     return f"{more}, which is {'better' if is_better(name, found) else 'worse'} ({interval})"
@@ -91,7 +90,7 @@ def against_guess(run: RunResults) -> Iterator[str]:
             where = _where(run, compared[name])
             yield f"{reached}; compared on the same rows{where}, it is {apart(name, compared[name])}."
         else:
-            yield f"{reached} ({WITHIN} {number(interval.low)} to {number(interval.high)})."
+            yield f"{reached} ({WITHIN} {between(interval.low, interval.high)})."
 
 
 def conditions(run: RunResults) -> Iterator[Sentence]:

@@ -12,7 +12,7 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import bound
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, measured
-from rankdad.remote.report.narrative import NAMES, number, percent
+from rankdad.remote.report.words import NAMES, NONE, between, number, percent, significant
 from rankdad.remote.results.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
@@ -51,7 +51,7 @@ def metrics_table(run: RunResults) -> NumberTable:
         row = {
             "": NAMES[name],
             "all samples": number(test.get(name), digits),
-            "95 % interval": f"{number(interval.low, digits)} to {number(interval.high, digits)}" if interval else "–",
+            "95 % interval": between(interval.low, interval.high, digits) if interval else NONE,
             "folds: mean ± SD": _spread(folds, digits) if run.spec.tested_folds > 1 and not unseen else "–",
             "sites: mean ± SD": _spread(sites, digits),
             "sites with it": having if sites.count + sites.missing else "–",
@@ -117,7 +117,7 @@ def risk_table(run: RunResults) -> NumberTable:
     rows, metrics = [], run.summary.metrics
     for name, one in run.outcomes.items():
         found, interval = one["recalibration"], one["auc_interval"]
-        cells = [number(one["auc"]) + (f" ({number(interval[0])} to {number(interval[1])})" if interval else "")]
+        cells = [number(one["auc"]) + (f" ({between(*interval)})" if interval else "")]
         smooth = metrics.smooth_scores  # then bins are the smallest error
         cells += [_bounded(one["average_precision"], None if smooth else one["average_precision_error"])]
         cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
@@ -141,21 +141,30 @@ def agreement_table(found: Mapping[str, Any]) -> NumberTable:
     middle = found.get("middle")
     ends = found["mean_interval"]
     rows = [
-        ["mean difference", f"{_figure(found['mean'])} ({_figure(ends[0])} to {_figure(ends[1])})"],
-        ["SD of differences", _figure(found["sd"])],
-        ["slope of difference on mean", _figure(found["slope"])],
+        [
+            "mean difference",
+            f"{significant(found['mean'])} ({significant(ends[0])} to {significant(ends[1])})",
+        ],
+        ["SD of differences", significant(found["sd"])],
+        ["slope of difference on mean", significant(found["slope"])],
     ]
     if middle:
         rows.append(
-            [f"{percent(middle['share'])} of residuals lie", f"{_figure(middle['low'])} to {_figure(middle['high'])}"]
+            [
+                f"{percent(middle['share'])} of residuals lie",
+                f"{significant(middle['low'])} to {significant(middle['high'])}",
+            ]
         )
     for share, (lower, upper) in found["quantiles"].items():
-        rows.append([f"{percent(float(share))} of residuals are below", f"{_figure(lower)} to {_figure(upper)}"])
+        rows.append(
+            [f"{percent(float(share))} of residuals are below", f"{significant(lower)} to {significant(upper)}"]
+        )
     return NumberTable(["prediction − label", "value"], rows)
 
 
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}".replace("-", "−")
+def estimate(one: Mapping[str, float] | None) -> str:
+    """Return an estimate with its interval, both to two digits behind the point."""
+    return NONE if one is None else f"{number(one['value'], 2)} ({between(one['low'], one['high'], 2)})"
 
 
 def _within(share: Mapping[str, float]) -> str:
@@ -167,8 +176,7 @@ def _bounded(value: float | None, error: float | None) -> str:
 
 
 def _estimate(one: Mapping[str, Any], smooth: bool) -> str:
-    value = f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
-    return value + (f", ± {bound(one['error'])}" if not smooth and one["error"] >= 0.005 else "")
+    return estimate(one) + (f", ± {bound(one['error'])}" if not smooth and one["error"] >= 0.005 else "")
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:

@@ -10,7 +10,7 @@ from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
 from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, judged, measure, of_site
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, Sentence, count, listed, number
+from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, with_interval
 from rankdad.remote.results.run_results import RunResults, finite
 from rankdad.remote.results.run_summary import Values
 
@@ -46,7 +46,7 @@ def told(run: RunResults) -> list[str]:
     """Return the references that are told, in their order: of two that are one computation the first."""
     found = [reference for reference in REFERENCES if reference in run.summary.metrics.references]
     weighted = getattr(run.spec.task, "class_weights", "none") != "none"  # which linear models of one site do not know
-    same = {"local", "site"} <= set(found) and run.exact and not weighted
+    same = {"local", "site"} <= set(found) and run.summary.exact and not weighted
     return [reference for reference in found if not (same and reference == "site")]
 
 
@@ -67,15 +67,15 @@ def worth(run: RunResults) -> Iterator[Sentence]:
             text = f"{MODELS[reference]} was tested on {had:,} of {tested:,} rows alone, and is not compared"
             yield Sentence("reference-in-part", f"{text}: in some trainings, or at some hospitals, there was none.")
         if reached is not None:
-            between = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
+            ends_of = f" (95 % interval {between(interval.low, interval.high)})" if interval else ""
             within = run.differences_from(reference).get(WITHIN)
             if reference == "linear" or within is None:
-                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{between}"
+                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{ends_of}"
                 yield Sentence("reference", f"{has}: {_apart(run, reference, reached)}.")
             else:
                 has = f"{MODELS[reference]} is compared within hospitals: on the same rows this model's AUC is"
                 yield Sentence("reference-within", f"{has} {apart(name, within)}.")
-                yield _everywhere(run, reference, f"{number(reached)}{between}", within)
+                yield _everywhere(run, reference, f"{number(reached)}{ends_of}", within)
         if reference != "linear":
             yield from _where(run, reference)
     if "code" in run.summary.solver and "linear" in run.spec.evaluation.references:
@@ -152,8 +152,8 @@ def reference_table(run: RunResults) -> NumberTable | None:
     names = told(run)
     if not names or name not in run.test:
         return None
-    pooled = [_cell(run.test[name], run.summary.metrics.intervals.get(name))]
-    cells = [["all sites", *pooled, *(_cell(*value(run, reference)) for reference in names)]]
+    pooled = [with_interval(run.test[name], run.summary.metrics.intervals.get(name))]
+    cells = [["all sites", *pooled, *(with_interval(*value(run, reference)) for reference in names)]]
     within = within_hospitals(run, run.summary.metrics.within_sites)
     if name == "auc" and within is not None:
         others = (
@@ -165,7 +165,7 @@ def reference_table(run: RunResults) -> NumberTable | None:
         theirs = f"{next((one for one in names if one != 'linear'), names[0])}_{name}"
         shown.sort(key=lambda site: gain(name, rows[site].get(name, 0.0), rows[site].get(theirs, 0.0)))
     for site in shown[:MAX_SITES]:
-        figures = [_cell(rows[site].get(key), _interval(rows[site], key)) for key in _keys(names, name)]
+        figures = [with_interval(rows[site].get(key), _interval(rows[site], key)) for key in _keys(names, name)]
         cells.append([site, *figures])
     return NumberTable([NAMES[name], "this model", *(REFERENCES[reference] for reference in names)], cells)
 
@@ -177,7 +177,3 @@ def _keys(names: list[str], name: Metric) -> list[str]:
 def _interval(row: dict[str, float], key: str) -> Interval | None:
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     return None if low is None or high is None else Interval(low, high, "")
-
-
-def _cell(reached: float | None, interval: Interval | None) -> str:
-    return number(reached) + (f" ({number(interval.low)} to {number(interval.high)})" if interval else "")

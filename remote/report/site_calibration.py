@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rankdad.common.metrics.site_calibration import RIGHT, differing
-from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import Sentence, listed, number
+from rankdad.remote.report.metric_tables import NumberTable, estimate
+from rankdad.remote.report.words import Sentence, listed, number
 from rankdad.remote.results.run_results import RunResults
 
 
@@ -85,20 +85,11 @@ def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
             site,
             f"{one['events']:,} of {one['samples']:,}",
             number(one["expected"], 1),
-            *(
-                _cell(found)
-                for found in (one["observed_expected"], *map(one["recalibration"].get, ("in_the_large", "slope")))
-            ),
+            *map(estimate, (one["observed_expected"], *map(one["recalibration"].get, ("in_the_large", "slope")))),
         ]
         for site, one in sites.items()
     ]
     return NumberTable(["site", "events", "expected", "observed/expected", "in the large", "slope"], rows)
-
-
-def _cell(one: Mapping[str, float] | None) -> str:
-    if one is None:
-        return "–"
-    return f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
 
 
 def furthest_off(sites: Mapping[str, Mapping[str, Any]], most: int) -> Sequence[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import percent
+from rankdad.remote.report.words import percent
 from rankdad.remote.results.run_results import RunResults
 from rankdad.remote.results.table_one import outcome_names
 

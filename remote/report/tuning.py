@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import count, number, percent
+from rankdad.remote.report.words import count, number, percent
 from rankdad.remote.results.run_results import RunResults, of_models
 from rankdad.remote.results.run_summary import TriedCandidate, TunedModel
 

@@ -9,9 +9,10 @@ from typing import Any
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.coefficient_tables import opposite_effects
-from rankdad.remote.report.narrative import NAMES, Sentence, baseline_name, count, listed, number, percent, rows_tested
+from rankdad.remote.report.narrative import baseline_name, rows_tested
 from rankdad.remote.report.references import within_hospitals, worth
 from rankdad.remote.report.site_calibration import differs, told_apart
+from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, percent
 from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 from rankdad.remote.results.table_one import outcome_names
 
@@ -185,7 +186,7 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     elif close and max(1 - low, high - 1) <= FAR:
         yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
     else:
-        found += f", 95 % interval {number(low, 2)} to {number(high, 2)}"
+        found += f", 95 % interval {between(low, high, 2)}"
         text = f"These rows are too few to tell whether the spread of its risks is right ({found})."
         yield Sentence("spread-unknown", text)
     yield from on_the_whole(one)

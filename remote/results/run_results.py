@@ -86,16 +86,6 @@ class RunResults:
         return int(self.summary.partitions.get("run", self.spec.tested_folds // self.spec.folds_per_repeat))
 
     @property
-    def member(self) -> str:
-        """What is called who sends to this aggregator."""
-        return "member" if self.summary.regions else "site"
-
-    @property
-    def exact(self) -> bool:
-        """Whether the model was solved exactly, without steps."""
-        return self.summary.solver.get("name") == "exact"
-
-    @property
     def tests(self) -> pd.DataFrame:
         """The pooled row of every test so far; a final training on all samples has none."""
         rows = self.metrics
