@@ -151,7 +151,7 @@ def _partitions(run: RunResults) -> str:
     if not few:
         return ""
     told = f" The {known['repeats']} repeats are fewer different partitions of some sites' samples: {listed(few)}."
-    again = known["repeats"] - known["run"]
+    again = run.summary.repeats_left_out
     return f"{told} {again} equal at every site to one before are not run again." if again else told
 
 

@@ -74,7 +74,7 @@ def test_errors_that_cancel_over_all_rows_are_told_by_hospital() -> None:
         assert f"{row[3].split()[0]} at {site}" in text, "observed/expected"
     high, low = (text.index(word) for word in ("too high at north, east", "too low at south, west"))
     assert high < low
-    assert "observed/expected of class 1: north" in "".join(_study(run.summary.metrics.model_dump(), run.spec))
+    assert "observed/expected of class 1: north" in "".join(_study(run.summary.metrics, run.spec))
     assert "calibration_by_site" in figures(run)
     page = report_page(run)
     assert all(cell in page for row in table.rows for cell in row)
@@ -87,7 +87,7 @@ def test_where_the_slope_alone_differs_it_is_told_of_the_hospital_that_is_wrong_
     assert one["differ"]["slope"] < SURE < one["differ"]["in_the_large"]
     slope = one["sites"][1]["recalibration"]["slope"]["value"]
     assert differing(one) == {"slope": {"south": slope}}
-    metrics = run.summary.metrics.model_dump() | {"folds": {}, "sites": {}}
+    metrics = run.summary.metrics.model_copy(update={"folds": {}, "sites": {}})
     verdict_says = " ".join(sentence.text for sentence in told_apart(run, one["outcome"]))
     for text in (verdict_says, " ".join(_study(metrics, run.spec))):
         assert f"{abs(slope):.2f}" in text
