@@ -22,8 +22,8 @@ from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.rounds import paired, scores
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.report.differences import is_clear
 from rankdad.remote.report.references import worth
+from rankdad.remote.results.comparison import is_clear
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.results.run_results import PlanSummary, RunResults
 from rankdad.remote.results.run_summary import RunSummary

@@ -10,13 +10,14 @@ from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
 from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
-from rankdad.remote.report.differences import ends, measure
+from rankdad.remote.report.differences import ends
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import STATUS, summed
-from rankdad.remote.report.references import REFERENCES, told, value
+from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.rendering import render
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.report.words import NAMES, count, duration, number, with_interval
+from rankdad.remote.results.comparison import measure, told, value
 from rankdad.remote.results.run_results import RunResults, damage_named, read_results
 from rankdad.remote.view import size
 

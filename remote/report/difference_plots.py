@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.metrics.paired_sums import Difference
-from rankdad.remote.report.differences import measure, of_site
 from rankdad.remote.report.plot_style import BLACK, BLUE, legend, plain_axes, shortened
-from rankdad.remote.report.references import REFERENCES, told
+from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.words import NAMES
+from rankdad.remote.results.comparison import measure, of_site, told
 from rankdad.remote.results.run_results import RunResults
 
 MAX_SITES = 30

@@ -9,20 +9,14 @@ from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.metrics.paired_sums import IN_FOLDS, Difference
 from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
-from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.words import NAMES, Sentence, between, number, with_interval
+from rankdad.remote.results.comparison import is_better, is_clear
 from rankdad.remote.results.run_results import RunResults
 
-DIFFERENCE = "_difference"  # suffix of a site's columns
 AGAINST_GUESS = ("auc", "accuracy", "mae")
 SIGNIFICANT = 2  # digits of half an interval
 WITHIN = "95\N{NO-BREAK SPACE}% interval"
-
-
-def measure(run: RunResults) -> Metric:
-    """Return the metric that models are compared by."""
-    return "mae" if isinstance(run.spec.task, Regression) else "auc"
 
 
 def digits(found: Difference) -> int:
@@ -32,21 +26,6 @@ def digits(found: Difference) -> int:
     while places < 6 and any(end and not round(end, places) for end in (found.low, found.high)):
         places += 1  # an end at 0.000 would not tell on which side of 0 it is
     return places
-
-
-def is_clear(found: Difference) -> bool:
-    """Tell whether an interval leaves out 0."""
-    return found.low > 0 or found.high < 0
-
-
-def is_better(name: str, found: Difference) -> bool:
-    """Tell whether the model's figure is the better one."""
-    return found.value != 0 and (found.value < 0) == (name in LOWER_IS_BETTER)
-
-
-def judged(name: str, found: Difference) -> int:
-    """Return 1 of a figure that is surely better, −1 of one that is surely worse, else 0."""
-    return 0 if not is_clear(found) else 1 if is_better(name, found) else -1
 
 
 def ends(found: Difference) -> str:
@@ -70,12 +49,6 @@ def apart(name: str, found: Difference) -> str:
 
 def _direction(found: Difference) -> str:
     return "lower" if found.value < 0 else "higher"
-
-
-def of_site(row: dict[str, float], rival: str, name: str) -> Difference | None:
-    """Return the difference from a rival over one site's rows; None where it is not known."""
-    value, low, high = (row.get(f"{rival}_{name}{DIFFERENCE}{end}") for end in ("", "_low", "_high"))
-    return None if value is None or low is None or high is None else Difference(value, low, high, "")
 
 
 def against_guess(run: RunResults) -> Iterator[str]:

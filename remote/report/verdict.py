@@ -10,9 +10,10 @@ from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.narrative import baseline_name, rows_tested
-from rankdad.remote.report.references import within_hospitals, worth
+from rankdad.remote.report.references import worth
 from rankdad.remote.report.site_calibration import differs, told_apart
 from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, percent
+from rankdad.remote.results.comparison import within_hospitals
 from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 from rankdad.remote.results.table_one import outcome_names
 
