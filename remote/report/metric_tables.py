@@ -197,16 +197,14 @@ def confusion_table(run: RunResults) -> NumberTable | None:
     counts, names = run.confusion, class_names(run.spec)
     if not counts:
         return None
-    rows = []
+    named = list(zip(names, counts, run.recalls.values(), strict=True))
+    cells = [[name, *(f"{count:,}" for count in row), number(recall)] for name, row, recall in named]
     if isinstance(run.spec.task, Classification):
-        for place, (name, row) in enumerate(zip(names, counts, strict=True)):
-            rows.append([name, *(f"{count:,}" for count in row), _share(row[place], sum(row))])
-        return NumberTable(["true class", *names, "recall"], rows)
-    for name, row in zip(names, counts, strict=True):
-        negative, false_positive, false_negative, positive = row
-        shares = _share(positive, positive + false_negative), _share(negative, negative + false_positive)
-        rows.append([name, *(f"{count:,}" for count in row), *shares])
-    return NumberTable(["label", *LABEL_CELLS, "sensitivity", "specificity"], rows)
+        return NumberTable(["true class", *names, "recall"], cells)
+    for row, (_, (negative, false_positive, _, _), _) in zip(cells, named, strict=True):
+        tested = negative + false_positive
+        row.append(number(negative / tested if tested else None))
+    return NumberTable(["label", *LABEL_CELLS, "sensitivity", "specificity"], cells)
 
 
 def _spread(spread: Spread, digits: int) -> str:
@@ -216,7 +214,3 @@ def _spread(spread: Spread, digits: int) -> str:
 def _digits(name: str, value: float) -> int:
     """Return decimals: three, or for a small number without bounds as many as show three digits of it."""
     return 2 - math.floor(math.log10(abs(value))) if name in ("loss", "mae") and 1e-30 < abs(value) < 0.1 else 3
-
-
-def _share(count: int, whole: int) -> str:
-    return number(count / whole if whole else None)

@@ -13,13 +13,13 @@ from rankdad.remote.report import narrative, words
 from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
 from rankdad.remote.report.differences import against_guess, conditions, difference_table
 from rankdad.remote.report.references import REFERENCES, reference_table
-from rankdad.remote.report.rendering import render
+from rankdad.remote.report.rendering import damage_named, render
 from rankdad.remote.report.site_calibration import site_calibration_table
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.tuning import price, tuning_table
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.results.comparison import told
-from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
+from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults, read_results
 from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"
