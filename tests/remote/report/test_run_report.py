@@ -26,7 +26,7 @@ from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
-from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
+from rankdad.remote.report.forest_plots import MAX_NAMED_SITES
 from rankdad.remote.report.result_lines import show_result
 from rankdad.remote.report.run_plots import run_drawings, run_plots
 from rankdad.remote.report.run_report import CAPTIONS, report
