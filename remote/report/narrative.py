@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from rankdad.common.errors import listed as first_of
 from rankdad.common.metrics.risk import THRESHOLDS
 from rankdad.common.metrics.summary import bound
 from rankdad.common.preparation import linear
@@ -346,8 +347,8 @@ def warnings(run: RunResults) -> Iterator[str]:
             continue
         meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
         meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
-        yield f"{count(len(sites), 'site')} {meaning} ({listed(sites, MAX_SITES_NAMED)})."
+        yield f"{count(len(sites), 'site')} {meaning} ({first_of(sites, MAX_SITES_NAMED)})."
     yield from (sentence if sentence.endswith("?") else f"{sentence}." for sentence in table1.get("warnings", ()))
     if dropped := run.summary.rows_dropped:
         each = [f"{site} {rows:,}" for site, rows in dropped.items()]
-        yield f"{count(sum(dropped.values()), 'row')} of data left out: {listed(each, MAX_SITES_NAMED)}."
+        yield f"{count(sum(dropped.values()), 'row')} of data left out: {first_of(each, MAX_SITES_NAMED)}."

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN
 from rankdad.common.metrics.paired_sums import Difference
-from rankdad.common.spec.tasks import Metric
 from rankdad.remote.report.differences import apart, conditions, ends
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, with_interval
@@ -145,14 +144,11 @@ def reference_table(run: RunResults) -> NumberTable | None:
     if len(rows) > MAX_SITES:
         theirs = f"{next((one for one in names if one != 'linear'), names[0])}_{name}"
         shown.sort(key=lambda site: gain(name, rows[site].get(name, 0.0), rows[site].get(theirs, 0.0)))
+    keys = [name, *(f"{reference}_{name}" for reference in names)]
     for site in shown[:MAX_SITES]:
-        figures = [with_interval(rows[site].get(key), _interval(rows[site], key)) for key in _keys(names, name)]
+        figures = [with_interval(rows[site].get(key), _interval(rows[site], key)) for key in keys]
         cells.append([site, *figures])
     return NumberTable([NAMES[name], "this model", *(REFERENCES[reference] for reference in names)], cells)
-
-
-def _keys(names: list[str], name: Metric) -> list[str]:
-    return [name, *(f"{reference}_{name}" for reference in names)]
 
 
 def _interval(row: dict[str, float], key: str) -> Interval | None:

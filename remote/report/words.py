@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
+from rankdad.common.errors import listed as first_of
 from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired_sums import Difference
 
@@ -82,7 +83,6 @@ def with_interval(value: float | None, found: Interval | Difference | None, digi
     return number(value, digits) + (f" ({between(found.low, found.high, digits)})" if found else "")
 
 
-def listed(names: Sequence[str], most: int = MAX_NAMES) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return names in a sentence, the first of many."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return first_of(names, MAX_NAMES)
