@@ -8,7 +8,7 @@ from typing import Any
 
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.words import Sentence, count, listed, number, significant
+from rankdad.remote.report.words import Sentence, count, listed, number, significant, span
 from rankdad.remote.results.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
 from rankdad.remote.results.run_results import RunResults
 
@@ -32,13 +32,8 @@ def coefficient_table(run: RunResults) -> NumberTable | None:
     for row in rows:
         ratio = short(row.get("odds_ratio"))
         if row.get("odds_low") is not None:
-            ratio += f" ({short(row['odds_low'])} to {short(row['odds_high'])})"
-        figures = [
-            short(row["estimate"]),
-            short(row["se"]),
-            number(row["statistic"], 2),
-            freedom(fit, row),
-        ]
+            ratio += f" ({span(row['odds_low'], row['odds_high'], short)})"
+        figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2), freedom(fit, row)]
         cells.append([name_of(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
     return NumberTable(head, cells)
 
@@ -169,7 +164,7 @@ def freedom(fit: Fit, row: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return "–" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
+    return "–" if row["low"] is None else span(row["low"], row["high"], short)
 
 
 def _at_site(fit: Fit, place: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import bound
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, measured
-from rankdad.remote.report.words import NAMES, NONE, between, number, percent, significant
+from rankdad.remote.report.words import NAMES, NONE, between, number, percent, significant, span
 from rankdad.remote.results.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
@@ -96,20 +96,12 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
 
 def threshold_table(one: Mapping[str, Any]) -> NumberTable:
     """Return what calling a risk positive means at each named threshold."""
-    names = {
-        "flagged": "called positive",
-        "sensitivity": "sensitivity",
-        "specificity": "specificity",
-        "ppv": "PPV",
-        "npv": "NPV",
-    }
-    rows = []
-    for row in one["thresholds"]:
-        shares = [row[name] for name in names]
-        rows.append(
-            [row["name"], percent(row["risk"], 1), *("–" if share is None else _within(share) for share in shares)]
-        )
-    return NumberTable(["threshold", "risk from", *names.values()], rows)
+    names = ["flagged", "sensitivity", "specificity", "ppv", "npv"]
+    rows = [
+        [row["name"], percent(row["risk"], 1), *(_within(row[name]) for name in names)] for row in one["thresholds"]
+    ]
+    head = ["threshold", "risk from", "called positive", "sensitivity", "specificity", "PPV", "NPV"]
+    return NumberTable(head, rows)
 
 
 def risk_table(run: RunResults) -> NumberTable:
@@ -121,9 +113,7 @@ def risk_table(run: RunResults) -> NumberTable:
         smooth = metrics.smooth_scores  # then bins are the smallest error
         cells += [_bounded(one["average_precision"], None if smooth else one["average_precision_error"])]
         cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
-        cells += [
-            _estimate(found[key], smooth) if key in found else "–" for key in ("slope", "intercept", "in_the_large")
-        ]
+        cells += [_estimate(found.get(key), smooth) for key in ("slope", "intercept", "in_the_large")]
         rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])
     head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
     head += ["intercept", "intercept at slope 1"]
@@ -138,27 +128,16 @@ def risk_table(run: RunResults) -> NumberTable:
 
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
     """Return how predicted numbers differ from true ones."""
-    middle = found.get("middle")
-    ends = found["mean_interval"]
     rows = [
-        [
-            "mean difference",
-            f"{significant(found['mean'])} ({significant(ends[0])} to {significant(ends[1])})",
-        ],
+        ["mean difference", f"{significant(found['mean'])} ({span(*found['mean_interval'], significant)})"],
         ["SD of differences", significant(found["sd"])],
         ["slope of difference on mean", significant(found["slope"])],
     ]
-    if middle:
-        rows.append(
-            [
-                f"{percent(middle['share'])} of residuals lie",
-                f"{significant(middle['low'])} to {significant(middle['high'])}",
-            ]
-        )
-    for share, (lower, upper) in found["quantiles"].items():
-        rows.append(
-            [f"{percent(float(share))} of residuals are below", f"{significant(lower)} to {significant(upper)}"]
-        )
+    if middle := found.get("middle"):
+        said = f"{percent(middle['share'])} of residuals lie"
+        rows.append([said, span(middle["low"], middle["high"], significant)])
+    for share, ends in found["quantiles"].items():
+        rows.append([f"{percent(float(share))} of residuals are below", span(*ends, significant)])
     return NumberTable(["prediction − label", "value"], rows)
 
 
@@ -167,16 +146,19 @@ def estimate(one: Mapping[str, float] | None) -> str:
     return NONE if one is None else f"{number(one['value'], 2)} ({between(one['low'], one['high'], 2)})"
 
 
-def _within(share: Mapping[str, float]) -> str:
-    return f"{percent(share['value'])} ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
+def _within(share: Mapping[str, float] | None) -> str:
+    return (
+        NONE if share is None else f"{percent(share['value'])} ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
+    )
 
 
 def _bounded(value: float | None, error: float | None) -> str:
     return number(value) + (f" ± {bound(error)}" if error else "")
 
 
-def _estimate(one: Mapping[str, Any], smooth: bool) -> str:
-    return estimate(one) + (f", ± {bound(one['error'])}" if not smooth and one["error"] >= 0.005 else "")
+def _estimate(one: Mapping[str, Any] | None, smooth: bool) -> str:
+    error = one["error"] if one and not smooth else 0.0
+    return estimate(one) + (f", ± {bound(error)}" if error >= 0.005 else "")
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:

@@ -12,7 +12,7 @@ from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.narrative import baseline_name, rows_tested
 from rankdad.remote.report.references import worth
 from rankdad.remote.report.site_calibration import told_apart
-from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, percent
+from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, percent, span
 from rankdad.remote.results.comparison import within_hospitals
 from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 
@@ -99,7 +99,7 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
     if name not in test:
         return
     interval, said = intervals.get(name), _short if name == "mae" else number
-    within = f" (95 % interval {said(interval.low)} to {said(interval.high)})" if interval else ""
+    within = f" (95 % interval {span(interval.low, interval.high, said)})" if interval else ""
     if name == "mae":
         yield Sentence("mae", f"On average its predictions are {_short(test['mae'])} off{within}.")
     else:

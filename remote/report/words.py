@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from rankdad.common.errors import counted
@@ -73,9 +74,14 @@ def significant(value: float | None, digits: int = 3) -> str:
     return NONE if value is None else f"{value:.{digits}g}".replace("-", "−")
 
 
+def span(low: float, high: float, written: Callable[[float], str]) -> str:
+    """Return the ends of an interval, each written so."""
+    return f"{written(low)} to {written(high)}"
+
+
 def between(low: float, high: float, digits: int = 3) -> str:
-    """Return the ends of an interval."""
-    return f"{number(low, digits)} to {number(high, digits)}"
+    """Return the ends of an interval, with so many decimals."""
+    return span(low, high, partial(number, digits=digits))
 
 
 def with_interval(value: float | None, found: Interval | Difference | None, digits: int = 3) -> str:
