@@ -129,7 +129,7 @@ def risk_table(run: RunResults) -> NumberTable:
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
     """Return how predicted numbers differ from true ones."""
     rows = [
-        ["mean difference", f"{significant(found['mean'])} ({span(*found['mean_interval'], significant)})"],
+        ["mean difference", f"{significant(found['mean'])} ({span(*found['mean_interval'], written=significant)})"],
         ["SD of differences", significant(found["sd"])],
         ["slope of difference on mean", significant(found["slope"])],
     ]
@@ -137,7 +137,7 @@ def agreement_table(found: Mapping[str, Any]) -> NumberTable:
         said = f"{percent(middle['share'])} of residuals lie"
         rows.append([said, span(middle["low"], middle["high"], significant)])
     for share, ends in found["quantiles"].items():
-        rows.append([f"{percent(float(share))} of residuals are below", span(*ends, significant)])
+        rows.append([f"{percent(float(share))} of residuals are below", span(*ends, written=significant)])
     return NumberTable(["prediction − label", "value"], rows)
 
 
