@@ -128,16 +128,17 @@ def risk_table(run: RunResults) -> NumberTable:
 
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
     """Return how predicted numbers differ from true ones."""
+    low, high = found["mean_interval"]
     rows = [
-        ["mean difference", f"{significant(found['mean'])} ({span(*found['mean_interval'], written=significant)})"],
+        ["mean difference", f"{significant(found['mean'])} ({span(low, high, significant)})"],
         ["SD of differences", significant(found["sd"])],
         ["slope of difference on mean", significant(found["slope"])],
     ]
     if middle := found.get("middle"):
         said = f"{percent(middle['share'])} of residuals lie"
         rows.append([said, span(middle["low"], middle["high"], significant)])
-    for share, ends in found["quantiles"].items():
-        rows.append([f"{percent(float(share))} of residuals are below", span(*ends, written=significant)])
+    for share, (low, high) in found["quantiles"].items():
+        rows.append([f"{percent(float(share))} of residuals are below", span(low, high, significant)])
     return NumberTable(["prediction − label", "value"], rows)
 
 
