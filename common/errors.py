@@ -16,7 +16,7 @@ RankdadError                  exit 1
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +38,12 @@ def visible(text: str, most: int = REASON_CHARACTERS) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number of things: 1 sample, 2,000 samples."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names in a sentence, the first of many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def one_line(error: BaseException) -> str:

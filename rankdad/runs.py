@@ -28,8 +28,8 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
 from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
-from rankdad.remote.report.run_results import read_table
-from rankdad.remote.run_summary import RunSummary
+from rankdad.remote.results.run_results import read_table
+from rankdad.remote.results.run_summary import RunSummary
 from rankdad.settings import TemporaryFolder, settings_kept
 from rankdad.simulations.given import Place, write_frame
 

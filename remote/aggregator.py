@@ -22,9 +22,9 @@ from rankdad.remote.barrier import Answer, Barrier, BarrierState, Effect
 from rankdad.remote.kept_run import COMPLETED, KeptRun
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.progress import AGGREGATOR, Status
 from rankdad.remote.records import NOBODY, Entry
 from rankdad.remote.replay import replay, updates_to_the_end
+from rankdad.remote.results.progress import AGGREGATOR, Status
 from rankdad.remote.retention import Retention
 from rankdad.remote.tries import HalfwayError, PausedError, Tries
 from rankdad.remote.updates import Reduction, Source, Update

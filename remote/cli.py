@@ -84,7 +84,7 @@ def aggregator(
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LedgerOptions
     from rankdad.remote.process import run_aggregator
-    from rankdad.remote.result import show_result
+    from rankdad.remote.report.result_lines import show_result
     from rankdad.remote.run_directory import own_directory
     from rankdad.remote.run_reader import FILE
     from rankdad.remote.server import listen

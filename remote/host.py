@@ -19,7 +19,7 @@ from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_li
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
-from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.tries import HalfwayError, PausedError
 from rankdad.remote.web import HttpConnection
 

@@ -27,9 +27,9 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.common.staleness import Latecomers
 from rankdad.remote.persistence import LedgerOptions, Persistence
-from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.recorder import Recorder
 from rankdad.remote.records import Entry, Record
+from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.retention import Ending, Retention, end, ending, is_whole
 from rankdad.remote.run_directory import check_owner, new_directory
 from rankdad.remote.run_reader import FILE

@@ -16,7 +16,7 @@ from rankdad.remote.auth import hashed
 from rankdad.remote.connections import VIEWER, ConnectionRegistry
 from rankdad.remote.host import Host
 from rankdad.remote.page_document import page_document
-from rankdad.remote.run_summary import RunFigures
+from rankdad.remote.results.run_summary import RunFigures
 from rankdad.remote.standing import Kind, Standing, standings
 
 WORDS: Mapping[Kind, str] = {

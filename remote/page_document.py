@@ -8,7 +8,7 @@ from typing import Any
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
 from rankdad.page.tail import Line
-from rankdad.remote.run_summary import RunFigures
+from rankdad.remote.results.run_summary import RunFigures
 
 MAX_WARNINGS = 5  # of a site
 NOBODY: Mapping[str, Any] = {"sites": [], "since": 0, "without": []}

@@ -12,8 +12,8 @@ from rankdad.common.spec import RunSpec
 from rankdad.page.history import History
 from rankdad.page.tail import Line
 from rankdad.remote.page_document import page_document
+from rankdad.remote.results.run_summary import RunSummary
 from rankdad.remote.retelling import retold
-from rankdad.remote.run_summary import RunSummary
 from rankdad.remote.tables import rows_in, text_of
 
 

@@ -26,7 +26,7 @@ from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.config import Access
 from rankdad.remote.host import Host
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.progress import AGGREGATOR
+from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import serve
 from rankdad.remote.standing import standings

@@ -35,18 +35,18 @@ from rankdad.common.spec.tasks import measured
 from rankdad.common.spec.tree import TOP
 from rankdad.common.user_code import by_site
 from rankdad.page.history import History
-from rankdad.remote.coefficients import as_json, as_table
-from rankdad.remote.progress import Progress
+from rankdad.remote.results.coefficients import as_json, as_table
+from rankdad.remote.results.progress import Progress
+from rankdad.remote.results.run_summary import RunSummary
+from rankdad.remote.results.solving import how_solved, no_sums, not_solved, undertrained
+from rankdad.remote.results.table_one import table_one
+from rankdad.remote.results.tuning import began, note
 from rankdad.remote.retelling import retold
 from rankdad.remote.run_directory import PLAN
 from rankdad.remote.run_file import RunFile
-from rankdad.remote.run_summary import RunSummary
-from rankdad.remote.solving import how_solved, no_sums, not_solved, undertrained
 from rankdad.remote.step_record import CANDIDATE, StepRecord, layers_of, place_of, sent
-from rankdad.remote.table_one import table_one
 from rankdad.remote.tables import rows_of, write_rows, write_tables
 from rankdad.remote.tracking import Tracker
-from rankdad.remote.tuning import began, note
 
 WHERE = ("fold", "epoch", "split", "site", "train_loss", "samples")  # first columns of the metrics
 MAX_RESETS = 1000  # in a summary: the last ones

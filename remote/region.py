@@ -19,8 +19,8 @@ from rankdad.common.rounds.base import Collected, Ready
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.rounds.step import Step, check_weight
 from rankdad.remote.aggregator import Aggregator, Answers
-from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.records import Record
+from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.updates import Update, refusing_the_run
 
 

@@ -13,7 +13,7 @@ from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.common.staleness import damped
 from rankdad.page.history import History
-from rankdad.remote.progress import Progress
+from rankdad.remote.results.progress import Progress
 from rankdad.remote.run_file import RunFile
 
 PLACE = ("step", "round", "fold", "epoch")

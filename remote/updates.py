@@ -15,8 +15,8 @@ from rankdad.common.protocol.messages import Message
 from rankdad.common.rounds.base import Collected
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.rounds.step import Step
-from rankdad.remote.progress import AGGREGATOR
 from rankdad.remote.records import Record
+from rankdad.remote.results.progress import AGGREGATOR
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from rankdad.common.metrics.summary import bound
 from rankdad.common.spec.tasks import shown
 from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
 from rankdad.page.history import History
-from rankdad.remote.progress import AGGREGATOR, Epoch, Progress
-from rankdad.remote.run_summary import RunFigures
+from rankdad.remote.results.progress import AGGREGATOR, Epoch, Progress
+from rankdad.remote.results.run_summary import RunFigures
 from rankdad.remote.standing import Standing
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class PlainView:
     def tick(self) -> None:
         """Say what is new."""
         p, monitor, ended = RunFigures.of(self._progress), self._progress.monitor, self._progress.ended
-        if p.solver.get("name") == "exact" and not self._begun:
+        if p.exact and not self._begun:
             self._begun = True
             self._say(f"solved exactly, without steps: {p.solver['why']}")
         if "code" in p.solver and not self._steps_told:

@@ -155,7 +155,7 @@ def simulate(
 
 def _show(run: RunSpec, directory: Path, summary: dict[str, Any], *, json_: bool) -> None:
     """Print a run's result."""
-    from rankdad.remote.result import show_result
+    from rankdad.remote.report.result_lines import show_result
 
     if json_:
         typer.echo(json.dumps(summary, indent=2))

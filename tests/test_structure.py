@@ -70,6 +70,12 @@ def test_lowrank_needs_torch_alone_and_nothing_of_ours() -> None:
         assert tops - sys.stdlib_module_names <= {"torch", "numpy"}, path
 
 
+def test_results_are_computed_without_what_shows_them() -> None:
+    shows = ("rankdad.remote.report", "rankdad.remote.view", "jinja2", "markupsafe", "matplotlib", "rich")
+    for path in (ROOT / "remote" / "results").glob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith(shows)], path
+
+
 @pytest.mark.slow
 def test_imports_go_in_no_circle() -> None:
     assert set(circle({"a": {"b", "c"}, "b": {"c"}, "c": {"b"}, "d": {"a"}})) == {"b", "c"}

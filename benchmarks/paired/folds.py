@@ -24,7 +24,7 @@ from rankdad.common.preparation import Preparing, in_memory
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.local.evaluation import guesses, tally_of, tested_rows
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 
 FOLDS = 5
 SITES = ("north", "south", "east", "west")

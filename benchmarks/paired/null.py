@@ -22,11 +22,11 @@ from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.rounds import paired, scores
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.fold_metrics import FoldMetrics
-from rankdad.remote.report.differences import is_clear
 from rankdad.remote.report.references import worth
-from rankdad.remote.report.run_results import PlanSummary, RunResults
-from rankdad.remote.run_summary import RunSummary
+from rankdad.remote.results.comparison import is_clear
+from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.run_results import PlanSummary, RunResults
+from rankdad.remote.results.run_summary import RunSummary
 
 SITES, REFERENCE = ("north", "south"), "linear"
 SHARED, OWN = 0.8, 0.6  # of the noise of a score: what both models have, and what each has alone

@@ -32,8 +32,8 @@ from rankdad.platforms.coinstac.mounts import clear
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Retention
+from rankdad.remote.results.run_summary import RunFigures
 from rankdad.remote.run_reader import FILE
-from rankdad.remote.run_summary import RunFigures
 
 # In the node's output folder:
 DIRECTORY = "run"

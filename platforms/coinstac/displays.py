@@ -14,7 +14,7 @@ from rankdad.platforms.coinstac.given_model import GivenModel, pooled
 from rankdad.platforms.coinstac.outputs import FIGURES, SiteResults
 from rankdad.platforms.coinstac.result_tables import NAMED, TABLES, named, numbered, studied
 from rankdad.remote.report.run_report import plotter, report_page
-from rankdad.remote.report.run_results import RunResults, read_results
+from rankdad.remote.results.run_results import RunResults, read_results
 from rankdad.remote.tables import text_of
 
 

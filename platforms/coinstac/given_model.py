@@ -26,7 +26,7 @@ from rankdad.local.prediction import Predicted, key_name, predict_samples
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import WEIGHTS
-from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.results.fold_metrics import FoldMetrics
 
 DOCUMENT = "model.json"  # in the folder `model` of an earlier run's results
 FILES = (DOCUMENT, WEIGHTS, PREPARATION)

@@ -14,7 +14,8 @@ from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
 from rankdad.remote.report import narrative
 from rankdad.remote.report.coefficient_tables import displayed_coefficients
-from rankdad.remote.report.run_results import RunResults, class_names
+from rankdad.remote.report.words import listed
+from rankdad.remote.results.run_results import RunResults, class_names
 
 Content = dict[str, Any]
 METRICS = {
@@ -97,7 +98,7 @@ def studied(spec: RunSpec) -> Content:
         found |= {"outcome": f"{column}{names[1]}", "others": f"{column}{names[0]}"}
     elif names:
         found |= {"classes": ", ".join(names)}
-    return found if inputs is None else found | {"inputs": narrative.listed([str(name) for name in inputs])}
+    return found if inputs is None else found | {"inputs": listed([str(name) for name in inputs])}
 
 
 def study(run: RunResults, _: Sequence[str]) -> Content:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rankdad.common.spec.tasks import Regression
-from rankdad.remote.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import Sentence, count, listed, number
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.words import Sentence, count, listed, number, significant, span
+from rankdad.remote.results.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
+from rankdad.remote.results.run_results import RunResults
 
 MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
 MAX_SITES = 6  # with columns of their own
 SMALL = 1e-3  # a p-value below it is only said to be
+short = partial(significant, digits=4)
 
 Fit = Mapping[str, Any]
 
@@ -30,7 +32,7 @@ def coefficient_table(run: RunResults) -> NumberTable | None:
     for row in rows:
         ratio = short(row.get("odds_ratio"))
         if row.get("odds_low") is not None:
-            ratio += f" ({short(row['odds_low'])} to {short(row['odds_high'])})"
+            ratio += f" ({span(row['odds_low'], row['odds_high'], short)})"
         figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2), freedom(fit, row)]
         cells.append([name_of(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
     return NumberTable(head, cells)
@@ -151,11 +153,6 @@ def opposite_effects(run: RunResults) -> Iterator[Sentence]:
         )
 
 
-def short(value: float | None) -> str:
-    """Return a number to four digits."""
-    return "–" if value is None else f"{value:.4g}".replace("-", "−")
-
-
 def p_value(value: float | None) -> str:
     """Return a p-value as a paper prints it."""
     return "–" if value is None else f"< {SMALL:g}" if value < SMALL else number(value)
@@ -167,7 +164,7 @@ def freedom(fit: Fit, row: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return "–" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
+    return "–" if row["low"] is None else span(row["low"], row["high"], short)
 
 
 def _at_site(fit: Fit, place: int) -> tuple[str, str]:

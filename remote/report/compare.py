@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
 from rankdad.common.metrics.paired import WITHIN
-from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
-from rankdad.remote.report.differences import ends, measure
+from rankdad.remote.report.differences import ends
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, STATUS, count, duration, number, summed
-from rankdad.remote.report.references import REFERENCES, told, value
-from rankdad.remote.report.rendering import render
-from rankdad.remote.report.run_results import RunResults, damage_named, read_results
+from rankdad.remote.report.narrative import STATUS, summed
+from rankdad.remote.report.references import REFERENCES
+from rankdad.remote.report.rendering import damage_named, render
 from rankdad.remote.report.verdict import verdict
+from rankdad.remote.report.words import NAMES, NONE, count, duration, number, with_interval
+from rankdad.remote.results.comparison import measure, told, value
+from rankdad.remote.results.run_results import RunResults, read_results
+from rankdad.remote.results.side_by_side import best_of, have_same_rows, is_of_other_rows
 from rankdad.remote.view import size
 
 LEGEND = (
@@ -58,7 +59,7 @@ def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]
 def page(table: NumberTable, runs: Sequence[RunResults]) -> str:
     """Return the comparison as HTML that needs no other file."""
     verdicts = {name: verdict(run) for name, run in zip(table.head[1:], runs, strict=True)}
-    return render(TEMPLATES, "compare.html", table=table, legend=LEGEND, verdicts=verdicts, same=_same_rows(runs))
+    return render(TEMPLATES, "compare.html", table=table, legend=LEGEND, verdicts=verdicts, same=have_same_rows(runs))
 
 
 def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
@@ -66,8 +67,10 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
     for name in runs[0].spec.task.metrics:
         values = [run.test.get(name) for run in runs]
         if any(value is not None for value in values):
-            best = _best(runs, name) if _same_rows(runs) else None
-            rows.append([NAMES[name], *(_cell(run, name, run is best) for run in runs)])
+            best, known = best_of(runs, name), [run.summary.metrics.intervals.get(name) for run in runs]
+            cells = [with_interval(*figure) for figure in zip(values, known, strict=True)]
+            stars = [" *" * (run is best) for run in runs]
+            rows.append([NAMES[name], *(cell + star for cell, star in zip(cells, stars, strict=True))])
     for reference, said in REFERENCES.items():
         if any(reference in told(run) for run in runs):
             name = measure(runs[0])
@@ -75,69 +78,45 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             for key, where in ((name, ""), (WITHIN, ", within hospitals")):
                 apart = [run.differences_from(reference).get(key) for run in runs]
                 if any(apart):
-                    cells = ("–" if one is None else ends(one) for one in apart)
-                    rows.append([f"this run less it, on the same rows{where}", *cells])
-    if any(len(run.outcomes) == 1 for run in runs):
-        brier = [next(iter(run.outcomes.values()))["brier"] if len(run.outcomes) == 1 else None for run in runs]
+                    differences = (NONE if one is None else ends(one) for one in apart)
+                    rows.append([f"this run less it, on the same rows{where}", *differences])
+    brier = [only["brier"] if (only := run.only_outcome) else None for run in runs]
+    if any(score is not None for score in brier):
         rows.append(["Brier score", *map(number, brier)])
     return rows
-
-
-def _best(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
-    """Return the run whose value is best by so much that no other interval reaches its own."""
-    known = [run for run in runs if run.test.get(name) is not None]
-    intervals = [run.summary.metrics.intervals.get(name) for run in known]
-    sign = -1 if name in LOWER_IS_BETTER else 1
-    best = max(known, key=lambda run: sign * run.test[name])
-    own = best.summary.metrics.intervals.get(name)
-    for run, other in zip(known, intervals, strict=True):
-        if own is None or other is None:
-            return None
-        overlap = own.low <= other.high and other.low <= own.high
-        if run is not best and (overlap or number(run.test[name]) == number(best.test[name])):
-            return None
-    return best
-
-
-def _cell(run: RunResults, name: str, best: bool) -> str:
-    value, interval = run.test.get(name), run.summary.metrics.intervals.get(name)
-    within = f" ({number(interval.low)} to {number(interval.high)})" if interval else ""
-    return number(value) + within + " *" * best
 
 
 def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
     """Return what else differs: how it was made, and what it cost."""
     member = "member" if any(run.summary.regions for run in runs) else "site"
-    rows: dict[str, list[str]] = {
-        "rows tested": [_counted(run.test.get("samples")) + ", other data" * _other(run, runs) for run in runs],
-        f"{runs[0].spec.group_noun}s": [_counted(run.test.get("groups")) for run in runs],
-        "events": [", ".join(_counted(one["events"]) for one in run.outcomes.values()) or "–" for run in runs],
-        "sites": [f"{len(run.spec.federation.sites)}" for run in runs],
-        "method": [_method(run) for run in runs],
-        "optimizer": [_optimizer(run) for run in runs],
-        "model": [run.spec.model.name for run in runs],
-        "evaluation": [run.spec.evaluation.name for run in runs],
-        "repeats": [f"{getattr(run.spec.evaluation, 'repeats', 1)}" for run in runs],
-        "epochs, best": ["–" if run.exact else f"{run.summary.epochs}, {run.summary.best_epoch}" for run in runs],
-        "steps": ["–" if run.exact else count(run.summary.steps, "step") for run in runs],
-        "time": [duration(run.summary.seconds) for run in runs],
-        f"up per {member}": [_sent(run, run.summary.bytes_up_per_site_step) for run in runs],
-        f"down per {member}": [_sent(run, run.summary.bytes_down_per_site_step) for run in runs],
-        "how it ended": [STATUS.get(run.summary.status, run.summary.status) for run in runs],
+    columns = [_facts_of(run, member, other=is_of_other_rows(run, runs)) for run in runs]
+    rows = zip(*(column.values() for column in columns), strict=True)
+    return [[name, *cells] for name, cells in zip(columns[0], rows, strict=True) if set(cells) != {NONE}]
+
+
+def _facts_of(run: RunResults, member: str, *, other: bool) -> dict[str, str]:
+    spec, summary, exact = run.spec, run.summary, run.summary.exact
+    return {
+        "rows tested": number(run.test.get("samples"), 0) + ", other data" * other,
+        f"{spec.group_noun}s": number(run.test.get("groups"), 0),
+        "events": ", ".join(number(one["events"], 0) for one in run.outcomes.values()) or NONE,
+        "sites": f"{len(spec.federation.sites)}",
+        "method": _method(run),
+        "optimizer": _optimizer(run),
+        "model": spec.model.name,
+        "evaluation": spec.evaluation.name,
+        "repeats": f"{getattr(spec.evaluation, 'repeats', 1)}",
+        "epochs, best": NONE if exact else f"{summary.epochs}, {summary.best_epoch}",
+        "steps": NONE if exact else count(summary.steps, "step"),
+        "time": duration(summary.seconds),
+        f"up per {member}": summed(run) if exact else size(summary.bytes_up_per_site_step * summary.steps),
+        f"down per {member}": summed(run) if exact else size(summary.bytes_down_per_site_step * summary.steps),
+        "how it ended": STATUS.get(summary.status, summary.status),
     }
-    return [[name, *cells] for name, cells in rows.items() if set(cells) != {"–"}]
-
-
-def _sent(run: RunResults, each_step: float) -> str:
-    return summed(run) if run.exact else size(each_step * run.summary.steps)
-
-
-def _counted(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
 
 
 def _method(run: RunResults) -> str:
-    if run.exact:
+    if run.summary.exact:
         return "exact"
     method = run.spec.method
     rank, local, preset = getattr(method, "rank", None), run.spec.local_steps, getattr(method, "preset", None)
@@ -148,7 +127,7 @@ def _method(run: RunResults) -> str:
 
 
 def _optimizer(run: RunResults) -> str:
-    if run.exact:
+    if run.summary.exact:
         return "–"
     own, factored = run.spec.training.optimizer, run.spec.training.sends_projections
     return f"{own.name} {own.lr:g}" + ", factored" * factored + _others(own, {"name", "lr", "second_moment"})
@@ -158,35 +137,3 @@ def _others(part: Part, said: set[str]) -> str:
     """Return the settings that are not the default, but for those that are said elsewhere."""
     others = part.model_dump(mode="json", exclude=said, exclude_defaults=True)
     return "".join(f", {name} {value}" for name, value in others.items())
-
-
-def _same_rows(runs: Sequence[RunResults]) -> bool:
-    """Return whether all runs tested the same rows, as far as their figures tell."""
-    return not any(_other(run, runs) for run in runs)
-
-
-def _other(run: RunResults, runs: Sequence[RunResults]) -> bool:
-    """Return whether a run has tested others than the first one that has tested any.
-
-    Of one site there may be the rows of all others together, as `simulate --pooled` has them: then not names are
-    compared, but how many rows there are, how many have each outcome, and the labels of all tables.
-    """
-    first = next((one for one in runs if "samples" in one.test), run)
-    sites, its = run.spec.federation.sites, first.spec.federation.sites
-    named = sites == its or 1 in (len(sites), len(its))
-    labelled = all(math.isclose(*pair, rel_tol=1e-9) for pair in zip(_labels(run), _labels(first), strict=False))
-    return "samples" in run.test and not (named and labelled and _tested(run) == _tested(first))
-
-
-def _tested(run: RunResults) -> tuple[float | None, list[float]]:
-    return run.test.get("samples"), _events(run)
-
-
-def _labels(run: RunResults) -> list[float]:
-    """Return what Table 1 tells of all rows' labels: how many of each class, or mean and deviation; else nothing."""
-    label = run.summary.table1.get("pooled", {}).get("label", {})
-    return [float(one) for one in (label.get("counts") or [label.get("mean"), label.get("sd")]) if one is not None]
-
-
-def _events(run: RunResults) -> list[float]:
-    return [one["events"] for one in run.outcomes.values()]

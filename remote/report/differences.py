@@ -9,20 +9,14 @@ from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.metrics.paired_sums import IN_FOLDS, Difference
 from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
-from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, Sentence, number
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.report.words import NAMES, Sentence, between, number, with_interval
+from rankdad.remote.results.comparison import is_better, is_clear
+from rankdad.remote.results.run_results import RunResults
 
-DIFFERENCE = "_difference"  # suffix of a site's columns
 AGAINST_GUESS = ("auc", "accuracy", "mae")
 SIGNIFICANT = 2  # digits of half an interval
 WITHIN = "95\N{NO-BREAK SPACE}% interval"
-
-
-def measure(run: RunResults) -> Metric:
-    """Return the metric that models are compared by."""
-    return "mae" if isinstance(run.spec.task, Regression) else "auc"
 
 
 def digits(found: Difference) -> int:
@@ -34,26 +28,10 @@ def digits(found: Difference) -> int:
     return places
 
 
-def is_clear(found: Difference) -> bool:
-    """Tell whether an interval leaves out 0."""
-    return found.low > 0 or found.high < 0
-
-
-def is_better(name: str, found: Difference) -> bool:
-    """Tell whether the model's figure is the better one."""
-    return found.value != 0 and (found.value < 0) == (name in LOWER_IS_BETTER)
-
-
-def judged(name: str, found: Difference) -> int:
-    """Return 1 of a figure that is surely better, −1 of one that is surely worse, else 0."""
-    return 0 if not is_clear(found) else 1 if is_better(name, found) else -1
-
-
 def ends(found: Difference) -> str:
     """Return a difference with its interval, as a table prints it."""
     places = digits(found)
-    interval = f" ({number(found.low, places)} to {number(found.high, places)})" if found.low < found.high else ""
-    return number(found.value, places) + interval
+    return with_interval(found.value, found if found.low < found.high else None, places)
 
 
 def apart(name: str, found: Difference) -> str:
@@ -63,7 +41,7 @@ def apart(name: str, found: Difference) -> str:
     sign, places = (-1 if found.value < 0 else 1), digits(found)
     low, high = sorted((sign * found.low, sign * found.high))
     more = f"{number(abs(found.value), places)} {_direction(found)}"
-    interval = f"{WITHIN} of the difference {number(low, places)} to {number(high, places)}"
+    interval = f"{WITHIN} of the difference {between(low, high, places)}"
     if not is_clear(found):
         return f"{more} ({interval}, which includes 0: these rows do not tell which of the two is better)"
     return f"{more}, which is {'better' if is_better(name, found) else 'worse'} ({interval})"
@@ -71,12 +49,6 @@ def apart(name: str, found: Difference) -> str:
 
 def _direction(found: Difference) -> str:
     return "lower" if found.value < 0 else "higher"
-
-
-def of_site(row: dict[str, float], rival: str, name: str) -> Difference | None:
-    """Return the difference from a rival over one site's rows; None where it is not known."""
-    value, low, high = (row.get(f"{rival}_{name}{DIFFERENCE}{end}") for end in ("", "_low", "_high"))
-    return None if value is None or low is None or high is None else Difference(value, low, high, "")
 
 
 def against_guess(run: RunResults) -> Iterator[str]:
@@ -91,7 +63,7 @@ def against_guess(run: RunResults) -> Iterator[str]:
             where = _where(run, compared[name])
             yield f"{reached}; compared on the same rows{where}, it is {apart(name, compared[name])}."
         else:
-            yield f"{reached} ({WITHIN} {number(interval.low)} to {number(interval.high)})."
+            yield f"{reached} ({WITHIN} {between(interval.low, interval.high)})."
 
 
 def conditions(run: RunResults) -> Iterator[Sentence]:

@@ -12,8 +12,8 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import bound
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, measured
-from rankdad.remote.report.narrative import NAMES, number, percent
-from rankdad.remote.report.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
+from rankdad.remote.report.words import NAMES, NONE, between, number, percent, significant, span
+from rankdad.remote.results.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def metrics_table(run: RunResults) -> NumberTable:
         row = {
             "": NAMES[name],
             "all samples": number(test.get(name), digits),
-            "95 % interval": f"{number(interval.low, digits)} to {number(interval.high, digits)}" if interval else "–",
+            "95 % interval": between(interval.low, interval.high, digits) if interval else NONE,
             "folds: mean ± SD": _spread(folds, digits) if run.spec.tested_folds > 1 and not unseen else "–",
             "sites: mean ± SD": _spread(sites, digits),
             "sites with it": having if sites.count + sites.missing else "–",
@@ -96,20 +96,12 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
 
 def threshold_table(one: Mapping[str, Any]) -> NumberTable:
     """Return what calling a risk positive means at each named threshold."""
-    names = {
-        "flagged": "called positive",
-        "sensitivity": "sensitivity",
-        "specificity": "specificity",
-        "ppv": "PPV",
-        "npv": "NPV",
-    }
-    rows = []
-    for row in one["thresholds"]:
-        shares = [row[name] for name in names]
-        rows.append(
-            [row["name"], percent(row["risk"], 1), *("–" if share is None else _within(share) for share in shares)]
-        )
-    return NumberTable(["threshold", "risk from", *names.values()], rows)
+    names = ["flagged", "sensitivity", "specificity", "ppv", "npv"]
+    rows = [
+        [row["name"], percent(row["risk"], 1), *(_within(row[name]) for name in names)] for row in one["thresholds"]
+    ]
+    head = ["threshold", "risk from", "called positive", "sensitivity", "specificity", "PPV", "NPV"]
+    return NumberTable(head, rows)
 
 
 def risk_table(run: RunResults) -> NumberTable:
@@ -117,13 +109,11 @@ def risk_table(run: RunResults) -> NumberTable:
     rows, metrics = [], run.summary.metrics
     for name, one in run.outcomes.items():
         found, interval = one["recalibration"], one["auc_interval"]
-        cells = [number(one["auc"]) + (f" ({number(interval[0])} to {number(interval[1])})" if interval else "")]
+        cells = [number(one["auc"]) + (f" ({between(*interval)})" if interval else "")]
         smooth = metrics.smooth_scores  # then bins are the smallest error
         cells += [_bounded(one["average_precision"], None if smooth else one["average_precision_error"])]
         cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
-        cells += [
-            _estimate(found[key], smooth) if key in found else "–" for key in ("slope", "intercept", "in_the_large")
-        ]
+        cells += [_estimate(found.get(key), smooth) for key in ("slope", "intercept", "in_the_large")]
         rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])
     head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
     head += ["intercept", "intercept at slope 1"]
@@ -138,37 +128,38 @@ def risk_table(run: RunResults) -> NumberTable:
 
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
     """Return how predicted numbers differ from true ones."""
-    middle = found.get("middle")
-    ends = found["mean_interval"]
+    low, high = found["mean_interval"]
     rows = [
-        ["mean difference", f"{_figure(found['mean'])} ({_figure(ends[0])} to {_figure(ends[1])})"],
-        ["SD of differences", _figure(found["sd"])],
-        ["slope of difference on mean", _figure(found["slope"])],
+        ["mean difference", f"{significant(found['mean'])} ({span(low, high, significant)})"],
+        ["SD of differences", significant(found["sd"])],
+        ["slope of difference on mean", significant(found["slope"])],
     ]
-    if middle:
-        rows.append(
-            [f"{percent(middle['share'])} of residuals lie", f"{_figure(middle['low'])} to {_figure(middle['high'])}"]
-        )
-    for share, (lower, upper) in found["quantiles"].items():
-        rows.append([f"{percent(float(share))} of residuals are below", f"{_figure(lower)} to {_figure(upper)}"])
+    if middle := found.get("middle"):
+        said = f"{percent(middle['share'])} of residuals lie"
+        rows.append([said, span(middle["low"], middle["high"], significant)])
+    for share, (low, high) in found["quantiles"].items():
+        rows.append([f"{percent(float(share))} of residuals are below", span(low, high, significant)])
     return NumberTable(["prediction − label", "value"], rows)
 
 
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}".replace("-", "−")
+def estimate(one: Mapping[str, float] | None) -> str:
+    """Return an estimate with its interval, both to two digits behind the point."""
+    return NONE if one is None else f"{number(one['value'], 2)} ({between(one['low'], one['high'], 2)})"
 
 
-def _within(share: Mapping[str, float]) -> str:
-    return f"{percent(share['value'])} ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
+def _within(share: Mapping[str, float] | None) -> str:
+    return (
+        NONE if share is None else f"{percent(share['value'])} ({100 * share['low']:.0f} to {100 * share['high']:.0f})"
+    )
 
 
 def _bounded(value: float | None, error: float | None) -> str:
     return number(value) + (f" ± {bound(error)}" if error else "")
 
 
-def _estimate(one: Mapping[str, Any], smooth: bool) -> str:
-    value = f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
-    return value + (f", ± {bound(one['error'])}" if not smooth and one["error"] >= 0.005 else "")
+def _estimate(one: Mapping[str, Any] | None, smooth: bool) -> str:
+    error = one["error"] if one and not smooth else 0.0
+    return estimate(one) + (f", ± {bound(error)}" if error >= 0.005 else "")
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:
@@ -189,16 +180,14 @@ def confusion_table(run: RunResults) -> NumberTable | None:
     counts, names = run.confusion, class_names(run.spec)
     if not counts:
         return None
-    rows = []
+    named = list(zip(names, counts, run.recalls.values(), strict=True))
+    cells = [[name, *(f"{count:,}" for count in row), number(recall)] for name, row, recall in named]
     if isinstance(run.spec.task, Classification):
-        for place, (name, row) in enumerate(zip(names, counts, strict=True)):
-            rows.append([name, *(f"{count:,}" for count in row), _share(row[place], sum(row))])
-        return NumberTable(["true class", *names, "recall"], rows)
-    for name, row in zip(names, counts, strict=True):
-        negative, false_positive, false_negative, positive = row
-        shares = _share(positive, positive + false_negative), _share(negative, negative + false_positive)
-        rows.append([name, *(f"{count:,}" for count in row), *shares])
-    return NumberTable(["label", *LABEL_CELLS, "sensitivity", "specificity"], rows)
+        return NumberTable(["true class", *names, "recall"], cells)
+    for row, (_, (negative, false_positive, _, _), _) in zip(cells, named, strict=True):
+        tested = negative + false_positive
+        row.append(number(negative / tested if tested else None))
+    return NumberTable(["label", *LABEL_CELLS, "sensitivity", "specificity"], cells)
 
 
 def _spread(spread: Spread, digits: int) -> str:
@@ -208,7 +197,3 @@ def _spread(spread: Spread, digits: int) -> str:
 def _digits(name: str, value: float) -> int:
     """Return decimals: three, or for a small number without bounds as many as show three digits of it."""
     return 2 - math.floor(math.log10(abs(value))) if name in ("loss", "mae") and 1e-30 < abs(value) < 0.1 else 3
-
-
-def _share(count: int, whole: int) -> str:
-    return number(count / whole if whole else None)

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
 
-from rankdad.common.errors import counted
+from rankdad.common.errors import listed as first_of
 from rankdad.common.metrics.risk import THRESHOLDS
 from rankdad.common.metrics.summary import bound
 from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.report.run_results import RunResults, finite
-from rankdad.remote.solving import solved
+from rankdad.remote.report.words import NAMES, count, duration, listed, number
+from rankdad.remote.results.run_results import RunResults, finite
+from rankdad.remote.results.solving import solved
 from rankdad.remote.view import times_fewer
 
-NAMES = {
-    "auc": "AUC",
-    "auc_within": "AUC within hospitals",
-    "accuracy": "accuracy",
-    "loss": "loss",
-    "balanced_accuracy": "balanced accuracy",
-    "f1": "F1",
-    "calibration_error": "calibration error",
-    "mae": "MAE",
-    "r2": "R²",
-    "pearson_r": "Pearson's r",
-}
 STATUS = {
     "completed": "The run is complete.",
     "failed": "The run failed.",
@@ -52,19 +40,6 @@ WARNINGS = {
         "has been told"
     ),
 }
-Code = Literal[
-    "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
-    "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
-    "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
-    "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
-    "hospitals-too-far-apart", "hospitals-too-close",
-    "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
-    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
-    "unsolved", "kept-unsolved", "better-than-guess-by-chance",
-    "reference-in-part",
-    "opposite-effects", "effects-not-compared",
-    "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
-]  # fmt: skip
 UNSEEN = (
     "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
     "same for a whole site and errs away from it, which puts its AUC or correlation below chance. What the model gains "
@@ -74,47 +49,12 @@ NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sen
 CHANCE_AUC = 0.5
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
 MAX_SITES_NAMED = 30  # in one warning
-MAX_SITES = 8  # in a sentence
-
-
-count = counted  # as templates call it
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Return a number as a paper prints it; – for None, NaN and infinity."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
-
-
-class Sentence(NamedTuple):
-    """A sentence of the verdict, and the name of what it says."""
-
-    code: Code
-    text: str
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """Return a share of a whole, as a paper prints it; the sign stays on the number's line."""
-    return f"{number(100 * share, digits)}\N{NO-BREAK SPACE}%"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in a unit that people read easily."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
 def rows_tested(run: RunResults, noun: str) -> str:
     """Return how many rows have been tested, and of how many groups: 1,024 patients, 3,680 rows."""
     rows, groups = count(int(run.test.get("samples", 0)), noun), run.test.get("groups")
     return rows if groups is None else f"{count(int(groups), run.spec.group_noun)}, {rows}"
-
-
-def listed(sites: list[str]) -> str:
-    """Return names in a sentence, the first of many."""
-    more = f" and {len(sites) - MAX_SITES} more" if len(sites) > MAX_SITES else ""
-    return ", ".join(sites[:MAX_SITES]) + more
 
 
 def status(run: RunResults) -> str:
@@ -127,15 +67,18 @@ def status(run: RunResults) -> str:
 def extent(run: RunResults) -> str:
     """Return how many sites trained, for how long."""
     spec, summary = run.spec, run.summary
-    trained = solved(summary.solver) if run.exact else count(summary.epochs, "epoch")
-    if run.exact and spec.models > 1:
+    trained = solved(summary.solver) if summary.exact else count(summary.epochs, "epoch")
+    if run.summary.exact and spec.models > 1:
         trained = f"{count(spec.folds_per_repeat * run.repeats, 'fold')}, each {solved(summary.solver)}"
     elif spec.models > 1:
         often = f", {run.repeats} times," if run.repeats > 1 else ""
         trained = f"{count(spec.folds_per_repeat, 'fold')}{often} of at most {count(spec.training.epochs, 'epoch')}"
     trained += ", then all samples once more" if spec.models > spec.tested_folds else ""
     trained += f", each after {count(len(spec.candidates), 'candidate')}" if spec.candidates else ""
-    sites, steps = count(len(spec.federation.sites), "site"), "" if run.exact else f", {count(summary.steps, 'step')}"
+    sites, steps = (
+        count(len(spec.federation.sites), "site"),
+        "" if summary.exact else f", {count(summary.steps, 'step')}",
+    )
     return f"{sites}, {trained}{steps}, {duration(summary.seconds)}"
 
 
@@ -209,13 +152,13 @@ def _partitions(run: RunResults) -> str:
     if not few:
         return ""
     told = f" The {known['repeats']} repeats are fewer different partitions of some sites' samples: {listed(few)}."
-    again = known["repeats"] - known["run"]
+    again = run.summary.repeats_left_out
     return f"{told} {again} equal at every site to one before are not run again." if again else told
 
 
 def tested_epochs(run: RunResults) -> str:
     """Return which epochs' models were tested, and why those."""
-    if run.exact:
+    if run.summary.exact:
         return "the exact solution, which needs no epochs and sets nothing aside for validation"
     best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
@@ -404,13 +347,8 @@ def warnings(run: RunResults) -> Iterator[str]:
             continue
         meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
         meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
-        yield f"{count(len(sites), 'site')} {meaning} ({_listed(sites)})."
+        yield f"{count(len(sites), 'site')} {meaning} ({first_of(sites, MAX_SITES_NAMED)})."
     yield from (sentence if sentence.endswith("?") else f"{sentence}." for sentence in table1.get("warnings", ()))
     if dropped := run.summary.rows_dropped:
         each = [f"{site} {rows:,}" for site, rows in dropped.items()]
-        yield f"{count(sum(dropped.values()), 'row')} of data left out: {_listed(each)}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_SITES_NAMED:,} more" if len(names) > MAX_SITES_NAMED else ""
-    return ", ".join(names[:MAX_SITES_NAMED]) + more
+        yield f"{count(sum(dropped.values()), 'row')} of data left out: {first_of(each, MAX_SITES_NAMED)}."

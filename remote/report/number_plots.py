@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from rankdad.remote.report.plot_style import BLACK, BLUE, ORANGE, legend, plain_axes
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN
 from rankdad.common.metrics.paired_sums import Difference
-from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric
-from rankdad.remote.report.differences import apart, conditions, ends, is_better, is_clear, judged, measure, of_site
+from rankdad.remote.report.differences import apart, conditions, ends
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import NAMES, Sentence, count, listed, number
-from rankdad.remote.report.run_results import RunResults, finite
-from rankdad.remote.run_summary import Values
+from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, with_interval
+from rankdad.remote.results.comparison import (
+    OwnModel,
+    better_alone,
+    compared_at,
+    gain,
+    judged,
+    measure,
+    told,
+    value,
+    within_hospitals,
+)
+from rankdad.remote.results.run_results import RunResults
 
 REFERENCES = {
     "local": "each hospital alone",
@@ -24,36 +33,7 @@ MODELS = {
     "linear": "A linear model of all hospitals",
     "site": "A linear model of each hospital alone",
 }
-DIGITS = 3  # printed
 MAX_SITES = 40  # in the table; of more those that lose most by taking part
-
-
-def gain(name: Metric, model: float, other: float) -> float:
-    """Return by how much a model is better than another one, as printed; below 0 it is worse."""
-    difference = round(model, DIGITS) - round(other, DIGITS)
-    return -difference if name in LOWER_IS_BETTER else difference
-
-
-def value(run: RunResults, reference: str) -> tuple[float | None, Interval | None]:
-    """Return what a reference reaches over all samples, with its interval; None where it lacks some of the samples."""
-    found, name = run.summary.metrics.references.get(reference), measure(run)
-    if found is None or found.samples != run.test.get("samples"):
-        return None, None
-    return found.values.get(name), found.intervals.get(name)
-
-
-def told(run: RunResults) -> list[str]:
-    """Return the references that are told, in their order: of two that are one computation the first."""
-    found = [reference for reference in REFERENCES if reference in run.summary.metrics.references]
-    weighted = getattr(run.spec.task, "class_weights", "none") != "none"  # which linear models of one site do not know
-    same = {"local", "site"} <= set(found) and run.exact and not weighted
-    return [reference for reference in found if not (same and reference == "site")]
-
-
-def within_hospitals(run: RunResults, values: Values) -> float | None:
-    """Return the AUC over pairs of rows of one hospital; None of one hospital, or where those of a region are one."""
-    several = len(run.by_site) > 1 and not run.spec.federation.regions
-    return finite(values).get("auc") if several else None
 
 
 def worth(run: RunResults) -> Iterator[Sentence]:
@@ -67,15 +47,15 @@ def worth(run: RunResults) -> Iterator[Sentence]:
             text = f"{MODELS[reference]} was tested on {had:,} of {tested:,} rows alone, and is not compared"
             yield Sentence("reference-in-part", f"{text}: in some trainings, or at some hospitals, there was none.")
         if reached is not None:
-            between = f" (95 % interval {number(interval.low)} to {number(interval.high)})" if interval else ""
+            ends_of = f" (95 % interval {between(interval.low, interval.high)})" if interval else ""
             within = run.differences_from(reference).get(WITHIN)
             if reference == "linear" or within is None:
-                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{between}"
+                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{ends_of}"
                 yield Sentence("reference", f"{has}: {_apart(run, reference, reached)}.")
             else:
                 has = f"{MODELS[reference]} is compared within hospitals: on the same rows this model's AUC is"
                 yield Sentence("reference-within", f"{has} {apart(name, within)}.")
-                yield _everywhere(run, reference, f"{number(reached)}{between}", within)
+                yield _everywhere(run, reference, f"{number(reached)}{ends_of}", within)
         if reference != "linear":
             yield from _where(run, reference)
     if "code" in run.summary.solver and "linear" in run.spec.evaluation.references:
@@ -116,34 +96,34 @@ def _apart(run: RunResults, reference: str, reached: float) -> str:
 
 def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
     """Yield where a hospital does better alone, surely or by its figures, and where nothing is known."""
-    name, rows = measure(run), run.by_site
-    theirs = f"{reference}_{name}"
-    both = {site: row for site, row in rows.items() if name in row and theirs in row}
+    name, both, found = measure(run), compared_at(run, reference), better_alone(run, reference)
     what = "its own model" if reference == "local" else "its own linear model"
-    sure, unsure = list[str](), list[str]()
-    for site, row in both.items():
-        found = of_site(row, reference, name)
-        worse = gain(name, row[name], row[theirs]) < 0 and (
-            not found or (found.value != 0 and not is_better(name, found))
-        )
-        if worse:
-            between = f"; difference {ends(found)}" if found else ""
-            clear = found is not None and found.low < found.high and is_clear(found)
-            (sure if clear else unsure).append(f"{site} ({number(row[theirs])} against {number(row[name])}{between})")
+    sure, unsure = [one for one in found if one.is_sure], [one for one in found if not one.is_sure]
     of = count(len(both), "hospital")
     better = f"of {of} {what} has the better {NAMES[name]}"
     if sure:
-        text = f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {listed(sure)}."
+        text = f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {_each(sure)}."
         yield Sentence("own-model-better", text)
     if unsure:
-        text = f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {listed(unsure)}."
+        text = f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {_each(unsure)}."
         yield Sentence("own-model-better-by-chance", text)
-    if both and not sure and not unsure:
+    if both and not found:
         where = "the one hospital" if len(both) == 1 else f"none of {of}"
         text = f"At {where} {what} has {'no' if len(both) == 1 else 'a'} better {NAMES[name]} on the rows tested."
         yield Sentence("own-model-no-better", text)
+    rows = run.by_site
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
         yield Sentence("no-own-model", f"There is no model of its own to compare with at {listed(missing)}.")
+
+
+def _each(found: Sequence[OwnModel]) -> str:
+    return listed(
+        [
+            f"{one.site} ({number(one.own)} against {number(one.shared)}"
+            + (f"; difference {ends(one.difference)})" if one.difference else ")")
+            for one in found
+        ]
+    )
 
 
 def reference_table(run: RunResults) -> NumberTable | None:
@@ -152,8 +132,8 @@ def reference_table(run: RunResults) -> NumberTable | None:
     names = told(run)
     if not names or name not in run.test:
         return None
-    pooled = [_cell(run.test[name], run.summary.metrics.intervals.get(name))]
-    cells = [["all sites", *pooled, *(_cell(*value(run, reference)) for reference in names)]]
+    pooled = [with_interval(run.test[name], run.summary.metrics.intervals.get(name))]
+    cells = [["all sites", *pooled, *(with_interval(*value(run, reference)) for reference in names)]]
     within = within_hospitals(run, run.summary.metrics.within_sites)
     if name == "auc" and within is not None:
         others = (
@@ -164,20 +144,13 @@ def reference_table(run: RunResults) -> NumberTable | None:
     if len(rows) > MAX_SITES:
         theirs = f"{next((one for one in names if one != 'linear'), names[0])}_{name}"
         shown.sort(key=lambda site: gain(name, rows[site].get(name, 0.0), rows[site].get(theirs, 0.0)))
+    keys = [name, *(f"{reference}_{name}" for reference in names)]
     for site in shown[:MAX_SITES]:
-        figures = [_cell(rows[site].get(key), _interval(rows[site], key)) for key in _keys(names, name)]
+        figures = [with_interval(rows[site].get(key), _interval(rows[site], key)) for key in keys]
         cells.append([site, *figures])
     return NumberTable([NAMES[name], "this model", *(REFERENCES[reference] for reference in names)], cells)
-
-
-def _keys(names: list[str], name: Metric) -> list[str]:
-    return [name, *(f"{reference}_{name}" for reference in names)]
 
 
 def _interval(row: dict[str, float], key: str) -> Interval | None:
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     return None if low is None or high is None else Interval(low, high, "")
-
-
-def _cell(reached: float | None, interval: Interval | None) -> str:
-    return number(reached) + (f" ({number(interval.low)} to {number(interval.high)})" if interval else "")

@@ -1,10 +1,14 @@
-"""Jinja2 templates: HTML escapes every value, and a value that is missing is an error."""
+"""Jinja2 templates: HTML escapes every value, and a value that is missing is an error, which names the run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rankdad.common.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -21,6 +25,22 @@ def render(folder: Path, name: str, **values: object) -> str:
         values: what the template calls by name.
     """
     return _environment(folder).get_template(name).render(values)
+
+
+@contextmanager
+def damage_named(directory: Path) -> Iterator[None]:
+    """Name a run's directory whose files can be read, and hold what no run writes.
+
+    Raises:
+        UserError: they do.
+    """
+    from jinja2 import UndefinedError
+
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
+        problem = f"hold what no run has written ({one_line(error)}): are they damaged?"
+        raise UserError(f"{directory}: its summary.json or its tables {problem}", code="run-damaged") from error
 
 
 @cache  # of a few folders: what a template is compiled to is kept with it

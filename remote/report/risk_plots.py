@@ -25,8 +25,8 @@ from rankdad.remote.report.plot_style import (
     shortened,
     wheel,
 )
-from rankdad.remote.report.run_results import RunResults
-from rankdad.remote.report.site_calibration import by_site, furthest_off
+from rankdad.remote.report.site_calibration import furthest_off
+from rankdad.remote.results.run_results import RunResults
 
 MAX_NAMED = 8  # outcomes in a legend
 MAX_SITES, COLUMNS = 24, 3  # small plots
@@ -69,8 +69,8 @@ def calibration(run: RunResults) -> Figure | None:
 
 def calibration_by_site(run: RunResults) -> Figure | None:
     """Draw observed against predicted risk at each site, a small plot each; of one outcome alone."""
-    outcomes = list(run.outcomes.values())
-    sites = by_site(run, outcomes[0]["outcome"]) if len(outcomes) == 1 else {}
+    only = run.only_outcome
+    sites = run.site_calibration.get(only["outcome"], {}) if only else {}
     if len(sites) < 2:
         return None
     shown = furthest_off(sites, MAX_SITES)

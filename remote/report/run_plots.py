@@ -9,9 +9,8 @@ import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from rankdad.remote.report.coefficient_plots import coefficients
-from rankdad.remote.report.difference_plots import differences
-from rankdad.remote.report.evaluation_plots import confusion, forest
+from rankdad.remote.report.confusion_plot import confusion
+from rankdad.remote.report.forest_plots import coefficients, differences, forest
 from rankdad.remote.report.number_plots import bland_altman, residuals
 from rankdad.remote.report.plot_style import MEASURES, png, svg
 from rankdad.remote.report.risk_plots import (
@@ -21,9 +20,14 @@ from rankdad.remote.report.risk_plots import (
     precision_recall_curves,
     roc_curves,
 )
-from rankdad.remote.report.run_results import RunResults
-from rankdad.remote.report.spectrum_plots import rank_over_steps, spectrum
-from rankdad.remote.report.training_plots import losses, losses_by_step, metric_by_epoch
+from rankdad.remote.report.training_plots import (
+    losses,
+    losses_by_step,
+    metric_by_epoch,
+    rank_over_steps,
+    spectrum,
+)
+from rankdad.remote.results.run_results import RunResults
 
 
 def figures(run: RunResults) -> dict[str, Figure]:

@@ -9,16 +9,17 @@ from markupsafe import Markup
 
 from rankdad.common.rounds.scores import GUESS
 from rankdad.remote.report import metric_tables as tables
-from rankdad.remote.report import narrative
+from rankdad.remote.report import narrative, words
 from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
 from rankdad.remote.report.differences import against_guess, conditions, difference_table
-from rankdad.remote.report.references import REFERENCES, reference_table, told
-from rankdad.remote.report.rendering import render
-from rankdad.remote.report.run_results import BASELINE, RANKED, RunResults, damage_named, read_results
+from rankdad.remote.report.references import REFERENCES, reference_table
+from rankdad.remote.report.rendering import damage_named, render
 from rankdad.remote.report.site_calibration import site_calibration_table
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.tuning import price, tuning_table
 from rankdad.remote.report.verdict import verdict
+from rankdad.remote.results.comparison import told
+from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults, read_results
 from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -101,6 +102,7 @@ def report_page(run: RunResults) -> str:
         "run.html",
         run=run,
         narrative=narrative,
+        words=words,
         verdict=verdict(run),
         warnings=list(narrative.warnings(run)),
         table_one=table_one(run),
@@ -127,7 +129,7 @@ def report_page(run: RunResults) -> str:
         conditions=" ".join(sentence.text for sentence in conditions(run)),
         sites=tables.site_table(run, rows),
         baseline=baseline,
-        unranked=" and ".join(narrative.NAMES[name] for name in RANKED if name in baseline),
+        unranked=" and ".join(words.NAMES[name] for name in RANKED if name in baseline),
         confusion=tables.confusion_table(run),
         max_confusion_classes=MAX_CONFUSION_CLASSES,
         validation=validation,
@@ -157,8 +159,8 @@ def _specification(run: RunResults) -> dict[str, str]:
     spec, plan, dense = run.spec, run.plan, run.summary.dense_bytes
     facts = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for part in PARTS:
-        if (own := getattr(spec, part)) is not None and not (run.exact and part == "method"):
-            only = OF_EXACT if run.exact and part == "training" else None
+        if (own := getattr(spec, part)) is not None and not (run.summary.exact and part == "method"):
+            only = OF_EXACT if run.summary.exact and part == "training" else None
             facts[part] = _plain(own.model_dump(mode="json", include=only, exclude={"sites"}, exclude_none=True))
     facts["trained parameters"] = f"{dense // 4:,}" if dense else "–"
     facts["sha256 of the specification"] = spec.sha256()

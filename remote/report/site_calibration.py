@@ -6,29 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankdad.common.metrics.site_calibration import RIGHT, differing
-from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import Sentence, listed, number
-from rankdad.remote.report.run_results import RunResults
-
-
-def by_site(run: RunResults, outcome: int) -> dict[str, dict[str, Any]]:
-    """Return an outcome's calibration at every hospital that has tested rows."""
-    found = (one["sites"] for one in run.summary.metrics.calibration_by_site if one["outcome"] == outcome)
-    return {one["site"]: one for sites in found for one in sites}
-
-
-def differs(run: RunResults, outcome: int) -> dict[str, dict[str, float]]:
-    """Return in what hospitals differ more than chance makes them, and its value where it is wrong."""
-    found = (one for one in run.summary.metrics.calibration_by_site if one["outcome"] == outcome)
-    return next(map(differing, found), {})
+from rankdad.common.metrics.site_calibration import RIGHT
+from rankdad.remote.report.metric_tables import NumberTable, estimate
+from rankdad.remote.report.words import Sentence, listed, number
+from rankdad.remote.results.run_results import RunResults
 
 
 def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
     """Yield where an outcome's risks are wrong, if hospitals differ in that; else nothing."""
-    differ, sites = differs(run, outcome), by_site(run, outcome)
+    differ = run.miscalibrated(outcome)
     if not differ:
         return
+    sites = run.site_calibration[outcome]
     said = []
     for name, called in (("in_the_large", "observed/expected"), ("slope", "the calibration slope")):
         values = differ.get(name, {})
@@ -77,7 +66,7 @@ def _log(ratio: float) -> float:
 
 def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
     """Return a row for every hospital: how many had the outcome and were predicted to, calibration; None of one."""
-    sites = by_site(run, outcome)
+    sites = run.site_calibration.get(outcome, {})
     if len(sites) < 2:
         return None
     rows = [
@@ -85,20 +74,11 @@ def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
             site,
             f"{one['events']:,} of {one['samples']:,}",
             number(one["expected"], 1),
-            *(
-                _cell(found)
-                for found in (one["observed_expected"], *map(one["recalibration"].get, ("in_the_large", "slope")))
-            ),
+            *map(estimate, (one["observed_expected"], *map(one["recalibration"].get, ("in_the_large", "slope")))),
         ]
         for site, one in sites.items()
     ]
     return NumberTable(["site", "events", "expected", "observed/expected", "in the large", "slope"], rows)
-
-
-def _cell(one: Mapping[str, float] | None) -> str:
-    if one is None:
-        return "–"
-    return f"{number(one['value'], 2)} ({number(one['low'], 2)} to {number(one['high'], 2)})"
 
 
 def furthest_off(sites: Mapping[str, Mapping[str, Any]], most: int) -> Sequence[str]:

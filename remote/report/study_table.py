@@ -7,9 +7,9 @@ from typing import Any
 
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import percent
-from rankdad.remote.report.run_results import RunResults
-from rankdad.remote.table_one import outcome_names
+from rankdad.remote.report.words import percent
+from rankdad.remote.results.run_results import RunResults
+from rankdad.remote.results.table_one import outcome_names
 
 MAX_SITES = 6  # with a column of their own
 HELD_BACK = "held back"

@@ -1,4 +1,4 @@
-"""Plots of how training went: losses and validation metrics by epoch or step, of one fold or of several.
+"""Plots of how training went: losses and validation metrics, and the singular values that a run has recorded.
 
 Each function returns None where there are too few points for a curve.
 """
@@ -11,12 +11,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes
-from rankdad.remote.report.run_results import RunResults, of_models
+from rankdad.remote.report.plot_style import (
+    BLACK,
+    BLUE,
+    GREY,
+    MEASURES,
+    ORANGE,
+    legend,
+    plain_axes,
+    shortened,
+    wheel,
+)
+from rankdad.remote.results.run_results import RunResults, of_models
 
 MIN_POINTS = 2  # of a curve; the tables tell of one
 MAX_EPOCHS_WITH_DOTS = 30
 MAX_LINES = 30  # more sites or folds are a band
+MAX_LAYERS = 8  # that are told apart; those with the most rows
+POINTS = 100  # of a layer's curve
+STYLES = ("-", "--", ":", "-.")
 
 
 def losses(run: RunResults) -> Figure | None:
@@ -63,6 +76,46 @@ def metric_by_epoch(run: RunResults, name: str) -> Figure | None:
         _thin(axes, sites.pivot_table(index="epoch", columns="site", values=name, aggfunc="last"), "sites", GREY, "-")
     _curves(axes, run, pooled, "all sites together", BLUE)
     _mark_best(axes, run, pooled)
+    legend(axes)
+    return figure
+
+
+def rank_over_steps(run: RunResults) -> Figure | None:
+    """Draw the effective rank of each layer's update by step, of the last training."""
+    rows = _last_training(run)
+    if rows["step"].nunique() < 2:
+        return None
+    figure, axes = plain_axes("optimizer step", "effective rank of the update")
+    for place, layer in enumerate(_layers(rows)):
+        own = rows[rows["layer"] == layer].sort_values("step")
+        group = range(len(own))
+        width = max(1, -(-len(own) // POINTS))
+        means = own.groupby([number // width for number in group])[["step", "rank"]].mean()
+        axes.plot(means["step"], means["rank"], STYLES[place % 4], color=wheel(place), lw=1.4, label=shortened(layer))
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(axes)
+    return figure
+
+
+def spectrum(run: RunResults) -> Figure | None:
+    """Draw each layer's singular values, relative to the largest: means over the last quarter of what is recorded."""
+    rows = _last_training(run)
+    names = [name for name in rows.columns if name[:1] == "s" and name[1:].isdecimal()]
+    if rows.empty or len(names) < 2:
+        return None
+    steps = rows["step"].drop_duplicates().sort_values()
+    late = rows[rows["step"] >= steps.iloc[3 * len(steps) // 4]]
+    figure, axes = plain_axes("number of the singular value", "size, relative to the first")
+    for place, layer in enumerate(_layers(rows)):
+        values = late.loc[late["layer"] == layer, names]
+        means = values[values["s1"] > 0].pipe(lambda own: own.div(own["s1"], axis=0)).mean().dropna()
+        means = means[means > 0]
+        if not means.empty:
+            numbers = [int(name[1:]) for name in means.index]
+            axes.plot(numbers, means, STYLES[place % 4], marker="o", ms=3, color=wheel(place), label=shortened(layer))
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(axes)
     return figure
 
@@ -122,3 +175,15 @@ def _mark_best(axes: Axes, run: RunResults, table: pd.DataFrame) -> None:
         axes.axvline(epochs[0], color=BLACK, ls=":", lw=1)
     label, size = ("best epochs", 6) if len(table.columns) > 1 else (f"best epoch, {epochs[0]}", 10)
     axes.plot(epochs, values, "*", color=BLACK, ms=size, clip_on=False, label=label, zorder=5)
+
+
+def _last_training(run: RunResults) -> pd.DataFrame:
+    rows = of_models(run.spectra)
+    last: pd.DataFrame = rows[rows["fold"] == rows["fold"].max()]
+    return last
+
+
+def _layers(rows: pd.DataFrame) -> list[str]:
+    ranks = rows.groupby("layer", sort=False)["rank"].mean()
+    chosen = set(ranks.sort_values(ascending=False, kind="stable").index[:MAX_LAYERS])
+    return [str(layer) for layer in ranks.index if layer in chosen]

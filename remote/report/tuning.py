@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.narrative import count, number, percent
-from rankdad.remote.report.run_results import RunResults, of_models
-from rankdad.remote.run_summary import TriedCandidate, TunedModel
+from rankdad.remote.report.words import count, number, percent
+from rankdad.remote.results.run_results import RunResults, of_models
+from rankdad.remote.results.run_summary import TriedCandidate, TunedModel
 
 MAX_MODELS = 12  # with a column each; of more there is what was chosen how often
 

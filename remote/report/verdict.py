@@ -9,11 +9,12 @@ from typing import Any
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.coefficient_tables import opposite_effects
-from rankdad.remote.report.narrative import NAMES, Sentence, baseline_name, count, listed, number, percent, rows_tested
-from rankdad.remote.report.references import within_hospitals, worth
-from rankdad.remote.report.run_results import BASELINE, RunResults, finite
-from rankdad.remote.report.site_calibration import differs, told_apart
-from rankdad.remote.table_one import outcome_names
+from rankdad.remote.report.narrative import baseline_name, rows_tested
+from rankdad.remote.report.references import worth
+from rankdad.remote.report.site_calibration import told_apart
+from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, percent, span
+from rankdad.remote.results.comparison import within_hospitals
+from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 
 FINAL = "final model"  # among trainings
 RARE = 0.1  # recall of a class below which it is named
@@ -62,7 +63,7 @@ def _unsolved(run: RunResults) -> Iterator[Sentence]:
 
 def _studied(run: RunResults) -> Iterator[Sentence]:
     spec = run.spec
-    there = spec.federation.sites if spec.federation.regions or not run.by_site else _tested_at(run)
+    there = spec.federation.sites if spec.federation.regions or not run.by_site else run.tested_at
     rows, hospitals = rows_tested(run, "row"), count(len(there), "hospital")
     what = _what(run)
     if isinstance(spec.evaluation, Holdout):
@@ -72,7 +73,7 @@ def _studied(run: RunResults) -> Iterator[Sentence]:
     else:
         tested = f"tested on {rows} of {hospitals}, each row by a model that has not seen it"
     yield Sentence("studied", f"The model predicts {what}. It was {tested}.")
-    one = _only_outcome(run)
+    one = run.only_outcome
     if one:
         share = one["events"] / one["samples"]
         yield Sentence("events", f"{one['events']:,} of these rows ({percent(share)}) have the outcome.")
@@ -84,7 +85,7 @@ def _studied(run: RunResults) -> Iterator[Sentence]:
 def _what(run: RunResults) -> str:
     names, data = list(run.outcomes), run.spec.data
     label = getattr(data, "label", None)
-    if _only_outcome(run):
+    if run.only_outcome:
         return f"the risk of {names[0]}"
     if isinstance(run.spec.task, Regression):
         return f"the number {label}" if isinstance(label, str) else "a number"
@@ -98,13 +99,13 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
     if name not in test:
         return
     interval, said = intervals.get(name), _short if name == "mae" else number
-    within = f" (95 % interval {said(interval.low)} to {said(interval.high)})" if interval else ""
+    within = f" (95 % interval {span(interval.low, interval.high, said)})" if interval else ""
     if name == "mae":
         yield Sentence("mae", f"On average its predictions are {_short(test['mae'])} off{within}.")
     else:
         pairs = percent(test["auc"], int(test["auc"] > 0.985))
         area = f"AUC {number(test['auc'])}{within}"
-        if _only_outcome(run):
+        if run.only_outcome:
             yield Sentence("auc", f"It ranks a row with the outcome above one without it in {pairs} of pairs: {area}.")
         else:
             classes = isinstance(run.spec.task, Classification)
@@ -118,9 +119,7 @@ def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
     if within is None or alone is None:
         return
-    weights = (
-        "with the outcome and one without it" if _only_outcome(run) else "of a class, or with a label, and another"
-    )
+    weights = "with the outcome and one without it" if run.only_outcome else "of a class, or with a label, and another"
     yield Sentence(
         "auc-within",
         f"Within hospitals its AUC is {number(within)}: the mean of the hospitals' own, each weighted by its pairs of "
@@ -131,10 +130,7 @@ def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
 
 def _missed(run: RunResults) -> Iterator[Sentence]:
     """Yield every class, or label, of which the model finds hardly a row."""
-    found, named, classes = dict[str, float | None](), outcome_names(run.spec), run.spec.task.name == "classification"
-    for place, row in enumerate(run.confusion):
-        missed, hits = (sum(row) - row[place], row[place]) if classes else row[2:]
-        found[named(place)] = hits / (missed + hits) if missed + hits else None
+    found = run.recalls
     hardly = [
         f"{name} (recall {percent(share)})" for name, share in found.items() if share is not None and share < RARE
     ]
@@ -146,7 +142,7 @@ def _missed(run: RunResults) -> Iterator[Sentence]:
 
 def _risk(run: RunResults) -> Iterator[Sentence]:
     """Yield what the model adds over today's base rate, and whether its risks can be taken at their word."""
-    one = _only_outcome(run)
+    one = run.only_outcome
     if one is None:
         guess, test = finite(run.summary.metrics.baseline), run.test
         if {"accuracy"} <= guess.keys() & test.keys():
@@ -164,7 +160,7 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
             f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])}).",
         )
     yield from list(told_apart(run, one["outcome"])) or calibrated(one)
-    if list(differs(run, one["outcome"])) == ["slope"]:
+    if list(run.miscalibrated(one["outcome"])) == ["slope"]:
         yield from on_the_whole(one)
 
 
@@ -185,7 +181,7 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     elif close and max(1 - low, high - 1) <= FAR:
         yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
     else:
-        found += f", 95 % interval {number(low, 2)} to {number(high, 2)}"
+        found += f", 95 % interval {between(low, high, 2)}"
         text = f"These rows are too few to tell whether the spread of its risks is right ({found})."
         yield Sentence("spread-unknown", text)
     yield from on_the_whole(one)
@@ -247,19 +243,8 @@ def _sites(run: RunResults) -> Iterator[Sentence]:
     if below := [site for site, (_, high) in ranks.items() if high < 0.5]:
         text = f"It ranks worse than chance (the interval of the AUC lies below 0.5) at {listed(below)}."
         yield Sentence("below-chance", text)
-    if none := [site for site in run.by_site if site not in _tested_at(run)]:
+    if none := [site for site in run.by_site if site not in run.tested_at]:
         yield Sentence("site-untested", f"No row of {listed(none)} is in these figures.")
-
-
-def _tested_at(run: RunResults) -> list[str]:
-    """Return whose rows are in the figures: not those that a policy keeps back as too few."""
-    return [site for site, row in run.by_site.items() if row.get("samples")]
-
-
-def _only_outcome(run: RunResults) -> dict[str, Any] | None:
-    """Return the figures of the outcome, if there is but one."""
-    found = list(run.outcomes.values())
-    return found[0] if len(found) == 1 else None
 
 
 def _short(value: float) -> str:

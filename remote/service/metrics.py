@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rankdad.common.errors import ProtocolError
-from rankdad.remote.run_summary import RunFigures
+from rankdad.remote.results.run_summary import RunFigures
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

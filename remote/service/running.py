@@ -34,8 +34,8 @@ from rankdad.remote.host import Host
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.process import waiting_of
-from rankdad.remote.progress import AGGREGATOR
-from rankdad.remote.result import result_lines
+from rankdad.remote.report.result_lines import result_lines
+from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import see_through
 from rankdad.remote.service.logs import RunLogs

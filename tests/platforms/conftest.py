@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 
 FIGURES = {name: b"\x89PNG" + name.encode() for name in ("loss_over_steps", "calibration", "confusion")}
 

@@ -27,7 +27,7 @@ from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.limits import largest_message
 from rankdad.platforms.coinstac.site_node import SiteNode
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.report.run_results import RunResults
+from rankdad.remote.results.run_results import RunResults
 from rankdad.simulations.lockstep import run as lockstep
 from tests.conftest import run_document
 from tests.platforms.conftest import FIGURES

@@ -23,10 +23,10 @@ from rankdad.common.metrics.sums import Tally, empty, tally
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec.tasks import Classification, TaskSpec
-from rankdad.remote.fold_metrics import FoldMetrics
-from rankdad.remote.progress import Progress
-from rankdad.remote.report.run_results import PlanSummary, RunResults
-from rankdad.remote.run_summary import RunSummary
+from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.progress import Progress
+from rankdad.remote.results.run_results import PlanSummary, RunResults
+from rankdad.remote.results.run_summary import RunSummary
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 from tests.conftest import run_spec
 

@@ -23,9 +23,9 @@ from rankdad.page.stream import MAX_VIEWERS
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
-from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.host import Host
 from rankdad.remote.known_logs import KnownLogs
+from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.service.app import ServiceRoutes
 from rankdad.remote.service.queue import FILE
 from rankdad.remote.service.running import Options, RunningRun

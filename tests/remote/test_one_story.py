@@ -20,9 +20,9 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.host import Host
 from rankdad.remote.live import Live
 from rankdad.remote.past import past
-from rankdad.remote.report.narrative import number
+from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.report.run_report import report
-from rankdad.remote.result import result_lines
+from rankdad.remote.report.words import number
 from rankdad.remote.standing import standings
 from rankdad.remote.view import LiveView, Waiting, figures, size, times_fewer
 from rankdad.simulations import lockstep

@@ -19,9 +19,9 @@ from rankdad.common.preparation.description import sums
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.report.run_results import read_results
 from rankdad.remote.report.study_table import table_one as study_table
-from rankdad.remote.table_one import _odd, table_one
+from rankdad.remote.results.run_results import read_results
+from rankdad.remote.results.table_one import _odd, table_one
 from rankdad.remote.tables import write_rows
 from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.lockstep import run

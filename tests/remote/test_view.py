@@ -15,8 +15,8 @@ from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.spec.tasks import Classification
 from rankdad.common.terminal import sparkline
 from rankdad.page.history import History
-from rankdad.remote.fold_metrics import FoldMetrics
-from rankdad.remote.progress import Epoch, Progress
+from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.progress import Epoch, Progress
 from rankdad.remote.standing import Standing
 from rankdad.remote.view import LiveView, PlainView, Waiting, times_fewer, view_of
 from tests.screen import Screen

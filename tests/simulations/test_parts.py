@@ -18,8 +18,8 @@ from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.privacy.dealing import Dealing
 from rankdad.remote.report import narrative
-from rankdad.remote.report.run_results import read_results
-from rankdad.remote.result import result_lines
+from rankdad.remote.report.result_lines import result_lines
+from rankdad.remote.results.run_results import read_results
 from rankdad.simulations import lockstep
 from rankdad.simulations.checking import check_policy
 from tests.conftest import SITES, run_spec, write_site

@@ -20,9 +20,9 @@ from rankdad.common.run.replica import Replica
 from rankdad.local.admission import admitted
 from rankdad.local.prediction import write_predictions
 from rankdad.remote.report.narrative import extent, rows_tested
+from rankdad.remote.report.result_lines import show_result
 from rankdad.remote.report.run_report import report
-from rankdad.remote.report.run_results import read_results
-from rankdad.remote.result import show_result
+from rankdad.remote.results.run_results import read_results
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 

@@ -34,10 +34,10 @@ from rankdad.platforms.coinstac.completion import complete
 from rankdad.platforms.coinstac.inputs import read as read_form
 from rankdad.platforms.coinstac.table_profile import describe
 from rankdad.remote.report.references import worth
+from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.report.run_report import report
-from rankdad.remote.report.run_results import read_results
-from rankdad.remote.result import result_lines
-from rankdad.remote.solving import undertrained
+from rankdad.remote.results.run_results import read_results
+from rankdad.remote.results.solving import undertrained
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec

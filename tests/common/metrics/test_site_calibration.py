@@ -19,7 +19,7 @@ from rankdad.common.metrics.site_calibration import FEWEST
 from rankdad.common.metrics.sites import site_alone, within_sites
 from rankdad.common.metrics.sums import Tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
-from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.results.fold_metrics import FoldMetrics
 from tests.common.metrics.samples import draw, tallied
 
 SIZES = {"alpha": 900, "beta": 400, "gamma": 250, "delta": 60}

@@ -20,7 +20,7 @@ from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.coefficients import OWN, Coefficients
 from rankdad.common.preparation.solving import Solving
 from rankdad.common.spec import RunSpec
-from rankdad.remote.coefficients import _critical, _two_sided_t, as_json, as_table, not_compared, opposite
+from rankdad.remote.results.coefficients import _critical, _two_sided_t, as_json, as_table, not_compared, opposite
 
 SIZES = {"alpha": 640, "beta": 210, "gamma": 24}
 DATA = {

@@ -15,7 +15,7 @@ from rankdad.remote.report.compare import compare
 from rankdad.remote.report.differences import apart as in_words
 from rankdad.remote.report.references import reference_table, worth
 from rankdad.remote.report.run_report import report
-from rankdad.remote.report.run_results import RunResults, read_results
+from rankdad.remote.results.run_results import RunResults, read_results
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec, written_data
 

@@ -26,14 +26,14 @@ from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
-from rankdad.remote.fold_metrics import FoldMetrics
-from rankdad.remote.report.evaluation_plots import MAX_NAMED_SITES
+from rankdad.remote.report.forest_plots import MAX_NAMED_SITES
+from rankdad.remote.report.result_lines import show_result
 from rankdad.remote.report.run_plots import run_drawings, run_plots
 from rankdad.remote.report.run_report import CAPTIONS, report
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults, read_results
-from rankdad.remote.report.run_results import SITES as SITE_COLUMNS
-from rankdad.remote.result import show_result
-from rankdad.remote.run_summary import RunMetrics, RunSummary
+from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults, read_results
+from rankdad.remote.results.run_results import SITES as SITE_COLUMNS
+from rankdad.remote.results.run_summary import RunMetrics, RunSummary
 from rankdad.simulations.lockstep import run
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_document, run_spec, written_data

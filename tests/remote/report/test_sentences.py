@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from rankdad.common.documents import validate
-from rankdad.remote.report.narrative import Code
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults
+from rankdad.remote.report.result_lines import _effects
 from rankdad.remote.report.verdict import paragraphs
-from rankdad.remote.result import _effects
-from rankdad.remote.run_summary import RunSummary
+from rankdad.remote.report.words import Code
+from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
+from rankdad.remote.results.run_summary import RunSummary
 from tests.conftest import run_spec
 
 Changes = dict[str, Any]

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from rankdad.common.metrics.risk import Risks
 from rankdad.common.metrics.site_calibration import SURE, calibration_by_site, differing
-from rankdad.remote.fold_metrics import FoldMetrics
 from rankdad.remote.report.narrative import sent
+from rankdad.remote.report.result_lines import _study
 from rankdad.remote.report.run_plots import figures
 from rankdad.remote.report.run_report import report_page
-from rankdad.remote.report.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
 from rankdad.remote.report.verdict import calibrated, verdict
-from rankdad.remote.result import _study
-from rankdad.remote.run_summary import RunMetrics, RunSummary
+from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
+from rankdad.remote.results.run_summary import RunMetrics, RunSummary
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 
@@ -76,7 +76,7 @@ def test_errors_that_cancel_over_all_rows_are_told_by_hospital() -> None:
         assert f"{row[3].split()[0]} at {site}" in text, "observed/expected"
     high, low = (text.index(word) for word in ("too high at north, east", "too low at south, west"))
     assert high < low
-    assert "observed/expected of class 1: north" in "".join(_study(run.summary.metrics.model_dump(), run.spec))
+    assert "observed/expected of class 1: north" in "".join(_study(run.summary.metrics, run.spec))
     assert "calibration_by_site" in figures(run)
     page = report_page(run)
     assert all(cell in page for row in table.rows for cell in row)
@@ -89,7 +89,7 @@ def test_where_the_slope_alone_differs_it_is_told_of_the_hospital_that_is_wrong_
     assert one["differ"]["slope"] < SURE < one["differ"]["in_the_large"]
     slope = one["sites"][1]["recalibration"]["slope"]["value"]
     assert differing(one) == {"slope": {"south": slope}}
-    metrics = run.summary.metrics.model_dump() | {"folds": {}, "sites": {}}
+    metrics = run.summary.metrics.model_copy(update={"folds": {}, "sites": {}})
     verdict_says = " ".join(sentence.text for sentence in told_apart(run, one["outcome"]))
     for text in (verdict_says, " ".join(_study(metrics, run.spec))):
         assert f"{abs(slope):.2f}" in text

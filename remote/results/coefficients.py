@@ -9,11 +9,12 @@ from typing import Any
 
 import mpmath
 
+from rankdad.common.errors import listed
 from rankdad.common.preparation.coefficients import FEWEST, Coding, Coefficients
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.remote.table_one import outcome_names
+from rankdad.remote.results.table_one import figure, outcome_names
 
 Fit = dict[str, Any]
 POOLED = "all sites"
@@ -53,7 +54,7 @@ def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
     return {
         "rows": found.rows,
         "freedom": found.freedom,
-        "r2": _finite(found.determination),
+        "r2": figure(found.determination),
         "statistic": "t" if regression else "z",
         "units": SITE_SD if spec.preparation.standardise == "site" else "own",
         "problem": found.problem,
@@ -128,7 +129,7 @@ def _figures(estimate: float, error: float, freedom: int, critical: float, regre
     figures = {"estimate": estimate, "se": error, "statistic": statistic, "p": p, "low": low, "high": high}
     if not regression:
         figures |= {"odds_ratio": _exp(estimate), "odds_low": _exp(low), "odds_high": _exp(high)}
-    return {name: _finite(value) for name, value in figures.items()}
+    return {name: figure(value) for name, value in figures.items()}
 
 
 def _two_sided_t(statistic: float, freedom: int) -> float:
@@ -147,10 +148,6 @@ def _critical(freedom: int) -> float:
 
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _names(spec: RunSpec, inputs: int) -> list[str]:
@@ -186,9 +183,7 @@ def _why(found: Coefficients, names: list[str], *, own: bool) -> str:
         return "a class, or a label, has no row"
     if found.problem == "impossible-sums":
         return "R² is no number from 0 to 1: the label does not vary, or a site's sums are not those of its rows"
-    listed = [names[place] for place in found.collinear]
-    more = f" and {len(listed) - MAX_NAMED} more" * (len(listed) > MAX_NAMED)
-    which = f": {', '.join(listed[:MAX_NAMED])}{more}" if listed else ""
+    which = f": {listed([names[place] for place in found.collinear], MAX_NAMED)}" if found.collinear else ""
     if found.problem == "no-level":
         return f"no row has the level that others are compared with{which}"
     if found.problem == "collinear":

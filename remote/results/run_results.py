@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 import torch
-from jinja2 import UndefinedError
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
@@ -21,12 +19,13 @@ from rankdad.common.files import check_file
 from rankdad.common.metrics.auc import BINS, bin_edges
 from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.metrics.risk import Risks
+from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.common.spec.written import Tabular
+from rankdad.remote.results.run_summary import RunSummary
+from rankdad.remote.results.table_one import outcome_names
 from rankdad.remote.run_reader import TABLE_NAMES
-from rankdad.remote.run_summary import RunSummary
-from rankdad.remote.table_one import outcome_names
 from rankdad.remote.tables import text_of
 
 TEXT = ("split", "site", "left_out", "layer", "line", "name")
@@ -86,16 +85,6 @@ class RunResults:
         return int(self.summary.partitions.get("run", self.spec.tested_folds // self.spec.folds_per_repeat))
 
     @property
-    def member(self) -> str:
-        """What is called who sends to this aggregator."""
-        return "member" if self.summary.regions else "site"
-
-    @property
-    def exact(self) -> bool:
-        """Whether the model was solved exactly, without steps."""
-        return self.summary.solver.get("name") == "exact"
-
-    @property
     def tests(self) -> pd.DataFrame:
         """The pooled row of every test so far; a final training on all samples has none."""
         rows = self.metrics
@@ -128,6 +117,38 @@ class RunResults:
             return {named(found[0]["outcome"]): found[0]}
         names = class_names(self.spec)
         return {names[one["outcome"]]: one for one in found}
+
+    @property
+    def only_outcome(self) -> dict[str, Any] | None:
+        """What predicted risks are worth, if there is but one outcome."""
+        found = list(self.outcomes.values())
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def site_calibration(self) -> dict[int, dict[str, dict[str, Any]]]:
+        """Each outcome's calibration at every hospital that has tested rows."""
+        found = self.summary.metrics.calibration_by_site
+        return {one["outcome"]: {site["site"]: site for site in one["sites"]} for one in found}
+
+    def miscalibrated(self, outcome: int) -> dict[str, dict[str, float]]:
+        """Return in what hospitals differ more than chance makes them, and its value where it is wrong."""
+        found = (one for one in self.summary.metrics.calibration_by_site if one["outcome"] == outcome)
+        return next(map(differing, found), {})
+
+    @property
+    def recalls(self) -> dict[str, float | None]:
+        """Share of each class's rows, or of those with each label, that are found; None of no rows."""
+        classes, named = isinstance(self.spec.task, Classification), outcome_names(self.spec)
+        found = dict[str, float | None]()
+        for place, row in enumerate(self.confusion):
+            hits, rows = (row[place], sum(row)) if classes else (row[3], row[2] + row[3])
+            found[named(place)] = hits / rows if rows else None
+        return found
+
+    @property
+    def tested_at(self) -> list[str]:
+        """The sites whose rows are in the figures: not those whose policy keeps them back as too few."""
+        return [site for site, row in self.by_site.items() if row.get("samples")]
 
     @property
     def confusion(self) -> list[list[int]]:
@@ -192,20 +213,6 @@ def read_results(directory: Path) -> RunResults:
         read_table(directory / "differences.csv", DIFFERENCES),
         read_table(directory / "spectra.csv", SPECTRA),
     )
-
-
-@contextmanager
-def damage_named(directory: Path) -> Iterator[None]:
-    """Name a run's directory whose files can be read, and hold what no run writes.
-
-    Raises:
-        UserError: they do.
-    """
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
-        problem = f"hold what no run has written ({one_line(error)}): are they damaged?"
-        raise UserError(f"{directory}: its summary.json or its tables {problem}", code="run-damaged") from error
 
 
 def _optional(model: type[P], path: Path) -> P:

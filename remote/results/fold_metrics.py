@@ -28,8 +28,8 @@ from rankdad.common.metrics.sums import Tally, default_log_odds, empty, is_vague
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.scores import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
-from rankdad.remote.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
-from rankdad.remote.paired_folds import ends as _ends
+from rankdad.remote.results.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
+from rankdad.remote.results.paired_folds import ends as _ends
 
 INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
 MAX_OUTCOMES = 30  # more classes or labels have no curves

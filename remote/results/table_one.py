@@ -131,10 +131,11 @@ def _moments(parts: list[tuple[float, float, float]]) -> dict[str, float | None]
     mean = math.fsum(total for _, total, _ in parts) / count
     squares = math.fsum(around + number * (total / number - mean) ** 2 for number, total, around in parts)
     sd = math.sqrt(squares / (count - 1)) if count > 1 else None
-    return {"mean": _finite(mean), "sd": None if sd is None else _finite(sd)}
+    return {"mean": figure(mean), "sd": None if sd is None else figure(sd)}
 
 
-def _finite(value: float) -> float | None:
+def figure(value: float) -> float | None:
+    """Return a figure as JSON has it: None of one that is no number."""
     return value if math.isfinite(value) else None
 
 

@@ -14,7 +14,7 @@ from rankdad.common.rounds.scores import least
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import TaskSpec
-from rankdad.remote.fold_metrics import FoldMetrics
+from rankdad.remote.results.fold_metrics import FoldMetrics
 
 if TYPE_CHECKING:
     from rankdad.remote.barrier import Barrier
@@ -89,61 +89,36 @@ class Epoch:
 class Progress:
     """Figures of a run, kept up to date by the recorder.
 
+    What `remote.results.run_summary.RunSummary` calls by the same name is described there.
+
     Args:
-        name: of the run.
+        name: see there, as for whatever is not named here.
         method: its name, or exact; exact or its name until policies have said which.
-        sites: that send to this aggregator, in order; regions among them count as one each.
         task: what is predicted.
         epochs: of a fold, at most.
         folds: how many times the run trains.
         tested_folds: how many of the models are tested.
         candidates: that are trained before each model.
-        dense_bytes: one full gradient in float32.
+        study: the tests of all folds so far.
         steps: of the whole run, if it does not stop early; 0 until all sites have said hello.
         batches: of the whole run, as many as there are steps without local steps.
         steps_per_epoch: of every fold's first epoch; none until all sites have said hello.
         fold: of the next step, from 0.
         epoch: of the next step, from 0 in every fold.
         step: optimizer steps done, of all folds.
-        loss: pooled training loss of the last step.
-        train_loss: pooled mean training loss of the last whole epoch.
         validation: of the last epoch.
-        study: the tests of all folds so far.
-        best_epoch: so far, of the fold.
-        best_value: validation metric of that epoch.
-        tuning: of each model the candidates so far, and which of them was chosen, see `remote.tuning`.
+        best_epoch: so far, of the fold, from 0.
         problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
-        rows: that each site takes part with; none before all have said hello.
         dropped: rows that sites have left out of their data.
-        warnings: sites by what is odd about their data.
-        solver: which one trains a linear model, and why, see `remote.solving`; empty until all have said hello.
         measured: trainings so far that were validated.
         unmeasured: trainings so far whose validation samples, though set aside, gave none of what is monitored.
         best_is_last: of the measured ones those whose best epoch was the last.
-        undertrained: what to say of that, see `remote.solving`; empty where there is nothing.
-        coefficients: of a linear model, see `remote.coefficients`; empty of others.
-        table1: what the sites' tables hold, see `remote.table_one`; empty of other data.
         step_seconds: in all steps so far.
-        seconds: in all rounds so far.
         up: bytes of all steps' contributions so far.
         down: bytes of all steps' updates so far, every site's copy counted.
-        status: running, completed, failed, interrupted, or refused before its first round.
-        reason: why it did not complete.
-        code: of the error that ended it.
         about: field that the error is about.
-        left_out: of how many steps each site that was late or away has been left out.
-        late: how many contributions of each site have joined a later step.
         behind: of how many steps in a row each site has been left out by now.
-        resets: which sites have lost their state, and in which round; the last ones.
         equal: repeats of folds that are as one before at every site, and not run.
-        partitions: how many `repeats` of folds there are, how many are `run`, and how many of each of `sites` are
-            different partitions of its samples; empty where folds are not repeated.
-        functions: name, distribution and version of each function of the users' own that is loaded, and its sites.
-        rounds: what rounds of other packages have found, by name.
-        drift: largest distance of a site's weights from the aggregator's so far, relative to their size.
-        weights_sha256: final digest of every site and region.
-        aggregator_sha256: of the aggregator's own replica, which follows the updates.
-        regions: which of `sites` are regions.
         monitor: validation metric that chooses the best epoch.
         ended: epochs that a view has not told of yet.
     """

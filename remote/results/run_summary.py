@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import Metrics
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.spec.tasks import Metric
-from rankdad.remote.progress import Progress
+from rankdad.remote.results.progress import Progress
 
 
 class StateLoss(Part):
@@ -106,7 +106,9 @@ class RunFigures(Part, extra="ignore"):
 
     name: str = ""
     status: str = "running"
+    """Or completed, failed, interrupted, or refused before its first round."""
     reason: str = ""
+    """Why it did not complete."""
     code: str = ""
     """Of the error that ended it."""
     field: str = ""
@@ -150,7 +152,7 @@ class RunFigures(Part, extra="ignore"):
     train_loss: float | None = None
     """Pooled mean of the last whole epoch."""
     solver: dict[str, Any] = Field(default={})
-    """Which one trained the model, and why: see `remote.solving`."""
+    """Which one trained the model, and why: see `remote.results.solving`."""
     undertrained: dict[str, Any] = Field(default={})
     """What to say of a run whose last epoch was the best."""
     metrics: RunMetrics = RunMetrics()
@@ -170,11 +172,40 @@ class RunFigures(Part, extra="ignore"):
     weights_sha256: dict[str, str] = Field(default={})
     """Final digest of every site and region."""
     aggregator_sha256: str = ""
+    """Of the aggregator's own replica, which follows the updates."""
 
     @classmethod
-    def of(cls, progress: Progress) -> RunFigures:
-        """Return where a run stands."""
-        return cls.model_validate(_figures(progress))
+    def of(cls, progress: Progress) -> Self:
+        """Return where a run stands; what is called here as in its progress is the same."""
+        same = {name: getattr(progress, name) for name in cls.model_fields if hasattr(progress, name)}
+        return cls.model_validate(same | cls._made(progress))
+
+    @classmethod
+    def _made(cls, p: Progress) -> dict[str, Any]:
+        """Return what has another name in a run's progress, or is made of several of its figures."""
+        up, down = (total / max(1, p.step) / len(p.sites) for total in (p.up, p.down))
+        dense = 2 * p.dense_bytes * p.batches / max(1, p.steps)  # of full gradients of every batch of a step
+        return {
+            "field": p.about,
+            "steps": p.step,
+            "planned_steps": p.steps,
+            "epochs": p.epoch,
+            "planned_epochs": p.epochs,
+            "best_epoch": p.best_epoch + 1 if p.epoch else 0,
+            "seconds_per_step": p.step_seconds / max(1, p.step),
+            "bytes_up": p.up,
+            "bytes_down": p.down,
+            "bytes_up_per_site_step": up,
+            "bytes_down_per_site_step": down,
+            "times_fewer_bytes_than_dense": dense / max(1.0, up + down) if p.step else None,
+            "metrics": {"validation": _values(p.validation)},
+            "rows_dropped": p.dropped,
+        }
+
+    @property
+    def exact(self) -> bool:
+        """Whether the model was solved exactly, without steps."""
+        return self.solver.get("name") == "exact"
 
     @property
     def members(self) -> str:
@@ -189,10 +220,10 @@ class RunFigures(Part, extra="ignore"):
     @property
     def where(self) -> tuple[str, ...]:
         """Which training and epoch the run is in, in words."""
-        if not self.planned_steps and self.solver.get("name") != "exact":
+        if not self.planned_steps and not self.exact:
             return ("waiting for all sites to say hello",)
         place = f"epoch {min(self.epochs + 1, self.planned_epochs)} of {self.planned_epochs}"
-        if self.solver.get("name") == "exact":
+        if self.exact:
             place = "solved exactly, without steps"
         return (self.training, place) if self.training else (place,)
 
@@ -206,10 +237,11 @@ class RunSummary(RunFigures):
     """All figures of a run; metrics are of the test, too."""
 
     coefficients: dict[str, Any] = Field(default={})
-    """Of a linear model: see `remote.coefficients`."""
+    """Of a linear model: see `remote.results.coefficients`."""
     tuning: tuple[TunedModel, ...] = ()
+    """Of each model the candidates so far: see `remote.results.tuning`."""
     table1: dict[str, Any] = Field(default={})
-    """What the sites' tables hold: see `remote.table_one`."""
+    """What the sites' tables hold: see `remote.results.table_one`."""
     partitions: dict[str, Any] = Field(default={})
     """How many repeats of the folds there are, are run, and are different partitions at each site."""
     versions: dict[str, str] = Field(default={})
@@ -220,72 +252,20 @@ class RunSummary(RunFigures):
     """What rounds of other packages have found, by name."""
 
     @classmethod
-    def of(cls, progress: Progress) -> RunSummary:
-        """Return all figures of a run so far."""
-        figures = _figures(progress)
-        metrics = {
-            **figures["metrics"],
-            "test": _values(progress.study.pooled, progress.study.groups()),
-            **progress.study.summary(),
-        }
-        more = {
-            "metrics": metrics,
-            "coefficients": progress.coefficients,
-            "tuning": progress.tuning,
-            "table1": progress.table1,
-            "partitions": progress.partitions,
+    def _made(cls, p: Progress) -> dict[str, Any]:
+        made, study = super()._made(p), p.study
+        tested = {"test": _values(study.pooled, study.groups()), **study.summary()}
+        return made | {
+            "metrics": made["metrics"] | tested,
             "versions": {"rankdad": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "functions": progress.functions,
             "machine": {"processor": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()},
-            "rounds": progress.rounds,
         }
-        return cls.model_validate(figures | more)
 
-
-def _figures(p: Progress) -> dict[str, Any]:
-    up, down = (total / max(1, p.step) / len(p.sites) for total in (p.up, p.down))
-    dense = 2 * p.dense_bytes * p.batches / max(1, p.steps)  # of full gradients of every batch of a step
-    return {
-        "name": p.name,
-        "status": p.status,
-        "reason": p.reason,
-        "code": p.code,
-        "field": p.about,
-        "method": p.method,
-        "sites": p.sites,
-        "regions": p.regions,
-        "rows": p.rows,
-        "training": p.training,
-        "folds": p.folds,
-        "steps": p.step,
-        "planned_steps": p.steps,
-        "epochs": p.epoch,
-        "planned_epochs": p.epochs,
-        "best_epoch": p.best_epoch + 1 if p.epoch else 0,
-        "best_value": p.best_value,
-        "seconds": p.seconds,
-        "seconds_per_step": p.step_seconds / max(1, p.step),
-        "bytes_up": p.up,
-        "bytes_down": p.down,
-        "bytes_up_per_site_step": up,
-        "bytes_down_per_site_step": down,
-        "dense_bytes": p.dense_bytes,
-        "times_fewer_bytes_than_dense": dense / max(1.0, up + down) if p.step else None,
-        "loss": p.loss,
-        "train_loss": p.train_loss,
-        "solver": p.solver,
-        "undertrained": p.undertrained,
-        "metrics": {"validation": _values(p.validation)},
-        "problems": p.problems,
-        "rows_dropped": p.dropped,
-        "warnings": p.warnings,
-        "left_out": p.left_out,
-        "late": p.late,
-        "resets": p.resets,
-        "drift": p.drift,
-        "weights_sha256": p.weights_sha256,
-        "aggregator_sha256": p.aggregator_sha256,
-    }
+    @property
+    def repeats_left_out(self) -> int:
+        """How many repeats of the folds are equal to one before at every site, and not run."""
+        known = self.partitions
+        return known["repeats"] - known["run"] if known else 0
 
 
 def _values(metrics: PooledMetrics | Metrics | None, groups: int | None = None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankdad.common.errors import counted, visible
+from rankdad.common.errors import counted, listed, visible
 from rankdad.common.needs import patients_for_sums
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
@@ -28,11 +28,10 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
         why = "the specification asks for it" if asked else "every site's policy lets its sums out"
         return {"name": "exact", "why": f"the model is linear, with {counted(weights_of(spec), 'weight')}, and {why}"}
     if refusing := warnings.get(NOT_EXACT, ()):
-        more = f" and {len(refusing) - MAX_NAMED} more" * (len(refusing) > MAX_NAMED)
         said = "policy of" if len(refusing) == 1 else "policies of"
         patients = patients_for_sums(spec, Policy())
         why = (
-            f"the {said} {', '.join(refusing[:MAX_NAMED])}{more} let out no sums of an exact solution: the default "
+            f"the {said} {listed(refusing, MAX_NAMED)} let out no sums of an exact solution: the default "
             f"policy does from about {patients} patients a site on, if no level or class is rare in a part (min_level)"
         )
         lacking = ["coefficients"] * (spec.kept_fold is not None)
@@ -51,10 +50,8 @@ def not_solved(spec: RunSpec, solver: Mapping[str, Any], trainings: Sequence[str
         trainings: their names.
     """
     warning = (
-        f"the exact solution was not reached in {', '.join(trainings[:MAX_NAMED])}"
-        + f" and {len(trainings) - MAX_NAMED} more" * (len(trainings) > MAX_NAMED)
-        + " in its few rounds, in which sites may keep back sums that few patients are behind: figures of these "
-        "trainings are of other weights; "
+        f"the exact solution was not reached in {listed(trainings, MAX_NAMED)} in its few rounds, in which sites may "
+        "keep back sums that few patients are behind: figures of these trainings are of other weights; "
         + "other folds (evaluation.seed) may all reach it; " * hasattr(spec.evaluation, "seed")
         + '"solver": "steps" (training.solver) trains all of them alike, and gives no coefficients'
     )
@@ -97,11 +94,10 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
 
 def no_sums(spec: RunSpec, names: Sequence[str]) -> str:
     """Return what to say of columns of which no hospital has told a sum."""
-    more = f" and {len(names) - MAX_NAMED} more" * (len(names) > MAX_NAMED)
     seen = "the model does not see it"
     if spec.preparation.standardise != "federated":
         seen = "the model takes the values that there are as they are, and 0 for gaps"
     return (
-        f"of {', '.join(map(visible, names[:MAX_NAMED]))}{more} no hospital tells a sum, since no patients or too few "
+        f"of {listed([*map(visible, names)], MAX_NAMED)} no hospital tells a sum, since no patients or too few "
         f"have a value (min_rows): {seen}; leave it out"
     )

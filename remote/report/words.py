@@ -1,0 +1,94 @@
+"""How numbers, names and sentences of a report are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+from rankdad.common.errors import counted
+from rankdad.common.errors import listed as first_of
+from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.paired_sums import Difference
+
+NAMES = {
+    "auc": "AUC",
+    "auc_within": "AUC within hospitals",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "F1",
+    "calibration_error": "calibration error",
+    "mae": "MAE",
+    "r2": "R²",
+    "pearson_r": "Pearson's r",
+}
+Code = Literal[
+    "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
+    "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
+    "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
+    "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
+    "hospitals-too-far-apart", "hospitals-too-close",
+    "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
+    "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
+    "unsolved", "kept-unsolved", "better-than-guess-by-chance",
+    "reference-in-part",
+    "opposite-effects", "effects-not-compared",
+    "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
+]  # fmt: skip
+MAX_NAMES = 8  # in a sentence
+NONE = "–"  # of a figure that there is none of
+
+
+count = counted  # as templates call it
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number as a paper prints it; – for None, NaN and infinity."""
+    return NONE if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
+
+
+class Sentence(NamedTuple):
+    """A sentence of the verdict, and the name of what it says."""
+
+    code: Code
+    text: str
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share of a whole, as a paper prints it; the sign stays on the number's line."""
+    return f"{number(100 * share, digits)}\N{NO-BREAK SPACE}%"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in a unit that people read easily."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return a number to so many digits; – for None."""
+    return NONE if value is None else f"{value:.{digits}g}".replace("-", "−")
+
+
+def span(low: float, high: float, written: Callable[[float], str]) -> str:
+    """Return the ends of an interval, each written so."""
+    return f"{written(low)} to {written(high)}"
+
+
+def between(low: float, high: float, digits: int = 3) -> str:
+    """Return the ends of an interval, with so many decimals."""
+    return span(low, high, partial(number, digits=digits))
+
+
+def with_interval(value: float | None, found: Interval | Difference | None, digits: int = 3) -> str:
+    """Return a figure, and in brackets its interval where it has one."""
+    return number(value, digits) + (f" ({between(found.low, found.high, digits)})" if found else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence, the first of many."""
+    return first_of(names, MAX_NAMES)
