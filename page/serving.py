@@ -122,7 +122,7 @@ class Guard:
 
     def form(self, *, wrong: bool = False) -> Response:
         """Ask for a token."""
-        return HTMLResponse(_rendered("form.html", wrong=wrong, asks=self._asks), 401)
+        return HTMLResponse(rendered("form.html", wrong=wrong, asks=self._asks), 401)
 
     async def enter(self, request: Request) -> Response:
         """Take a token from the form: its answer begins a session."""
@@ -192,7 +192,7 @@ class Page:
     def show(self, request: Request) -> Response:
         """Show the page."""
         values = {"title": self._title, "charts": _plotly() is not None, "no_charts": NO_CHARTS}
-        return HTMLResponse(_rendered(self._template, **values, **self._values(request)))
+        return HTMLResponse(rendered(self._template, **values, **self._values(request)))
 
     def told(self, request: Request) -> Response:
         """Tell everything, then what changes.
@@ -296,7 +296,8 @@ def _plotly() -> Path | None:
     return path if path is not None and path.exists() else None
 
 
-def _rendered(name: str, **values: object) -> str:
+def rendered(name: str, **values: object) -> str:
+    """Return a page of a template here."""
     return _environment().get_template(name).render(values)  # type: ignore[attr-defined, no-any-return]
 
 

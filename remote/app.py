@@ -59,9 +59,11 @@ class Refused(BaseModel):
     field: str
 
 
+SCHEMAS = "#/components/schemas/"  # where OpenAPI has a body's shape
+_SAID: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": f"{SCHEMAS}{Refused.__name__}"}}}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Refused, "description": "Refused"},
-    "5XX": {"model": Refused, "description": "A fault of the server's own, which its log says more about"},
+    "4XX": _SAID | {"description": "Refused"},
+    "5XX": _SAID | {"description": "A fault of the server's own, which its log says more about"},
 }
 
 
@@ -114,7 +116,7 @@ def application(find: Find, registry: ConnectionRegistry, others: Iterable[APIRo
         named = [Depends(run_named)]
         app.include_router(router, prefix="/runs/{run}", tags=["run"], responses=REFUSALS, dependencies=named)
     for router in others:
-        app.include_router(router)
+        app.include_router(router, responses=REFUSALS)
     return app
 
 

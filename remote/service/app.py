@@ -13,6 +13,7 @@ GET  /runs, /runs/{run}               what is known of the runs, to owners and v
 POST /runs/{run}/cancel               its owner cancels it
 GET  /runs/{run}/log?after=BYTES      what its log holds from there on
 GET  /runs/{run}/results              to its owner, an archive of its directory
+GET  /docs, /openapi.json             what is told here, to owners, for people and for programs
 GET  /metrics                         figures for Prometheus, to owners and viewers
 GET  /healthz, /readyz                to anyone: whether the process answers; whether it can take a run
 
@@ -26,7 +27,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
@@ -51,11 +52,12 @@ from rankdad.common.protocol.service import (
     Stance,
     Submission,
 )
-from rankdad.remote.app import REFUSALS, Routes, application, read_body, refuse
+from rankdad.remote.app import Routes, application, read_body, refuse
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.board import MAX_SHOWN
 from rankdad.remote.service.logs import LOGS, read_log
 from rankdad.remote.service.metrics import figures
+from rankdad.remote.service.openapi import documented, takes
 from rankdad.remote.service.pages import Pages, WrongSpecError, submission_of
 from rankdad.remote.service.queue import QueueError
 from rankdad.remote.service.service import Seen, Service
@@ -85,7 +87,7 @@ class ServiceRoutes:
     def app(self) -> FastAPI:
         """Return the application."""
         guarded = APIRouter(dependencies=[Depends(_in_log), Depends(_check_host), Depends(_check_origin)])
-        for router in (*self.pages.routers(), _router):
+        for router in (*self.pages.routers(), _router, documented(_documents_reader, BODIES)):
             guarded.include_router(router)
         app = application(self._find, self._service.registry, [guarded])
         app.add_exception_handler(WrongSpecError, _wrong_spec)
@@ -137,8 +139,7 @@ async def _in_log(request: Request) -> AsyncIterator[None]:
 
 
 async def _service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return request.app.state.service  # type: ignore[no-any-return]
 
 
 async def _check_host(request: Request) -> None:
@@ -177,14 +178,15 @@ async def _check_origin(request: Request) -> None:
         raise ProtocolError(403, "a page of another site asks for that", code="other-page")
 
 
-def _who(request: Request, names: Collection[str]) -> str:
+def _who(request: Request, names: Collection[str], session: str | None = None) -> str:
     """Return who asks, if that is one of these; "" where nobody has to say.
 
     Raises:
         ProtocolError: 401 or 403.
     """
     service: Service = request.app.state.service
-    authorization = request.headers.get("authorization", "") or request.app.state.pages.bearer(request)
+    session = request.app.state.pages.bearer(request) if session is None else session
+    authorization = request.headers.get("authorization", "") or session
     who = service.identity.check(request.path_params.get("site"), authorization, _connection(request).names)
     if who is not None and who not in names:
         known = ((service.consortium.sites, "sites"), (service.consortium.owners, "owners"))
@@ -207,6 +209,10 @@ async def _owner(request: Request) -> str:
 async def _owner_or_viewer(request: Request) -> str:
     consortium = request.app.state.service.consortium
     return _person(request, (*consortium.owners, *consortium.viewers))
+
+
+async def _documents_reader(request: Request) -> None:
+    _who(request, request.app.state.service.consortium.owners, request.app.state.pages.shown(request))
 
 
 async def _site(site: str, request: Request) -> str:
@@ -235,16 +241,11 @@ ReplyBody = Annotated[Reply, Depends(_body(Reply))]
 StanceBody = Annotated[Stance, Depends(_body(Stance))]
 RunBody = Annotated[bytes, Depends(_run_body)]
 _PERSON = Depends(_owner_or_viewer)
-_router = APIRouter(tags=["service"], responses=REFUSALS)
+BODIES = (Poll, Reply, Stance, Submission)
+_router = APIRouter(tags=["service"])
 
 
-def _takes(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what OpenAPI says of a body that is read once it is known who asks."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
-
-
-@_router.post("/agents/{site}", openapi_extra=_takes(Poll))
+@_router.post("/agents/{site}", openapi_extra=takes(Poll))
 async def poll(site: Site, service: TheService, poll: PollBody, request: Request) -> Offers:
     """Tell a site's agent what there is for it, once that is not what it knows."""
     connection, now = _connection(request), request.app.state.now
@@ -278,7 +279,7 @@ async def offer(site: Site, run: str, service: TheService) -> Offer:
     return service.offer(run, site)
 
 
-@_router.post("/agents/{site}/runs/{run}", status_code=204, openapi_extra=_takes(Reply))
+@_router.post("/agents/{site}/runs/{run}", status_code=204, openapi_extra=takes(Reply))
 async def reply(site: Site, run: str, service: TheService, said: ReplyBody) -> None:
     """Take what a site says of a run."""
     await service.reply(run, site, said)
@@ -296,13 +297,13 @@ async def question(site: Site, ask: str, service: TheService) -> Question:
     return service.questions.question(ask, site)
 
 
-@_router.post("/agents/{site}/asks/{ask}", status_code=204, openapi_extra=_takes(Stance))
+@_router.post("/agents/{site}/asks/{ask}", status_code=204, openapi_extra=takes(Stance))
 async def answer(site: Site, ask: str, service: TheService, stance: StanceBody) -> None:
     """Take what a site answers to a question."""
     await service.queue.write(service.questions.answer, ask, site, stance)
 
 
-@_router.post("/asks", openapi_extra=_takes(Submission))
+@_router.post("/asks", openapi_extra=takes(Submission))
 async def ask_sites(owner: Owner, service: TheService, body: RunBody) -> Asked:
     """Ask sites whether they would take part in an owner's run."""
     return await service.ask(partial(_read, Submission, body), owner)
@@ -314,7 +315,7 @@ async def asked(ask: str, owner: Owner, service: TheService) -> Asked:
     return service.questions.asked(ask, owner)
 
 
-@_router.post("/runs", openapi_extra=_takes(Submission))
+@_router.post("/runs", openapi_extra=takes(Submission))
 async def submit(owner: Owner, service: TheService, body: RunBody) -> Described:
     """Take an owner's run."""
     return service.described(await service.submit(partial(_read, Submission, body), owner))

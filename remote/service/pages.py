@@ -69,7 +69,7 @@ class Pages:
             self._own = hashed(own_token(service.directory / OWN_TOKEN))
         asks = "An owner's or a viewer's token" if service.identity.required else "The service's token"
         allowed = lambda request, token: self._name(request, token) is not None  # noqa: E731
-        self._guard = guard_of(service.registry, allowed, f"{FOLDER}/", asks)
+        self._guard = guard_of(service.registry, allowed, "/", asks)
         stream = Stream(Board(service).document, History((), (), ()), everybody=self._everybody)
         self._board = Page(
             service.consortium.name, stream, self._guard, template="service.html", values=self._values_of
@@ -100,8 +100,12 @@ class Pages:
 
     def bearer(self, request: Request) -> str:
         """Return the header `authorization` that a request's cookie stands for, if the page's own script sends it."""
+        return self.shown(request) if request.headers.get(PAGE_HEADER) == "1" else ""
+
+    def shown(self, request: Request) -> str:
+        """Return the header `authorization` that a request's cookie stands for, for what is only read."""
         token = self._guard.token(request)
-        return f"Bearer {token}" if token and request.headers.get(PAGE_HEADER) == "1" else ""
+        return f"Bearer {token}" if token else ""
 
     def _name(self, request: Request, token: str) -> str | None:
         """Return which owner or viewer a token is of: "" where nobody has to say, None if it is of no one."""
