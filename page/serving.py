@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
+from fastapi import APIRouter, Depends
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 
+from rankdad.common.errors import ProtocolError, RankdadError
 from rankdad.page.sessions import Sessions
 from rankdad.page.stream import Stream
 
@@ -46,13 +50,38 @@ HEADERS = {
 _log = logging.getLogger(__name__)
 
 
+class PageRoute(APIRoute):
+    """A route whose answers a browser treats as a page's; what goes wrong is logged, and nothing of the run's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers."""
+        handler = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except (ClientDisconnect, TimeoutError):
+                response = Response(status_code=408)
+            except RankdadError:
+                raise
+            except Exception as error:
+                _log.exception("the page cannot be shown; the run goes on")
+                said = "an error of the page's own: the log says more"
+                raise ProtocolError(500, said, code="page-failed") from error
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return answer
+
+
 class Guard:
     """Lets those see a page who have a token for it.
 
     Args:
         allowed: tells whether the token of a request opens the page.
         admitted: called for every request of somebody whom it lets in.
-        refused: told of a request of somebody else, with status and reason.
+        refused: told of somebody whom the form does not let in.
         path: for which the cookie is; the page's own without it.
         asks: for what the form asks.
     """
@@ -67,14 +96,13 @@ class Guard:
         path: str = "",
         asks: str = ASKS,
     ) -> None:
-        self.allowed, self.refused, self.path, self.asks = allowed, refused, path, asks
-        self.sessions = Sessions()
-        self._admitted = admitted
+        self.allowed, self._refused, self._path, self._asks = allowed, refused, path, asks
+        self._sessions, self._admitted = Sessions(), admitted
 
     def token(self, request: Request) -> str:
         """Return the token that comes with a request; "" without one."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        return token if kind.lower() == "bearer" else self.sessions.token(request.cookies.get(_cookie(request), ""))
+        return token if kind.lower() == "bearer" else self._sessions.token(request.cookies.get(_cookie(request), ""))
 
     def admits(self, request: Request) -> bool:
         """Tell whether a request comes from somebody who may see the page."""
@@ -83,12 +111,39 @@ class Guard:
         self._admitted(request)
         return True
 
-    def nothing(self, request: Request) -> Response | None:
-        """Return the answer to who may not see the page; None to who may."""
-        if self.admits(request):
-            return None
-        self.refused(request, 401, "the page: no token for it")
-        return JSONResponse({"error": "no token for this page: see the page itself"}, 401)
+    async def check(self, request: Request) -> None:
+        """Let a request through that comes from somebody who may see the page.
+
+        Raises:
+            ProtocolError: 401 for anybody else.
+        """
+        if not self.admits(request):
+            raise ProtocolError(401, "the page: no token for it; see the page itself", code="token-missing")
+
+    def form(self, *, wrong: bool = False) -> Response:
+        """Ask for a token."""
+        return HTMLResponse(rendered("form.html", wrong=wrong, asks=self._asks), 401)
+
+    async def enter(self, request: Request) -> Response:
+        """Take a token from the form: its answer begins a session."""
+        token = await _token_of(request)
+        if not self.allowed(request, token):
+            self._refused(request, 401, "the page: the token does not open it")
+            return self.form(wrong=True)
+        response = RedirectResponse("./", 303)
+        path = self._path or request.url.path
+        before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()  # by the proxy nearest to it
+        safe = "https" in (request.url.scheme, before)
+        cookie = self._sessions.open(token)
+        response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)
+        return response
+
+    async def leave(self, request: Request) -> Response:
+        """End the session."""
+        self._sessions.close(request.cookies.get(_cookie(request), ""))
+        response = RedirectResponse("./", 303)
+        response.delete_cookie(_cookie(request), path=self._path or request.url.path.removesuffix("leave"))
+        return response
 
 
 class Page:
@@ -120,89 +175,37 @@ class Page:
         self.stream.close()
         self._closing()
 
-    def routes(self, folder: str = "/page") -> list[tuple[str, str, Callable[[Request], Awaitable[Response]]]]:
-        """Return verb, path and what answers, of every address below a folder."""
+    def router(self, folder: str = "/page") -> APIRouter:
+        """Return the routes of this page alone."""
 
-        def guarded(work: Callable[[Page, Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-            async def endpoint(request: Request) -> Response:
-                return await self.answer(work, request)
+        async def found(request: Request) -> Page:  # noqa: ARG001
+            return self
 
-            return endpoint
+        async def lead() -> Response:
+            """Lead to the page."""
+            return RedirectResponse(f"{folder.rpartition('/')[2]}/", 307)
 
-        return [(verb, folder + path, guarded(work)) for verb, path, work in ADDRESSES]
+        router = page_router(folder, self.guard, found)
+        router.get("", response_class=RedirectResponse, status_code=307)(lead)
+        return router
 
-    async def answer(self, work: Callable[[Page, Request], Awaitable[Response]], request: Request) -> Response:
-        """Answer a request: what goes wrong here is logged, and nothing of the run's."""
-        try:
-            response = await work(self, request)
-        except (ClientDisconnect, TimeoutError):
-            response = Response(status_code=408)
-        except Exception:
-            _log.exception("the page cannot be shown; the run goes on")
-            response = JSONResponse({"error": "an error of the page's own: the log says more"}, 500)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response
-
-    async def folder(self, request: Request) -> Response:
-        """Lead to the page."""
-        return RedirectResponse(f"{request.url.path.rpartition('/')[2]}/", 307)
-
-    async def page(self, request: Request) -> Response:
-        """Show the page, or ask for a token."""
-        if not self.guard.admits(request):
-            return self._form(wrong=False)
+    def show(self, request: Request) -> Response:
+        """Show the page."""
         values = {"title": self._title, "charts": _plotly() is not None, "no_charts": NO_CHARTS}
-        return HTMLResponse(_rendered(self._template, **values, **self._values(request)))
+        return HTMLResponse(rendered(self._template, **values, **self._values(request)))
 
-    async def enter(self, request: Request) -> Response:
-        """Take a token from the form."""
-        token = await _token_of(request)
-        if not self.guard.allowed(request, token):
-            self.guard.refused(request, 401, "the page: the token does not open it")
-            return self._form(wrong=True)
-        response = RedirectResponse("./", 303)
-        path = self.guard.path or request.url.path
-        before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()  # by the proxy nearest to it
-        safe = "https" in (request.url.scheme, before)
-        cookie = self.guard.sessions.open(token)
-        response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)
-        return response
+    def told(self, request: Request) -> Response:
+        """Tell everything, then what changes.
 
-    async def leave(self, request: Request) -> Response:
-        """End the session."""
-        self.guard.sessions.close(request.cookies.get(_cookie(request), ""))
-        response = RedirectResponse("./", 303)
-        response.delete_cookie(_cookie(request), path=self.guard.path or request.url.path.removesuffix("leave"))
-        return response
-
-    async def state(self, request: Request) -> Response:
-        """Tell everything."""
-        return self.guard.nothing(request) or Response(self.stream.whole(), media_type="application/json")
-
-    async def events(self, request: Request) -> Response:
-        """Tell everything, then what changes."""
-        if nothing := self.guard.nothing(request):
-            return nothing
+        Raises:
+            ProtocolError: as many are told already.
+        """
         if self.stream.is_full(self.guard.token(request)):
-            return JSONResponse({"error": "too many pages are open by this token"}, 503)
+            raise ProtocolError(503, "too many pages are open by this token", code="too-many-pages")
         headers = {"x-accel-buffering": "no"}  # which nginx would hold back
-        return StreamingResponse(self._told(request), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._events(request), media_type="text/event-stream", headers=headers)
 
-    async def file(self, request: Request) -> Response:
-        """Give one of the page's files; the form needs its looks before anybody has shown a token."""
-        name = request.url.path.rpartition("/")[2]
-        if name != "page.css" and (nothing := self.guard.nothing(request)):
-            return nothing
-        if name == "plotly.js":
-            path = _plotly()
-            if path is None:
-                return JSONResponse({"error": NO_CHARTS}, 404)
-            kept = {"cache-control": "private, max-age=86400"}
-            return FileResponse(path, media_type="text/javascript", headers=kept)
-        return Response((FOLDER / "static" / name).read_bytes(), media_type=STATIC[name])
-
-    async def _told(self, request: Request) -> AsyncIterator[bytes]:
+    async def _events(self, request: Request) -> AsyncIterator[bytes]:
         """Yield the stream's events for as long as the token is good."""
         async with aclosing(self.stream.events(self.guard.token(request))) as events:
             async for event in events:
@@ -210,19 +213,62 @@ class Page:
                     return
                 yield event
 
-    def _form(self, *, wrong: bool) -> Response:
-        return HTMLResponse(_rendered("form.html", wrong=wrong, asks=self.guard.asks), 401)
 
+def page_router(folder: str, guard: Guard, find: Callable[[Request], Awaitable[Page | None]]) -> APIRouter:
+    """Return the routes of pages below a folder.
 
-ADDRESSES: tuple[tuple[str, str, Callable[[Page, Request], Awaitable[Response]]], ...] = (
-    ("GET", "", Page.folder),
-    ("GET", "/", Page.page),
-    ("POST", "/", Page.enter),
-    ("POST", "/leave", Page.leave),
-    ("GET", "/state", Page.state),
-    ("GET", "/events", Page.events),
-    *(("GET", f"/{name}", Page.file) for name in (*STATIC, "plotly.js")),
-)
+    Args:
+        folder: of a page.
+        guard: of those who may see them.
+        find: returns the page that a request is about, once its caller is let in; None if it cannot be shown yet.
+    """
+    router = APIRouter(prefix=folder, route_class=PageRoute, tags=["page"])
+    guarded = [Depends(guard.check)]
+
+    async def open_page(request: Request) -> Page:
+        await guard.check(request)
+        page = await find(request)
+        if page is None:
+            raise ProtocolError(503, "the run has not begun, or is being taken up", code="run-waits")
+        return page
+
+    @router.get("/", response_class=HTMLResponse)
+    async def page(request: Request) -> Response:
+        """Show the page, or the form that asks for a token."""
+        if not guard.admits(request):
+            return guard.form()
+        found = await find(request)
+        return RedirectResponse("../", 303) if found is None else found.show(request)
+
+    @router.get("/state")
+    async def state(page: Page = Depends(open_page)) -> Response:  # noqa: B008
+        """Tell everything as JSON."""
+        return Response(page.stream.whole(), media_type="application/json")
+
+    @router.get("/events", response_class=StreamingResponse)
+    async def events(request: Request, page: Page = Depends(open_page)) -> Response:  # noqa: B008
+        """Tell everything, then what changes, as server-sent events."""
+        return page.told(request)
+
+    @router.get("/plotly.js", response_class=FileResponse, dependencies=guarded)
+    async def plotly() -> Response:
+        """Give Plotly's script."""
+        path = _plotly()
+        if path is None:
+            raise ProtocolError(404, NO_CHARTS, code="package-missing")
+        kept = {"cache-control": "private, max-age=86400"}
+        return FileResponse(path, media_type="text/javascript", headers=kept)
+
+    async def file(request: Request) -> Response:
+        """Give one of the page's files; the form needs its looks before anybody has shown a token."""
+        name = request.url.path.rpartition("/")[2]
+        return Response((FOLDER / "static" / name).read_bytes(), media_type=STATIC[name])
+
+    for name in STATIC:
+        router.get(f"/{name}", response_class=Response, dependencies=guarded if name in SCRIPTS else [])(file)
+    router.post("/", response_class=RedirectResponse, status_code=303)(guard.enter)
+    router.post("/leave", response_class=RedirectResponse, status_code=303)(guard.leave)
+    return router
 
 
 async def _token_of(request: Request) -> str:
@@ -250,7 +296,8 @@ def _plotly() -> Path | None:
     return path if path is not None and path.exists() else None
 
 
-def _rendered(name: str, **values: object) -> str:
+def rendered(name: str, **values: object) -> str:
+    """Return a page of a template here."""
     return _environment().get_template(name).render(values)  # type: ignore[attr-defined, no-any-return]
 
 

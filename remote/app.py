@@ -19,15 +19,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Header
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -36,7 +38,8 @@ from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.logs import log_names
 from rankdad.common.protocol.message_sizes import body_limit
-from rankdad.remote.audit import Audit
+from rankdad.common.protocol.retention import Receipt
+from rankdad.page.serving import HEADERS
 from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import Host
@@ -45,22 +48,37 @@ from rankdad.remote.web import HttpConnection
 CONTENT_TYPE = "application/msgpack"
 RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
 
-Work = Callable[[Request], Awaitable[Response]]
-Endpoint = tuple[str, str, Work]  # verb, path, what answers
+Find = Callable[[Request], Awaitable["Routes"]]
+
+
+class Refused(BaseModel):
+    """What is said with every refusal: in words, as a word that programs know, and of which field."""
+
+    error: str
+    code: str
+    field: str
+
+
+SCHEMAS = "#/components/schemas/"  # where OpenAPI has a body's shape
+_SAID: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": f"{SCHEMAS}{Refused.__name__}"}}}}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": _SAID | {"description": "Refused"},
+    "5XX": _SAID | {"description": "A fault of the server's own, which its log says more about"},
+}
 
 
 class Refusal(JSONResponse):
     """An error in one line, after which the connection is closed.
 
     Args:
-        status: of HTTP.
-        error: what was wrong.
+        error: what was wrong, and the status of HTTP.
         unread: seconds in which the rest of the request's body is thrown away; 0 where nothing of it is left.
+        more: what is said beside.
     """
 
-    def __init__(self, error: ProtocolError, unread: float) -> None:
-        said = {"error": str(error), "code": error.code, "field": error.field}
-        super().__init__(said, error.status, {"connection": "close"})
+    def __init__(self, error: ProtocolError, unread: float, **more: object) -> None:
+        said = Refused(error=str(error), code=error.code, field=error.field).model_dump()
+        super().__init__(said | more, error.status, {"connection": "close"} | HEADERS)
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,61 +93,51 @@ class Refusal(JSONResponse):
             await send({"type": "http.response.body", "body": b""})
 
 
-class _Api(FastAPI):
-    """An application whose endpoints answer all their errors themselves: nothing else is wrapped around them."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if self.middleware_stack is None:
-            self.middleware_stack = ExceptionMiddleware(self.router, handlers=self.exception_handlers)
-        scope["app"] = self
-        await self.middleware_stack(scope, receive, send)
-
-
-def application(
-    find: Callable[[Request], Awaitable[Routes]], registry: ConnectionRegistry, others: Iterable[Endpoint] = ()
-) -> FastAPI:
-    """Return the application.
+def application(find: Find, registry: ConnectionRegistry, others: Iterable[APIRouter] = ()) -> FastAPI:
+    """Return the application: every error becomes its answer here.
 
     Args:
         find: returns the routes of the run that a request is about.
         registry: of all connections.
         others: what can be asked beside that.
     """
-    app = _Api(title="rankdad aggregator", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.router.redirect_slashes = False
-
-    def of_a_run(work: Callable[[Routes, Request], Awaitable[Response]]) -> Work:
-        async def endpoint(request: Request) -> Response:
-            try:
-                routes = await find(request)
-            except ProtocolError as error:
-                return refuse(registry, registry.audit, request, error)
-            return await routes.answer(work, request)
-
-        return endpoint
-
-    # Plain routes: parsing of parameters and bodies by declared types would cost a tenth of a millisecond a step.
-    for place in ("", "/runs/{run}"):
-        for verb, path, work in ROUTES:
-            app.add_route(f"{place}{path}", of_a_run(work), methods=[verb])
-    for verb, path, endpoint in others:
-        app.add_route(path, endpoint, methods=[verb])
-
-    async def nowhere(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        said = f"{request.method} is not known at this path"
-        return refuse(registry, registry.audit, request, ProtocolError(error.status_code, said, code="path-unknown"))
-
-    app.add_exception_handler(HTTPException, nowhere)
+    app = FastAPI(
+        title="rankdad aggregator",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        exception_handlers={ProtocolError: refuse, HTTPException: _nowhere, ClientDisconnect: _gone},
+    )
+    app.state.find, app.state.registry = find, registry
+    for router in (_steps, _of_a_run):
+        app.include_router(router, tags=["run"], responses=REFUSALS)
+        named = [Depends(run_named)]
+        app.include_router(router, prefix="/runs/{run}", tags=["run"], responses=REFUSALS, dependencies=named)
+    for router in others:
+        app.include_router(router, responses=REFUSALS)
     return app
 
 
-def refuse(registry: ConnectionRegistry, audit: Audit, request: Request, error: ProtocolError) -> Refusal:
-    """Return a refusal, and take note of it."""
-    address = request.client.host if request.client else ""
-    audit.refused(address, str(request.path_params.get("site", ""))[:63], error.status, str(error))
-    return Refusal(error, 0 if "read" in request.scope["state"] else registry.timeouts.refused)
+async def refuse(request: Request, error: Exception, **more: object) -> Response:
+    """Answer with a refusal, and whatever is said beside, and take note of it in the audit log."""
+    assert isinstance(error, ProtocolError)
+    registry: ConnectionRegistry = request.app.state.registry
+    state, address = request.scope["state"], request.client.host if request.client else ""
+    site = str(request.path_params.get("site", ""))[:63]
+    state.get("audit", registry.audit).refused(address, site, error.status, str(error))
+    return Refusal(error, 0 if "read" in state else registry.timeouts.refused, **more)
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = f"{request.method} is not known at this path"
+    return await refuse(request, ProtocolError(error.status_code, said, code="path-unknown"))
+
+
+async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=400)
 
 
 class Routes:
@@ -143,97 +151,22 @@ class Routes:
     """
 
     def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry, run: str = "") -> None:
-        self._host, self._identity, self._registry, self._run_name = host, identity, registry, run
-        self._aggregator = host.aggregator
-        self._limit = body_limit(host.aggregator.plan, up=True, region=bool(host.aggregator.node.regions))
+        self.host, self.aggregator, self.name, self.timeouts = host, host.aggregator, run, registry.timeouts
+        self.limit = body_limit(host.aggregator.plan, up=True, region=bool(host.aggregator.node.regions))
+        self._identity, self._registry = identity, registry
         self._addresses: dict[str, str] = {}  # from which each site last came
 
-    def app(self) -> FastAPI:
+    def app(self, others: Iterable[APIRouter] = ()) -> FastAPI:
         """Return an application of this run alone."""
-        return application(self._only, self._registry)
+        return application(self._only, self._registry, others)
 
     async def _only(self, request: Request) -> Routes:
-        if request.path_params.get("run") not in (None, self._aggregator.run_id):
+        if request.path_params.get("run") not in (None, self.aggregator.run_id):
             raise ProtocolError(404, "no such run here: this aggregator has one, see /run", code="run-unknown")
         return self
 
-    async def answer(self, work: Callable[[Routes, Request], Awaitable[Response]], request: Request) -> Response:
-        """Answer a request; errors are refusals."""
-        with log_names(run=self._run_name or None, site=self._aggregator.node.name):
-            try:
-                return await work(self, request)
-            except ProtocolError as error:
-                return self._refuse(request, error)
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception as error:
-                return self._refuse(request, self._host.note_fault(error))
-
-    def _refuse(self, request: Request, error: ProtocolError) -> Response:
-        return refuse(self._registry, self._host.audit, request, error)
-
-    async def run(self, request: Request) -> Response:
-        """Say what the run is."""
-        self._admit(request)
-        plan = self._aggregator.plan
-        spec = self._aggregator.spec.model_dump(mode="json")
-        document = {
-            "version": plan.version,
-            "aggregator": self._aggregator.node.name,
-            "run": spec,
-            "plan_sha256": plan.sha256(),
-            "id": self._aggregator.run_id,
-            "resumes": self._aggregator.persistence.keeps,
-            "round": self._aggregator.status.round,
-            "oldest": self._aggregator.status.oldest,
-        }
-        return JSONResponse(document)
-
-    async def status(self, request: Request) -> Response:
-        """Say where the run stands."""
-        self._admit(request)
-        status = asdict(self._aggregator.status)
-        for internal in ("without", "oldest"):
-            del status[internal]
-        waiting = perf_counter() - status.pop("round_began")
-        return JSONResponse({"name": self._aggregator.spec.name, **status, "waiting_seconds": waiting})
-
-    async def contribute(self, request: Request) -> Response:
-        """Take a contribution."""
-        site, connection = self._admit(request)
-        self._check_run(request)
-        body = await read_body(request, self._limit, self._registry.timeouts)
-        return _update(await self._host.contribute(site, body, connection, _computed(request)))
-
-    async def ask(self, request: Request) -> Response:
-        """Answer with a round's update."""
-        site, connection = self._admit(request)
-        self._check_run(request)
-        update, waits = await self._host.ask(site, _round(request), connection)
-        return _update(update) if waits or update is not None else Response(status_code=204)
-
-    async def done(self, request: Request) -> Response:
-        """Take note that a site needs no more."""
-        site, _ = self._admit(request)
-        self._check_run(request)
-        await read_body(request, 0, self._registry.timeouts)
-        self._host.discount(site)
-        retention = self._aggregator.retention
-        return Response(status_code=204) if retention is None else JSONResponse(retention.receipt(site).model_dump())
-
-    async def snapshot(self, request: Request) -> Response:
-        """Give a site the run's state."""
-        site, connection = self._admit(request)
-        self._check_run(request)
-        await read_body(request, 0, self._registry.timeouts)
-        snapshot = await self._host.call(partial(self._aggregator.snapshot, site))
-        if snapshot is None:
-            return Response(status_code=204)
-        self._host.audit.note("snapshot given", address=connection.address, site=site, bytes=len(snapshot))
-        return Response(snapshot, media_type=CONTENT_TYPE)
-
-    def _admit(self, request: Request) -> tuple[str, HttpConnection]:
-        """Return who asks, and on which connection.
+    def admit(self, request: Request) -> None:
+        """Check who asks, and note on which connection.
 
         Raises:
             ProtocolError: see `Identity.check`.
@@ -242,35 +175,178 @@ class Routes:
         authorization = request.headers.get("authorization", "")
         site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
         if site is None:
-            return "", connection
-        self._registry.identify(connection, site, self._run_name)
+            return
+        self._registry.identify(connection, site, self.name)
         if self._addresses.get(site) != connection.address:
             self._addresses[site] = connection.address
             what = "identified" if self._identity.required else "connected"
-            self._host.audit.note(what, address=connection.address, site=site)
-        self._host.meet(site)
-        return site, connection
-
-    def _check_run(self, request: Request) -> None:
-        header = request.headers.get(RUN_HEADER)
-        if header != self._aggregator.run_id:
-            problem = "names no run" if header is None else "is of another run than this one"
-            raise ProtocolError(
-                409,
-                f"{RUN_HEADER}: the request {problem}; ask for /run first",
-                code="request-malformed",
-                field=RUN_HEADER,
-            )
+            self.host.audit.note(what, address=connection.address, site=site)
+        self.host.meet(site)
 
 
-ROUTES: tuple[tuple[str, str, Callable[[Routes, Request], Awaitable[Response]]], ...] = (
-    ("POST", "/rounds/{site}", Routes.contribute),
-    ("GET", "/rounds/{site}/{round}", Routes.ask),
-    ("POST", "/rounds/{site}/done", Routes.done),
-    ("POST", "/snapshots/{site}", Routes.snapshot),
-    ("GET", "/run", Routes.run),
-    ("GET", "/status", Routes.status),
+async def run_named(run: str) -> None:
+    """Take the run's name in an address; whoever finds the run reads it."""
+
+
+async def _admitted(request: Request) -> AsyncIterator[Routes]:
+    """Yield the run that a request is about, to a caller who has proved who it is; other errors are the run's own."""
+    routes: Routes = await request.app.state.find(request)
+    request.scope["state"]["audit"] = routes.host.audit
+    with log_names(run=routes.name or None, site=routes.aggregator.node.name):
+        try:
+            routes.admit(request)
+            yield routes
+        except (ProtocolError, ClientDisconnect):
+            raise
+        except Exception as error:
+            raise routes.host.note_fault(error) from error
+
+
+Admitted = Annotated[Routes, Depends(_admitted)]
+
+
+async def _of_its_run(routes: Admitted, x_rankdad_run: Annotated[str | None, Header()] = None) -> Routes:
+    """Return the run, to a caller who names it: nothing is mixed into another one."""
+    if x_rankdad_run != routes.aggregator.run_id:
+        problem = "names no run" if x_rankdad_run is None else "is of another run than this one"
+        raise ProtocolError(
+            409,
+            f"{RUN_HEADER}: the request {problem}; ask for /run first",
+            code="request-malformed",
+            field=RUN_HEADER,
+        )
+    return routes
+
+
+OfItsRun = Annotated[Routes, Depends(_of_its_run)]
+
+
+class StepRoute(APIRoute):
+    """A route that all sites take in each step: it calls its dependencies itself, and takes 0.2 ms less."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers."""
+        endpoint, admitted = self.endpoint, contextlib.asynccontextmanager(_admitted)
+        names = [name for name in self.param_convertors if name != "run"]
+
+        async def answer(request: Request) -> Response:
+            async with admitted(request) as routes:
+                await _of_its_run(routes, request.headers.get(RUN_HEADER))
+                response: Response = await endpoint(
+                    routes=routes, request=request, **{name: request.path_params[name] for name in names}
+                )
+                return response
+
+        return answer
+
+
+_steps = APIRouter(route_class=StepRoute)
+_of_a_run = APIRouter()
+_BYTES: dict[str, Any] = {"content": {CONTENT_TYPE: {}}}
+_UPDATE: dict[int | str, dict[str, Any]] = {
+    200: _BYTES | {"description": "The round's update"},
+    202: {"description": "The round is not complete: ask again"},
+}
+
+
+@_steps.post("/rounds/{site}", response_class=Response, responses=_UPDATE, openapi_extra={"requestBody": _BYTES})
+async def contribute(site: str, routes: OfItsRun, request: Request) -> Response:
+    """Take a contribution."""
+    body = await read_body(request, routes.limit, routes.timeouts)
+    return _update(await routes.host.contribute(site, body, request.scope["state"]["connection"], _computed(request)))
+
+
+@_steps.get(
+    "/rounds/{site}/{round}",
+    response_class=Response,
+    responses=_UPDATE | {204: {"description": "Nothing of this site is in: send it"}},
 )
+async def ask(site: str, round: str, routes: OfItsRun, request: Request) -> Response:
+    """Answer with a round's update."""
+    if not re.fullmatch("[0-9]{1,18}", round):
+        raise ProtocolError(422, "the round is not a whole number", code="round-malformed")
+    update, waits = await routes.host.ask(site, int(round), request.scope["state"]["connection"])
+    return _update(update) if waits or update is not None else Response(status_code=204)
+
+
+@_of_a_run.post(
+    "/rounds/{site}/done",
+    response_model=Receipt,
+    responses={204: {"description": "The aggregator does not say what it has deleted"}},
+)
+async def done(site: str, routes: OfItsRun, request: Request) -> Receipt | Response:
+    """Take note that a site needs no more of a run that has ended."""
+    await read_body(request, 0, routes.timeouts)
+    routes.host.discount(site)
+    retention = routes.aggregator.retention
+    return Response(status_code=204) if retention is None else retention.receipt(site)
+
+
+@_of_a_run.post(
+    "/snapshots/{site}",
+    response_class=Response,
+    responses={200: _BYTES | {"description": "The run's state"}, 204: {"description": "There is none"}},
+)
+async def snapshot(site: str, routes: OfItsRun, request: Request) -> Response:
+    """Give the run's newest state to a site that has lost its own."""
+    await read_body(request, 0, routes.timeouts)
+    state = await routes.host.call(partial(routes.aggregator.snapshot, site))
+    if state is None:
+        return Response(status_code=204)
+    address = request.scope["state"]["connection"].address
+    routes.host.audit.note("snapshot given", address=address, site=site, bytes=len(state))
+    return Response(state, media_type=CONTENT_TYPE)
+
+
+class RunAnswer(BaseModel):
+    """What the run is: its spec, and what a site compares before it reads any data."""
+
+    version: str
+    aggregator: str
+    run: dict[str, Any]
+    plan_sha256: str
+    id: str
+    resumes: bool
+    round: int
+    oldest: int
+
+
+@_of_a_run.get("/run")
+async def describe(routes: Admitted) -> RunAnswer:
+    """Say what the run is."""
+    plan, status = routes.aggregator.plan, routes.aggregator.status
+    return RunAnswer(
+        version=plan.version,
+        aggregator=routes.aggregator.node.name,
+        run=routes.aggregator.spec.model_dump(mode="json"),
+        plan_sha256=plan.sha256(),
+        id=routes.aggregator.run_id,
+        resumes=routes.aggregator.persistence.keeps,
+        round=status.round,
+        oldest=status.oldest,
+    )
+
+
+class StatusAnswer(BaseModel):
+    """Where the run stands, and whom it waits for."""
+
+    name: str
+    round: int
+    waiting_for: tuple[str, ...]
+    status: str
+    epoch: int
+    step: int
+    steps: int
+    problems: dict[str, str]
+    waiting_seconds: float
+
+
+@_of_a_run.get("/status")
+async def standing(routes: Admitted) -> StatusAnswer:
+    """Say where the run stands."""
+    status = asdict(routes.aggregator.status)
+    waiting = perf_counter() - status["round_began"]
+    return StatusAnswer(**status, name=routes.aggregator.spec.name, waiting_seconds=waiting)
 
 
 async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
@@ -302,13 +378,6 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
         ) from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)
-
-
-def _round(request: Request) -> int:
-    number = request.path_params["round"]
-    if not re.fullmatch("[0-9]{1,18}", number):
-        raise ProtocolError(422, "the round is not a whole number", code="round-malformed")
-    return int(number)
 
 
 def _computed(request: Request) -> float | None:

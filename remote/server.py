@@ -158,10 +158,8 @@ async def _serve(
 ) -> str:
     attach(host)
     aggregator = host.aggregator
-    app = Routes(host, access.identity(aggregator.children), registry).app()
     page = None if viewers is None else page_of(host, registry, viewers.values)
-    for verb, path, endpoint in page.routes() if page else ():
-        app.add_route(path, endpoint, methods=[verb])
+    app = Routes(host, access.identity(aggregator.children), registry).app([page.router()] if page else [])
     if aggregator.ended:
         host.ended.set()
     interruption = _Interruption(host, resumable)

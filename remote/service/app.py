@@ -13,6 +13,7 @@ GET  /runs, /runs/{run}               what is known of the runs, to owners and v
 POST /runs/{run}/cancel               its owner cancels it
 GET  /runs/{run}/log?after=BYTES      what its log holds from there on
 GET  /runs/{run}/results              to its owner, an archive of its directory
+GET  /docs, /openapi.json             what is told here, to owners, for people and for programs
 GET  /metrics                         figures for Prometheus, to owners and viewers
 GET  /healthz, /readyz                to anyone: whether the process answers; whether it can take a run
 
@@ -24,11 +25,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -37,13 +38,27 @@ from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError, UserError, visible
 from rankdad.common.logs import log_names
-from rankdad.common.protocol.service import MAX_RUN_BYTES, Listing, Poll, Reply, Stance, Submission
-from rankdad.remote.app import Endpoint, Routes, Work, application, read_body, refuse
+from rankdad.common.protocol.retention import Receipt
+from rankdad.common.protocol.service import (
+    MAX_RUN_BYTES,
+    Asked,
+    Described,
+    Listing,
+    Offer,
+    Offers,
+    Poll,
+    Question,
+    Reply,
+    Stance,
+    Submission,
+)
+from rankdad.remote.app import Routes, application, read_body, refuse
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.board import MAX_SHOWN
 from rankdad.remote.service.logs import LOGS, read_log
 from rankdad.remote.service.metrics import figures
-from rankdad.remote.service.pages import Pages
+from rankdad.remote.service.openapi import documented, takes
+from rankdad.remote.service.pages import Pages, WrongSpecError, submission_of
 from rankdad.remote.service.queue import QueueError
 from rankdad.remote.service.service import Seen, Service
 from rankdad.remote.web import HttpConnection
@@ -71,210 +86,305 @@ class ServiceRoutes:
 
     def app(self) -> FastAPI:
         """Return the application."""
-        named: tuple[Endpoint, ...] = (
-            *self.pages.endpoints(partial(self._person, owner=True)),
-            ("POST", "/agents/{site}", self._poll),
-            ("GET", "/agents/{site}/runs/{run}", self._offer),
-            ("POST", "/agents/{site}/runs/{run}", self._reply),
-            ("GET", "/agents/{site}/runs/{run}/receipt", self._receipt),
-            ("GET", "/agents/{site}/asks/{ask}", self._question),
-            ("POST", "/agents/{site}/asks/{ask}", self._answer),
-            ("POST", "/asks", self._ask),
-            ("GET", "/asks/{ask}", self._asked),
-            ("POST", "/runs", self._submit),
-            ("GET", "/runs", self._list),
-            ("GET", "/runs/{run}", self._describe),
-            ("POST", "/runs/{run}/cancel", self._cancel),
-            ("GET", "/runs/{run}/log", self._read_log),
-            ("GET", "/runs/{run}/results", self._results),
-            ("GET", "/metrics", self._metrics),
-            ("GET", "/healthz", self._healthz),
-            ("GET", "/readyz", self._readyz),
-        )
-        others = [(verb, path, self._guarded(work)) for verb, path, work in named]
-        return application(self._find, self._service.registry, others)
-
-    def _guarded(self, work: Work) -> Work:
-        async def endpoint(request: Request) -> Response:
-            try:
-                self._check_host(request)
-                if request.method == "POST" and _from_elsewhere(request):
-                    raise ProtocolError(403, "a page of another site asks for that", code="other-page")
-                with log_names(run=str(request.path_params.get("run", ""))):
-                    return await work(request)
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception as error:  # said without the run's name: strangers write nothing into its log
-                return refuse(self._service.registry, self._service.audit, request, _refusal(error))
-
-        return endpoint
+        guarded = APIRouter(dependencies=[Depends(_in_log), Depends(_check_host), Depends(_check_origin)])
+        for router in (*self.pages.routers(), _router, documented(_documents_reader, BODIES)):
+            guarded.include_router(router)
+        app = application(self._find, self._service.registry, [guarded])
+        app.add_exception_handler(WrongSpecError, _wrong_spec)
+        app.state.service, app.state.pages, app.state.now = self._service, self.pages, self._now
+        return app
 
     async def _find(self, request: Request) -> Routes:
-        self._check_host(request)
+        await _check_host(request)
         run = request.path_params.get("run")
         running = self._service.running.get(run or "")
         if running is None or running.served is None:
-            self._who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
+            _who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
         if run is None:
             raise ProtocolError(
                 404, "is a service of several runs: start the site with --stay", code="service-of-several-runs"
             )
         try:
             return await self._service.routes(run)
+        except ProtocolError:
+            raise
         except Exception as error:
-            raise _refusal(error) from None
+            raise _refusal(error) from error
 
-    def _check_host(self, request: Request) -> None:
-        """Check by which name a service without tokens is asked: a page may have made one of its own lead here.
 
-        Raises:
-            ProtocolError: 421, for a name that a stranger can have: neither an address nor the consortium's own.
-        """
-        if self._service.identity.required:
-            return
-        host = (request.url.hostname or "").rstrip(".")
-        if "." in host and not _ADDRESS.fullmatch(host) and host not in self._service.consortium.hosts:
-            raise ProtocolError(
-                421,
-                "host: a service without tokens is asked by its address, or by a name in its consortium's "
-                f"`addresses`; got {visible(host)}",
-                code="host-unknown",
-                field="host",
-            )
+async def _wrong_spec(request: Request, error: Exception) -> Response:
+    assert isinstance(error, WrongSpecError)
+    return await refuse(request, error, errors=error.told)
 
-    def _who(self, request: Request, names: Collection[str]) -> str:
-        """Return who asks, if that is one of these; "" where nobody has to say.
 
-        Raises:
-            ProtocolError: 401 or 403.
-        """
-        connection, identity = _connection(request), self._service.identity
-        authorization = request.headers.get("authorization", "") or self.pages.bearer(request)
-        who = identity.check(request.path_params.get("site"), authorization, connection.names)
-        if who is not None and who not in names:
-            raise ProtocolError(403, f"{who} may not do that: it is for {self._kind(names)}", code="not-permitted")
-        return who or ""
+def _refusal(error: Exception) -> ProtocolError:
+    """Return what a request is answered with where an error has ended it; the service's own errors are logged."""
+    if isinstance(error, QueueError):
+        return ProtocolError(507, str(error), code="disk-full")
+    _log.error("an error of the service's own", exc_info=error)
+    return ProtocolError(
+        500, f"an error of the service's own ({type(error).__name__}): its log says more", code="service-failed"
+    )
 
-    def _kind(self, names: Collection[str]) -> str:
-        consortium = self._service.consortium
-        known = ((consortium.sites, "sites"), (consortium.owners, "owners"))
-        return next((kind for those, kind in known if those == names), "owners and viewers")
 
-    def _person(self, request: Request, *, owner: bool = False) -> str:
-        consortium = self._service.consortium
-        who = self._who(request, consortium.owners if owner else (*consortium.owners, *consortium.viewers))
-        if who and "authorization" in request.headers:  # a browser's connections are its viewer's
-            self._service.registry.identify(_connection(request), who)
-        return who
+async def _in_log(request: Request) -> AsyncIterator[None]:
+    """Name the run in what is logged, but for what ends a request: strangers write nothing into a run's log."""
+    try:
+        with log_names(run=str(request.path_params.get("run", ""))):
+            yield
+    except (ProtocolError, ClientDisconnect):
+        raise
+    except Exception as error:
+        raise _refusal(error) from error
 
-    async def _body(self, request: Request, model: type[M]) -> M:
-        return _read(model, await read_body(request, MAX_SMALL_BODY, self._service.registry.timeouts))
 
-    async def _poll(self, request: Request) -> Response:
-        site = self._site(request)
-        poll, connection = await self._body(request, Poll), _connection(request)
-        if poll.known or poll.version != __version__:  # whoever asks but once, as `rankdad check` does, does not stay
-            self._service.agents[site] = Seen(self._now(), poll.version)
-        if poll.version != __version__:
-            raise ProtocolError(
-                409,
-                f"{site}'s agent is rankdad {poll.version}, the service {__version__}: install the same",
-                code="version-differs",
-                field="version",
-            )
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._service.registry.timeouts.hold
-        while True:
-            offers, left = self._service.offers(site), end - loop.time()
-            if offers.digest != poll.known or left <= 0 or self._service.leaving:
-                if poll.known:
-                    self._service.agents[site] = Seen(self._now(), poll.version)
-                return _json(offers)
-            connection.waiting = loop.create_future()
-            try:
-                await self._service.change(connection.waiting, left)
-            finally:
-                connection.waiting = None
+async def _service_of(request: Request) -> Service:
+    return request.app.state.service  # type: ignore[no-any-return]
 
-    def _site(self, request: Request) -> str:
-        self._who(request, self._service.consortium.sites)
-        site = str(request.path_params["site"])
-        self._service.registry.identify(_connection(request), site)
-        return site
 
-    async def _offer(self, request: Request) -> Response:
-        return _json(self._service.offer(request.path_params["run"], self._site(request)))
+async def _check_host(request: Request) -> None:
+    """Check by which name a service without tokens is asked: a page may have made one of its own lead here.
 
-    async def _receipt(self, request: Request) -> Response:
-        return _json(self._service.receipt(request.path_params["run"], self._site(request)))
+    Raises:
+        ProtocolError: 421, for a name that a stranger can have: neither an address nor the consortium's own.
+    """
+    service = await _service_of(request)
+    if service.identity.required:
+        return
+    host = (request.url.hostname or "").rstrip(".")
+    if "." in host and not _ADDRESS.fullmatch(host) and host not in service.consortium.hosts:
+        raise ProtocolError(
+            421,
+            "host: a service without tokens is asked by its address, or by a name in its consortium's "
+            f"`addresses`; got {visible(host)}",
+            code="host-unknown",
+            field="host",
+        )
 
-    async def _reply(self, request: Request) -> Response:
-        site = self._site(request)
-        await self._service.reply(request.path_params["run"], site, await self._body(request, Reply))
-        return Response(status_code=204)
 
-    async def _submit(self, request: Request) -> Response:
-        owner = self._person(request, owner=True)
-        body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
-        return _json(self._service.described(await self._service.submit(partial(_read, Submission, body), owner)))
+async def _check_origin(request: Request) -> None:
+    """Check that nothing is changed because a page of another site has made a browser ask.
 
-    async def _question(self, request: Request) -> Response:
-        site = self._site(request)
-        return _json(self._service.questions.question(request.path_params["ask"], site))
+    Raises:
+        ProtocolError: 403.
+    """
+    if request.method != "POST":
+        return
+    fetched, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    elsewhere = origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    if fetched is not None:  # through TLS, and on one machine; no proxy changes that
+        elsewhere = fetched not in ("same-origin", "none")
+    if elsewhere:
+        raise ProtocolError(403, "a page of another site asks for that", code="other-page")
 
-    async def _answer(self, request: Request) -> Response:
-        site, stance = self._site(request), await self._body(request, Stance)
-        await self._service.queue.write(self._service.questions.answer, request.path_params["ask"], site, stance)
-        return Response(status_code=204)
 
-    async def _ask(self, request: Request) -> Response:
-        owner = self._person(request, owner=True)
-        body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
-        return _json(await self._service.ask(partial(_read, Submission, body), owner))
+def _who(request: Request, names: Collection[str], session: str | None = None) -> str:
+    """Return who asks, if that is one of these; "" where nobody has to say.
 
-    async def _asked(self, request: Request) -> Response:
-        owner = self._person(request, owner=True)
-        return _json(self._service.questions.asked(request.path_params["ask"], owner))
+    Raises:
+        ProtocolError: 401 or 403.
+    """
+    service: Service = request.app.state.service
+    session = request.app.state.pages.bearer(request) if session is None else session
+    authorization = request.headers.get("authorization", "") or session
+    who = service.identity.check(request.path_params.get("site"), authorization, _connection(request).names)
+    if who is not None and who not in names:
+        known = ((service.consortium.sites, "sites"), (service.consortium.owners, "owners"))
+        kind = next((kind for those, kind in known if those == names), "owners and viewers")
+        raise ProtocolError(403, f"{who} may not do that: it is for {kind}", code="not-permitted")
+    return who or ""
 
-    async def _list(self, request: Request) -> Response:
-        self._person(request)
-        entries = self._service.queue.newest(MAX_SHOWN)
-        return _json(Listing(runs=tuple(self._service.described(entry) for entry in entries)))
 
-    async def _describe(self, request: Request) -> Response:
-        self._person(request)
-        return _json(self._service.described(self._service.queue.entry(request.path_params["run"])))
+def _person(request: Request, names: Collection[str]) -> str:
+    who = _who(request, names)
+    if who and "authorization" in request.headers:  # a browser's connections are its viewer's
+        request.app.state.registry.identify(_connection(request), who)
+    return who
 
-    async def _cancel(self, request: Request) -> Response:
-        entry = await self._service.cancel(request.path_params["run"], self._person(request, owner=True))
-        return _json(self._service.described(entry))
 
-    async def _read_log(self, request: Request) -> Response:
-        self._person(request)
-        run, after = self._service.queue.entry(request.path_params["run"]).run, request.query_params.get("after", "0")
-        if not (after.isdecimal() and len(after) < 16):
-            raise ProtocolError(422, "after: is not a number of bytes", code="number-malformed", field="after")
-        return Response(read_log(self._service.directory / LOGS, run, int(after)), media_type="text/plain")
+async def _owner(request: Request) -> str:
+    return _person(request, request.app.state.service.consortium.owners)
 
-    async def _results(self, request: Request) -> Response:
-        directory = self._service.results(request.path_params["run"], self._person(request, owner=True))
-        return StreamingResponse(archive(directory), media_type="application/x-tar")
 
-    async def _metrics(self, request: Request) -> Response:
-        self._person(request)
-        return Response(figures(self._service, self._now()), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def _owner_or_viewer(request: Request) -> str:
+    consortium = request.app.state.service.consortium
+    return _person(request, (*consortium.owners, *consortium.viewers))
 
-    async def _healthz(self, request: Request) -> Response:
-        return PlainTextResponse("ok\n")
 
-    async def _readyz(self, request: Request) -> Response:
-        if self._service.leaving:
-            return PlainTextResponse("the service stops\n", 503)
+async def _documents_reader(request: Request) -> None:
+    _who(request, request.app.state.service.consortium.owners, request.app.state.pages.shown(request))
+
+
+async def _site(site: str, request: Request) -> str:
+    _who(request, request.app.state.service.consortium.sites)
+    request.app.state.registry.identify(_connection(request), site)
+    return site
+
+
+def _body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+    async def read(request: Request) -> M:
+        return _read(model, await read_body(request, MAX_SMALL_BODY, request.app.state.registry.timeouts))
+
+    return read
+
+
+async def _run_body(request: Request) -> bytes:
+    return await read_body(request, MAX_RUN_BYTES, request.app.state.registry.timeouts)
+
+
+# Who asks is known before a body is read: dependencies are solved in the order of the parameters.
+TheService = Annotated[Service, Depends(_service_of)]
+Site = Annotated[str, Depends(_site)]
+Owner = Annotated[str, Depends(_owner)]
+PollBody = Annotated[Poll, Depends(_body(Poll))]
+ReplyBody = Annotated[Reply, Depends(_body(Reply))]
+StanceBody = Annotated[Stance, Depends(_body(Stance))]
+RunBody = Annotated[bytes, Depends(_run_body)]
+_PERSON = Depends(_owner_or_viewer)
+BODIES = (Poll, Reply, Stance, Submission)
+_router = APIRouter(tags=["service"])
+
+
+@_router.post("/agents/{site}", openapi_extra=takes(Poll))
+async def poll(site: Site, service: TheService, poll: PollBody, request: Request) -> Offers:
+    """Tell a site's agent what there is for it, once that is not what it knows."""
+    connection, now = _connection(request), request.app.state.now
+    if poll.known or poll.version != __version__:  # whoever asks but once, as `rankdad check` does, does not stay
+        service.agents[site] = Seen(now(), poll.version)
+    if poll.version != __version__:
+        raise ProtocolError(
+            409,
+            f"{site}'s agent is rankdad {poll.version}, the service {__version__}: install the same",
+            code="version-differs",
+            field="version",
+        )
+    loop = asyncio.get_running_loop()
+    end = loop.time() + service.registry.timeouts.hold
+    while True:
+        offers, left = service.offers(site), end - loop.time()
+        if offers.digest != poll.known or left <= 0 or service.leaving:
+            if poll.known:
+                service.agents[site] = Seen(now(), poll.version)
+            return offers
+        connection.waiting = loop.create_future()
         try:
-            await self._service.queue.write(self._service.queue.check)
-        except QueueError:
-            return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
-        return PlainTextResponse("ok\n")
+            await service.change(connection.waiting, left)
+        finally:
+            connection.waiting = None
+
+
+@_router.get("/agents/{site}/runs/{run}")
+async def offer(site: Site, run: str, service: TheService) -> Offer:
+    """Give a run with its spec to a site."""
+    return service.offer(run, site)
+
+
+@_router.post("/agents/{site}/runs/{run}", status_code=204, openapi_extra=takes(Reply))
+async def reply(site: Site, run: str, service: TheService, said: ReplyBody) -> None:
+    """Take what a site says of a run."""
+    await service.reply(run, site, said)
+
+
+@_router.get("/agents/{site}/runs/{run}/receipt")
+async def receipt(site: Site, run: str, service: TheService) -> Receipt:
+    """Give the receipt for what a site has sent to a run that is over."""
+    return service.receipt(run, site)
+
+
+@_router.get("/agents/{site}/asks/{ask}")
+async def question(site: Site, ask: str, service: TheService) -> Question:
+    """Give a question with its spec to a site."""
+    return service.questions.question(ask, site)
+
+
+@_router.post("/agents/{site}/asks/{ask}", status_code=204, openapi_extra=takes(Stance))
+async def answer(site: Site, ask: str, service: TheService, stance: StanceBody) -> None:
+    """Take what a site answers to a question."""
+    await service.queue.write(service.questions.answer, ask, site, stance)
+
+
+@_router.post("/asks", openapi_extra=takes(Submission))
+async def ask_sites(owner: Owner, service: TheService, body: RunBody) -> Asked:
+    """Ask sites whether they would take part in an owner's run."""
+    return await service.ask(partial(_read, Submission, body), owner)
+
+
+@_router.get("/asks/{ask}")
+async def asked(ask: str, owner: Owner, service: TheService) -> Asked:
+    """Tell whoever asked what sites have answered by now."""
+    return service.questions.asked(ask, owner)
+
+
+@_router.post("/runs", openapi_extra=takes(Submission))
+async def submit(owner: Owner, service: TheService, body: RunBody) -> Described:
+    """Take an owner's run."""
+    return service.described(await service.submit(partial(_read, Submission, body), owner))
+
+
+@_router.post("/runs/submit")
+async def submit_spec(owner: Owner, service: TheService, body: RunBody, id: str = "") -> Described:
+    """Take a spec as its file has it, from the page of an owner; a refusal names all of its mistakes."""
+    if not re.fullmatch("[0-9a-f]{16}", id):
+        raise ProtocolError(422, "id: expected 16 hexadecimal digits", code="id-malformed", field="id")
+    return service.described(await service.submit(partial(submission_of, id, body), owner))
+
+
+@_router.get("/runs", dependencies=[_PERSON])
+async def runs(service: TheService) -> Listing:
+    """Tell what is known of the runs."""
+    return Listing(runs=tuple(service.described(entry) for entry in service.queue.newest(MAX_SHOWN)))
+
+
+@_router.get("/runs/{run}", dependencies=[_PERSON])
+async def describe(run: str, service: TheService) -> Described:
+    """Tell what is known of a run."""
+    return service.described(service.queue.entry(run))
+
+
+@_router.post("/runs/{run}/cancel")
+async def cancel(run: str, owner: Owner, service: TheService) -> Described:
+    """Cancel a run, for its owner."""
+    return service.described(await service.cancel(run, owner))
+
+
+@_router.get("/runs/{run}/log", response_class=PlainTextResponse, dependencies=[_PERSON])
+async def log(run: str, service: TheService, after: str = "0") -> Response:
+    """Give what a run's log holds from a byte on."""
+    name = service.queue.entry(run).run
+    if not (after.isdecimal() and len(after) < 16):
+        raise ProtocolError(422, "after: is not a number of bytes", code="number-malformed", field="after")
+    return Response(read_log(service.directory / LOGS, name, int(after)), media_type="text/plain")
+
+
+@_router.get("/runs/{run}/results", response_class=StreamingResponse)
+async def results(run: str, owner: Owner, service: TheService) -> Response:
+    """Give an archive of a run's directory to its owner."""
+    return StreamingResponse(archive(service.results(run, owner)), media_type="application/x-tar")
+
+
+@_router.get("/metrics", response_class=PlainTextResponse, dependencies=[_PERSON])
+async def metrics(service: TheService, request: Request) -> Response:
+    """Give figures for Prometheus."""
+    found = figures(service, request.app.state.now())
+    return Response(found, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@_router.get("/healthz", response_class=PlainTextResponse)
+async def healthz() -> str:
+    """Tell anyone that the process answers."""
+    return "ok\n"
+
+
+@_router.get("/readyz", response_class=PlainTextResponse)
+async def readyz(service: TheService) -> Response:
+    """Tell anyone whether the service can take a run."""
+    if service.leaving:
+        return PlainTextResponse("the service stops\n", 503)
+    try:
+        await service.queue.write(service.queue.check)
+    except QueueError:
+        return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
+    return PlainTextResponse("ok\n")
 
 
 def _read(model: type[M], body: bytes) -> M:
@@ -284,30 +394,6 @@ def _read(model: type[M], body: bytes) -> M:
         raise ProtocolError(422, f"the body: {error}", code="body-malformed") from None
 
 
-def _refusal(error: Exception) -> ProtocolError:
-    """Return what a request is answered with where an error has ended it; the service's own errors are logged."""
-    if isinstance(error, ProtocolError):
-        return error
-    if isinstance(error, QueueError):
-        return ProtocolError(507, str(error), code="disk-full")
-    _log.error("an error of the service's own", exc_info=error)
-    return ProtocolError(
-        500, f"an error of the service's own ({type(error).__name__}): its log says more", code="service-failed"
-    )
-
-
 def _connection(request: Request) -> HttpConnection:
     connection: HttpConnection = request.scope["state"]["connection"]
     return connection
-
-
-def _from_elsewhere(request: Request) -> bool:
-    """Tell whether a browser asks because a page of another site has made it."""
-    fetched, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if fetched is not None:  # through TLS, and on one machine; no proxy changes that
-        return fetched not in ("same-origin", "none")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
-
-
-def _json(document: BaseModel) -> Response:
-    return Response(document.model_dump_json(), media_type="application/json")

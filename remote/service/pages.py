@@ -13,28 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from rankdad.common import __version__
 from rankdad.common.documents import parse_json, problems
 from rankdad.common.errors import ProtocolError, UserError, one_line, visible
-from rankdad.common.protocol.service import MAX_RUN_BYTES, OPEN, Submission
+from rankdad.common.protocol.service import OPEN, Submission
 from rankdad.common.spec import RunSpec
 from rankdad.page.history import History
-from rankdad.page.serving import ADDRESSES, HEADERS, Page
+from rankdad.page.serving import HEADERS, Page, PageRoute, page_router
 from rankdad.page.stream import Stream
 from rankdad.page.viewers import own_token
-from rankdad.remote.app import Endpoint, Work, read_body
+from rankdad.remote.app import run_named
 from rankdad.remote.auth import hashed
 from rankdad.remote.live import Live, guard_of
 from rankdad.remote.past import past
@@ -69,7 +69,7 @@ class Pages:
             self._own = hashed(own_token(service.directory / OWN_TOKEN))
         asks = "An owner's or a viewer's token" if service.identity.required else "The service's token"
         allowed = lambda request, token: self._name(request, token) is not None  # noqa: E731
-        self._guard = guard_of(service.registry, allowed, f"{FOLDER}/", asks)
+        self._guard = guard_of(service.registry, allowed, "/", asks)
         stream = Stream(Board(service).document, History((), (), ()), everybody=self._everybody)
         self._board = Page(
             service.consortium.name, stream, self._guard, template="service.html", values=self._values_of
@@ -81,27 +81,31 @@ class Pages:
         """End the stream of the page about all runs; those of runs end with these."""
         self._board.close()
 
-    def endpoints(self, person: Callable[[Request], str]) -> list[Endpoint]:
-        """Return verb, path and what answers.
+    def routers(self) -> tuple[APIRouter, ...]:
+        """Return the routes."""
+        router = APIRouter(tags=["page"], route_class=PageRoute)
+        router.get("/", response_class=RedirectResponse, status_code=307)(self._lead)
+        guarded = [Depends(self._guard.check)]
+        router.get(f"{FOLDER}/{{run}}/{REPORT}", response_class=HTMLResponse, dependencies=guarded)(self._report)
 
-        Args:
-            person: returns the name of an owner who changes something, and raises `ProtocolError` for others.
-        """
-        found: list[Endpoint] = [
-            ("GET", "/", self._lead),
-            ("POST", f"{FOLDER}/submit", partial(self._submit, person)),
-            ("GET", f"{FOLDER}/{{run}}/{REPORT}", self._report),
-        ]
-        for verb, path, work in ADDRESSES:
-            if path:
-                found.append((verb, FOLDER + path, partial(self._board.answer, work)))
-                found.append((verb, f"{FOLDER}/{{run}}{path}", self._of_a_run(work)))
-        return found
+        async def board(request: Request) -> Page:  # noqa: ARG001
+            return self._board
+
+        async def of_a_run(request: Request) -> Page | None:
+            return await self._page(self._service.queue.entry(request.path_params["run"]))
+
+        of_runs = APIRouter(dependencies=[Depends(run_named)])
+        of_runs.include_router(page_router(f"{FOLDER}/{{run}}", self._guard, of_a_run))
+        return router, page_router(FOLDER, self._guard, board), of_runs
 
     def bearer(self, request: Request) -> str:
         """Return the header `authorization` that a request's cookie stands for, if the page's own script sends it."""
+        return self.shown(request) if request.headers.get(PAGE_HEADER) == "1" else ""
+
+    def shown(self, request: Request) -> str:
+        """Return the header `authorization` that a request's cookie stands for, for what is only read."""
         token = self._guard.token(request)
-        return f"Bearer {token}" if token and request.headers.get(PAGE_HEADER) == "1" else ""
+        return f"Bearer {token}" if token else ""
 
     def _name(self, request: Request, token: str) -> str | None:
         """Return which owner or viewer a token is of: "" where nobody has to say, None if it is of no one."""
@@ -118,24 +122,9 @@ class Pages:
         name = self._name(request, self._guard.token(request))
         return {"owner": name if name == "" or name in self._service.consortium.owners else None}
 
-    async def _lead(self, request: Request) -> Response:
+    async def _lead(self) -> Response:
+        """Lead to the page about all runs."""
         return RedirectResponse(f"{FOLDER.removeprefix('/')}/", 307)
-
-    def _of_a_run(self, work: Callable[[Page, Request], Awaitable[Response]]) -> Work:
-        """Return what answers at an address of a run: strangers learn nothing of it, not even whether it is there."""
-
-        async def endpoint(request: Request) -> Response:
-            page: Page | None = self._board
-            if work in (Page.page, Page.state, Page.events) and self._guard.admits(request):
-                page = await self._page(self._service.queue.entry(request.path_params["run"]))
-            if page is not None:
-                return await page.answer(work, request)
-            if work is Page.page:
-                return RedirectResponse("../", 303)
-            said = {"error": "the run has not begun, or is being taken up", "code": "run-waits", "field": ""}
-            return JSONResponse(said, 503)
-
-        return endpoint
 
     async def _page(self, entry: Entry) -> Page | None:
         """Return the page about a run; None if it is not open, and not over either.
@@ -179,24 +168,9 @@ class Pages:
     def _directory(self, entry: Entry) -> Path:
         return self._service.directory / RUNS / entry.run
 
-    async def _submit(self, person: Callable[[Request], str], request: Request) -> Response:
-        """Take a spec as a person has it; a refusal names all of its mistakes."""
-        owner, id_ = person(request), request.query_params.get("id", "")
-        body = await read_body(request, MAX_RUN_BYTES, self._service.registry.timeouts)
-        if not re.fullmatch("[0-9a-f]{16}", id_):
-            raise ProtocolError(422, "id: expected 16 hexadecimal digits", code="id-malformed", field="id")
-        try:
-            entry = await self._service.submit(partial(_read, id_, body), owner)
-        except _WrongSpecError as error:
-            said = {"error": error.told[0], "errors": error.told, "code": "spec-invalid", "field": error.field}
-            return JSONResponse(said, 422)
-        return Response(self._service.described(entry).model_dump_json(), media_type="application/json")
-
-    async def _report(self, request: Request) -> Response:
+    async def _report(self, run: str, request: Request) -> Response:
         """Give the report, which another process makes: drawing would hold up the runs that train."""
-        if nothing := self._guard.nothing(request):
-            return nothing
-        entry = self._service.queue.entry(request.path_params["run"])
+        entry = self._service.queue.entry(run)
         directory = self._service.over(entry)
         path = directory / REPORT
         async with self._reporting:
@@ -215,20 +189,24 @@ class Pages:
         return HTMLResponse(page, headers=HEADERS | {"content-security-policy": REPORT_POLICY})
 
 
-class _WrongSpecError(Exception):
-    """A spec has mistakes, here all in words."""
+class WrongSpecError(ProtocolError):
+    """A spec has mistakes; all are named.
+
+    Args:
+        told: in words.
+        field: of the first.
+    """
 
     def __init__(self, told: list[str], field: str) -> None:
-        self.told, self.field = told, field
-        super().__init__(told[0])
+        super().__init__(422, told[0], code="spec-invalid", field=field)
+        self.told = told
 
 
-def _read(id_: str, body: bytes) -> Submission:
+def submission_of(id_: str, body: bytes) -> Submission:
     """Return a spec as what is submitted.
 
     Raises:
-        ProtocolError: it is not JSON.
-        _WrongSpecError: it is no spec.
+        ProtocolError: it is not JSON, or no spec.
     """
     try:
         document = parse_json(body)
@@ -246,7 +224,7 @@ def _read(id_: str, body: bytes) -> Submission:
     except UserError as error:
         raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
     if wrong:
-        raise _WrongSpecError(
+        raise WrongSpecError(
             [visible(f"{under}{field}: {problem}" if field else f"the spec: {problem}") for field, problem in wrong],
             under + wrong[0][0],
         )

@@ -99,10 +99,8 @@ def serving(
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         registry, ready = ConnectionRegistry(audit, timeouts), threading.Event()
         host = Host(aggregator, audit, timeouts.hold, connected=registry.present)
-        app = Routes(host, identity or Identity(SITES), registry).app()
         page = page_of(host, registry, (viewers or {}).values)
-        for verb, path, endpoint in page.routes():
-            app.add_route(path, endpoint, methods=[verb])
+        app = Routes(host, identity or Identity(SITES), registry).app([page.router()])
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
         config = uvicorn.Config(app, http=HttpConnection, timeout_graceful_shutdown=1, log_level="critical", **options)
         web = Uvicorn(config, registry, secure, print)

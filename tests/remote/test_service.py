@@ -72,6 +72,7 @@ async def asking(service: Service) -> AsyncIterator[httpx.AsyncClient]:
 
     transport = httpx.ASGITransport(connected)
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        await client.get("/healthz")  # FastAPI makes its routes ready for the first request
         yield client
 
 

@@ -1,0 +1,75 @@
+"""What OpenAPI says of a service's routes, and a page of it without another host's scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rankdad.page.serving import PageRoute, rendered
+from rankdad.remote.app import SCHEMAS, Refused
+
+_VERBS = ("get", "post")
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """Return what OpenAPI says of a body that is read once it is known who asks: FastAPI would read it before that."""
+    schema = {"$ref": f"{SCHEMAS}{model.__name__}"}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[type[BaseModel]]) -> APIRouter:
+    """Return the routes of the document and of its page.
+
+    Args:
+        reader: lets those through who may read it.
+        bodies: what `takes` has named.
+    """
+    router = APIRouter(route_class=PageRoute, dependencies=[Depends(reader)], tags=["page"])
+
+    def document(request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = request.app.openapi()
+        _, named = models_json_schema(
+            [(model, "validation") for model in (*bodies, Refused)], ref_template=SCHEMAS + "{model}"
+        )
+        found["components"]["schemas"].update(named["$defs"])
+        return found
+
+    @router.get("/openapi.json")
+    async def openapi(request: Request) -> dict[str, Any]:
+        """Give the OpenAPI document of all routes."""
+        return document(request)
+
+    @router.get("/docs", response_class=HTMLResponse)
+    async def docs(request: Request) -> Response:
+        """Show all routes, with what they take and answer."""
+        found = document(request)
+        routes = [
+            (verb.upper(), path, operation, _said(operation))
+            for path, item in found["paths"].items()
+            for verb, operation in item.items()
+            if verb in _VERBS
+        ]
+        schemas = sorted(found["components"]["schemas"].items())
+        return HTMLResponse(rendered("docs.html", title=found["info"]["title"], routes=routes, schemas=schemas))
+
+    return router
+
+
+def _said(operation: dict[str, Any]) -> dict[str, str]:
+    """Return what a request's body, and each status, holds."""
+    answers = {status: _held(answer) for status, answer in operation["responses"].items()}
+    return {"body": _held(operation.get("requestBody", {})), **answers}
+
+
+def _held(content: dict[str, Any]) -> str:
+    """Return the schema's name, where there is one; else the kind of content."""
+    for kind, held in content.get("content", {}).items():
+        return str(held.get("schema", {}).get("$ref", kind)).removeprefix(SCHEMAS)
+    return ""
