@@ -9,15 +9,18 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rankdad.common.errors import visible
+from rankdad.common.logs import log_names
 
 AUDIT = "audit.jsonl"  # of a run's directory
 MAX_PER_MINUTE = 100  # lines of one address
 MAX_ADDRESSES = 1000  # told apart within a minute, and names
 MAX_REASON = 200  # characters of the last refusal of a site
+STRANGERS = (400, 401, 403, 404, 405, 408, 421, 431)  # what those are answered who have not proved who they are
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +58,8 @@ class Audit:
         count, _ = self.refusals.get(site, (0, ""))
         if site and (count or len(self.refusals) < MAX_ADDRESSES):  # strangers may say that they are anybody
             self.refusals[site] = count + 1, visible(reason, MAX_REASON)
-        self.note("refused", address=address, site=site, status=status, reason=reason)
+        with log_names(run="") if status in STRANGERS else nullcontext():  # who write nothing into a run's log
+            self.note("refused", address=address, site=site, status=status, reason=reason)
 
     def close(self) -> None:
         """Write how many lines were left out, and close the file."""

@@ -39,6 +39,7 @@ class HttpConnection(HttpToolsProtocol):
         self._head = 0  # bytes of the present request beside its body, as far as the body does not make up for them
         self._body = 0  # bytes of a body among those just received
         self._deadline: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None  # until a body whose request has been answered must have ended
 
     @property
     def address(self) -> str:
@@ -55,6 +56,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_wait()
+        self._end_rest()
         self._registry.remove(self)
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_exception(ClientDisconnect())
@@ -84,7 +86,14 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._body += len(body)
+        if self._rest is None and self.cycle is not None and self.cycle.response_complete:
+            self._rest = self.loop.call_later(self._registry.timeouts.refused, self._cut)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._end_rest()
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         """Start a request, unless another is not answered yet."""
@@ -123,6 +132,15 @@ class HttpConnection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _cut(self) -> None:
+        self._registry.audit.refused(self.address, self.site, 408, "the body went on after its request was answered")
+        self.transport.abort()
+
+    def _end_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
 
     def _refuse_headers(self) -> None:
         self._refuse(

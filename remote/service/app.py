@@ -36,7 +36,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
-from rankdad.common.errors import ProtocolError, UserError, visible
+from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.logs import log_names
 from rankdad.common.protocol.retention import Receipt
 from rankdad.common.protocol.service import (
@@ -52,7 +52,7 @@ from rankdad.common.protocol.service import (
     Stance,
     Submission,
 )
-from rankdad.remote.app import Routes, application, read_body, refuse
+from rankdad.remote.app import Routes, application, check_host, check_origin, read_body, refuse
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.board import MAX_SHOWN
 from rankdad.remote.service.logs import LOGS, read_log
@@ -65,7 +65,6 @@ from rankdad.remote.web import HttpConnection
 
 _log = logging.getLogger(__name__)
 MAX_SMALL_BODY = 1 << 14
-_ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -86,7 +85,7 @@ class ServiceRoutes:
 
     def app(self) -> FastAPI:
         """Return the application."""
-        guarded = APIRouter(dependencies=[Depends(_in_log), Depends(_check_host), Depends(_check_origin)])
+        guarded = APIRouter(dependencies=[Depends(_in_log), Depends(_check_host), Depends(check_origin)])
         for router in (*self.pages.routers(), _router, documented(_documents_reader, BODIES)):
             guarded.include_router(router)
         app = application(self._find, self._service.registry, [guarded])
@@ -143,39 +142,9 @@ async def _service_of(request: Request) -> Service:
 
 
 async def _check_host(request: Request) -> None:
-    """Check by which name a service without tokens is asked: a page may have made one of its own lead here.
-
-    Raises:
-        ProtocolError: 421, for a name that a stranger can have: neither an address nor the consortium's own.
-    """
     service = await _service_of(request)
-    if service.identity.required:
-        return
-    host = (request.url.hostname or "").rstrip(".")
-    if "." in host and not _ADDRESS.fullmatch(host) and host not in service.consortium.hosts:
-        raise ProtocolError(
-            421,
-            "host: a service without tokens is asked by its address, or by a name in its consortium's "
-            f"`addresses`; got {visible(host)}",
-            code="host-unknown",
-            field="host",
-        )
-
-
-async def _check_origin(request: Request) -> None:
-    """Check that nothing is changed because a page of another site has made a browser ask.
-
-    Raises:
-        ProtocolError: 403.
-    """
-    if request.method != "POST":
-        return
-    fetched, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    elsewhere = origin is not None and origin.partition("://")[2] != request.headers.get("host")
-    if fetched is not None:  # through TLS, and on one machine; no proxy changes that
-        elsewhere = fetched not in ("same-origin", "none")
-    if elsewhere:
-        raise ProtocolError(403, "a page of another site asks for that", code="other-page")
+    if not service.identity.required:
+        check_host(request, service.consortium.hosts)
 
 
 def _who(request: Request, names: Collection[str], session: str | None = None) -> str:

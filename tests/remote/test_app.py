@@ -395,3 +395,28 @@ def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
             client.give_up(b"?")  # whatever it sends
         served.until(lambda: not served.host.connected())
         assert alpha() == "gone"
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "code"),
+    [
+        ("localhost:80", 200, None),
+        ("127.0.0.1", 200, None),
+        ("[::1]:80", 200, None),
+        ("evil.example", 421, "host-unknown"),
+        ("evil.example:80", 421, "host-unknown"),
+        ("127.0.0.1@evil.example", 400, "request-malformed"),
+        ("x:evil.example", 400, "request-malformed"),
+        ("[", 400, "request-malformed"),
+    ],
+)
+def test_an_aggregator_without_tokens_answers_no_page_that_has_made_its_name_lead_here(
+    served: Served, host: str, status: int, code: str | None
+) -> None:
+    answered, body = ask(served, "GET", "/run", host=host)
+    assert (answered, json.loads(body).get("code")) == (status, code)
+
+
+def test_no_page_of_another_site_sends_a_contribution(served: Served) -> None:
+    answered, body = ask(served, "POST", "/rounds/alpha", b"x", **{"sec-fetch-site": "cross-site"})
+    assert (answered, json.loads(body)["code"]) == (403, "other-page")

@@ -137,6 +137,20 @@ def test_an_endless_body_is_refused_early_and_takes_no_memory(served: Served, kn
 
 
 CHUNKED = "transfer-encoding: chunked\r\n"
+
+
+def test_a_body_that_goes_on_after_its_answer_is_cut(served: Served) -> None:
+    sent = 0
+    with served.connect() as caller, contextlib.suppress(ConnectionError):
+        caller.sendall(head(served, "GET /status", CHUNKED))
+        while sent < 3_000_000_000:
+            caller.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+            sent += 1 << 20
+    assert sent < 3_000_000_000
+    served.until(lambda: statuses(served))
+    assert statuses(served) == [408]
+
+
 ENDLESS = {
     # what comes for ever after which beginning of a request
     "trailers": (CHUNKED, b"0\r\n", b"A: b\r\n"),
