@@ -211,7 +211,10 @@ def _task(
     if positive is not None:
         for one, column in zip(found, columns, strict=True):
             if column.kind not in ("number", "empty"):
-                said = f"column {label} of {one.holding(label)} holds more than numbers, which a rule is for"
+                said = (
+                    f"column {label} of {one.holding(label)} holds more than numbers, which a rule is for: "
+                    "leave --positive out: the label's values are then the classes"
+                )
                 raise UserError(f"--positive: {said}", code="rule-needs-numbers", field="--positive")
         return {"name": "classification", "classes": 2}, ["no", "yes"], {}
     whole = all(float(value).is_integer() for value in values) if numbers else True
