@@ -45,12 +45,6 @@ def test_near_dsgd_from_an_epoch_on(auc: Sequence[float], verdict: str, outcome:
     assert bool(claim.why) == (verdict == "misses")
 
 
-def test_a_gap_that_closes_is_said_to_close() -> None:
-    table = pd.concat([curve("dsgd", DSGD), curve("rank-dad-4", (0.90, 0.97, 0.987))])
-    why = one(claims({"figure-2": table}), "feedback, r=4", "from epoch 2").why
-    assert why.startswith("The gap closes: -0.0500 at epoch 1, -0.0030 at epoch 3. Feedback delivers late")
-
-
 @pytest.mark.parametrize(
     ("mean", "spread", "verdict", "outcome"),
     [

@@ -51,6 +51,7 @@ def test_series_are_cut_at_the_panels_frames() -> None:
     assert found.others["length"].tolist() == [2, 1, 2, 2, 2] * 2
 
 
+@pytest.mark.slow
 def test_curves_of_one_fold_can_be_compared(pool: ArrayDataset) -> None:
     """The same test samples, batches and initial weights: what is exact differs by rounding alone."""
     dsgd, dad, published = (train(PANEL, METHODS[key], 1, pool) for key in ("dsgd", "dad", "published-2"))

@@ -50,7 +50,7 @@ def point(megabytes: float, **values: float) -> Point:
 def test_bytes_and_exchanges_of_the_last_test_are_those_of_the_runs_summary(
     tmp_path: Path, site_data: Data, method: dict[str, Any]
 ) -> None:
-    spec = run_spec(method=method, training={"validation": 0.0, "epochs": 3})
+    spec = run_spec(method=method, training={"validation": 0.0, "epochs": 2})
     data = site_data(spec)
     curve = train(spec, data, every=0.4)
     run(spec, data, tmp_path / "run")
@@ -187,6 +187,7 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path, words: list[str], name
     assert named in done.output.replace("\n", " ") + str(done.exception)
 
 
+@pytest.mark.slow
 def test_without_flower_its_row_says_so(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
