@@ -57,7 +57,7 @@ def test_null_runs_have_rows_of_their_own(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), zip(NULLS, (10, 60), strict=True))
+@pytest.mark.parametrize(("kind", "count"), list(zip(NULLS, (10, 60), strict=True)))
 def test_exact_solutions_on_exchangeable_inputs_seldom_differ(kind: str, count: int, tmp_path: Path) -> None:
     """And an interrupted count goes on where it was."""
     spec, file = folds_spec(NULLS[kind], FEW), tmp_path / "runs.jsonl"

@@ -141,14 +141,6 @@ def test_the_networks_read_their_images(name: str) -> None:
     assert getattr(networks, network.factory)()(inputs).shape == (2, 10)
 
 
-def test_patches_hold_what_is_next_to_each_other() -> None:
-    images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
-    images[0, 2:4, 4:6, 1] = 255  # the second row of patches, the third from the left
-    bright = networks.sequences(images)[0].amax(dim=1) > 0
-    assert bright.nonzero().flatten().tolist() == [16 + 2]
-    assert int((networks.sequences(images) > 0).sum()) == 4
-
-
 @pytest.mark.slow
 def test_the_command_measures_what_it_has_data_for(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)

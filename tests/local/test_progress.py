@@ -17,13 +17,13 @@ from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
 from rankdad.simulations.cli import mount
-from tests.conftest import run_document, write_policy, write_site
+from tests.conftest import run_document, sampled, write_policy, write_site
 from tests.remote.serving import serving
 
 ALONE: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 3}}
 
 
-@pytest.mark.parametrize("kind", ["lines", "quiet", "json"])
+@pytest.mark.parametrize("kind", sampled(["lines", "quiet", "json"], 3))
 def test_a_site_says_an_epoch_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     set_up(LogOptions.of(verbose=False, quiet=kind == "quiet", as_json=kind == "json"))
     data, policy = str(write_site(tmp_path / "data", 60, 0)), write_policy(tmp_path)
@@ -110,26 +110,6 @@ def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
-    full = {"training": {"batches": "full"}}
-    first = check(tmp_path, table(), full, min_rows=4).output
-    assert "every epoch: figures of the validation set" in first
-    assert "reference" not in first
-    changes: dict[str, Any] = {"evaluation": {"name": "holdout", "references": ["local", "linear"]}}
-    changes["training"] = {"validation": 0, "batches": "full"}
-    second = check(tmp_path, table().assign(ill="no"), changes, min_rows=4).output
-    assert "every epoch" not in second
-    assert "histograms of the risks, and as many of each reference: local, linear" in second
-    assert "for the preparation, the reference linear and Table 1" in second
-    assert "the outcome never occurs in alpha's table: is it coded as elsewhere?" in second
-    assert "projection" not in first + second
-    assert "batches are even" not in first + second
-    factored: dict[str, Any] = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
-    third = check(tmp_path, table(), factored, min_rows=4).output
-    assert "batches are even: of two thirds of the rows here if they fill none" in third
-    assert "gradients as dsgd has them, and a pair of random projections of every matrix, at most" in third
-
-
 @pytest.mark.parametrize("what", ["cell", "policy"])
 def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
@@ -146,11 +126,3 @@ def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
             run_site(config.model_copy(update={"aggregator": f"http://127.0.0.1:{served.port}"}))
     assert f"error: {error.value}" in done.output
     assert threading.active_count() < 20
-
-
-def test_offline_goes_with_a_sites_file(tmp_path: Path) -> None:
-    check(tmp_path, table())
-    app = typer.Typer()
-    mount(app)
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "run.json"), "--offline", str(tmp_path / "run.json")])
-    assert "is no site's file" in str(done.exception)

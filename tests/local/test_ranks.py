@@ -135,6 +135,7 @@ def with_rows(alike: bool) -> tuple[tuple[float, float], int, float]:
     return (apart, off), held, furthest(whole.parameters(), rows.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [True, False])
 def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
     found = run_ranks(3, with_rows, alike)
@@ -146,7 +147,10 @@ def torchrun(rank: int, port: int) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
 
 
-@pytest.mark.parametrize("variable", [{}, {"MASTER_PORT": "x"}, {"WORLD_SIZE": "x"}, {"MASTER_ADDR": ""}])
+@pytest.mark.parametrize(
+    "variable",
+    [pytest.param({}, marks=pytest.mark.slow), {"MASTER_PORT": "x"}, {"WORLD_SIZE": "x"}, {"MASTER_ADDR": ""}],
+)
 def test_a_rank_that_finds_no_other_says_what_to_look_at(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

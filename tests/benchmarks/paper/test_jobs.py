@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.paper.jobs import CurveJob, Job
-from benchmarks.paper.parts import PARTS, check_data, jobs, tables
+from benchmarks.paper.parts import PARTS, check_data, tables
 from benchmarks.paper.queue import do
 from benchmarks.paper.settings import SETTINGS
 from rankdad.common.errors import DataError, RankdadError, UserError
@@ -106,14 +106,6 @@ assert [validate(RunSpec, run) for run in runs]
 @pytest.mark.slow
 def test_every_setting_has_specifications() -> None:
     with_plugins("-c", VALIDATED)
-
-
-@pytest.mark.parametrize("key", SETTINGS)
-def test_every_setting_does_folds_in_order(key: str) -> None:
-    found = jobs(PARTS, SETTINGS[key])
-    folds = [job.fold for job in found if isinstance(job, CurveJob)]
-    assert folds == sorted(folds)  # one fold of everything, then the next
-    assert [job.alone for job in found] == sorted(job.alone for job in found)
 
 
 def test_a_result_counts_for_the_same_job_and_the_same_data(tmp_path: Path) -> None:

@@ -125,17 +125,6 @@ def simulation(**changes: Any) -> dict[str, Any]:
     return {"run": run, "simulation": {"source": {"name": "digits"}}}
 
 
-@pytest.mark.parametrize(("kind", "least"), [("even", 0.99), ("unequal", 0.12), ("dirichlet", 0.0)])
-def test_samples_are_dealt_out_evenly_unevenly_or_by_skewed_labels(tmp_path: Path, kind: str, least: float) -> None:
-    file = arranged(validate(SimulationFile, simulation()), kind, tmp_path)
-    data = dealt_data(file, tmp_path / "sites")
-    sizes = [len(site.samples) for site in data.values()]
-    assert sum(sizes) == 1797
-    assert least < min(sizes) / max(sizes) <= (1 if kind != "unequal" else 0.13)
-    shares = [site.samples.labels.bincount(minlength=10).max() / len(site.samples) for site in data.values()]
-    assert (max(shares) > 0.25) == (kind == "dirichlet")
-
-
 def test_folders_of_tables_are_put_together_and_dealt_out_anew(tmp_path: Path) -> None:
     for place, folder in enumerate(("one", "two")):
         (tmp_path / folder).mkdir()
