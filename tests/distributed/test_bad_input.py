@@ -69,11 +69,11 @@ def residual(value: object) -> dict[str, Any]:
     return {"residuals": {"0.weight": value}, "bases": {}}
 
 
-def every_mistake() -> dict[str, Said]:
+def at_the_start() -> dict[str, Said]:
     odd, model, wrapped = place() == 1, perceptron(), DistributedDataParallel(perceptron())
     wider = nn.Sequential(nn.Linear(60, 81), nn.ReLU(), nn.Linear(81, 3))
     narrower = nn.Sequential(nn.Linear(60, 81), nn.ReLU(), nn.Linear(81, 2))
-    said = {
+    return {
         "rank": refused(lambda: LowRank(model, rank=8 if odd else 4)),
         "wire": refused(lambda: LowRank(model, wire="int8" if odd else "float32")),
         "feedback": refused(lambda: LowRank(model, feedback="none" if odd else "both")),
@@ -94,8 +94,6 @@ def every_mistake() -> dict[str, Said]:
         "other buffer": refused(lambda: LowRank(with_buffer(7 if odd else 6))),
         "no buffer": refused(lambda: LowRank(with_buffer(0 if odd else 6))),
     }
-    said |= in_use(model, 8)
-    return said | {f"{name} in a tree": named for name, named in in_use(model, 1).items()}
 
 
 def with_frozen(width: int) -> nn.Module:
@@ -114,7 +112,8 @@ def hooked_on(wrapped: DistributedDataParallel, model: nn.Module) -> None:
     loss_of(wrapped, batches_of((8, 8, 8), 0)[place()]).backward()
 
 
-def in_use(model: nn.Sequential, up_to: int) -> dict[str, Said]:
+def in_use(up_to: int) -> dict[str, Said]:
+    model = perceptron()
     odd, sync = place() == 1, LowRank(model, gather_up_to=up_to)
     said = {
         "nan": refused(lambda: backward(sync, model, times=float("nan") if odd else 1.0)),
@@ -191,18 +190,26 @@ NAMED: dict[tuple[str, str], list[str]] = {  # code and field
     ("steps-differ", ""): ["step"],
     ("batches-pending", ""): ["pending"],
 }
+NAMES = {name: named for named, names in NAMED.items() for name in names}  # at the start first, then in use
 AT_RANK_1 = ("no rank", "no module", "a dtype", "nan", "overflow", "weight", "no weight", "scaler", "raises")
 
 
-def test_every_mistake_is_named_at_all_ranks() -> None:
-    ranks = run_ranks(3, every_mistake)
-    expected = {name: named for named, names in NAMED.items() for name in names}
-    assert {name.removesuffix(" in a tree") for name in ranks[0]} == set(expected)
+@pytest.mark.parametrize(
+    ("attempts", "arguments"),
+    [
+        (at_the_start, ()),
+        *(pytest.param(in_use, (gathered,), marks=pytest.mark.slow) for gathered in (8, 1)),  # by all, along a tree
+    ],
+)
+def test_every_mistake_is_named_at_all_ranks(attempts: Callable[..., Any], arguments: tuple[int, ...]) -> None:
+    names = list(NAMES)
+    half = names.index("nan")
+    ranks = run_ranks(3, attempts, *arguments)
+    assert set(ranks[0]) == set(names[:half] if attempts is at_the_start else names[half:])
     for name, (code, field, sentence) in ranks[0].items():
-        case = name.removesuffix(" in a tree")
-        assert (code, field) == expected[case], name
-        assert sentence.startswith("rank 1: ") == (case in AT_RANK_1), name
-        if expected[case] != ("checkpoint-does-not-fit", "rank"):  # of which each rank says its own
+        assert (code, field) == NAMES[name], name
+        assert sentence.startswith("rank 1: ") == (name in AT_RANK_1), name
+        if NAMES[name] != ("checkpoint-does-not-fit", "rank"):  # of which each rank says its own
             assert [said[name] for said in ranks] == [ranks[0][name]] * 3
 
 

@@ -13,54 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
 from rankdad.simulations.cli import mount
-from tests.conftest import run_document, sampled, write_policy, write_site
+from tests.conftest import run_document, write_policy
 from tests.remote.serving import serving
-
-ALONE: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 3}}
-
-
-@pytest.mark.parametrize("kind", sampled(["lines", "quiet", "json"], 3))
-def test_a_site_says_an_epoch_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
-    set_up(LogOptions.of(verbose=False, quiet=kind == "quiet", as_json=kind == "json"))
-    data, policy = str(write_site(tmp_path / "data", 60, 0)), write_policy(tmp_path)
-    with serving(tmp_path / "run", **ALONE, evaluation={"name": "k-fold", "folds": 2}) as served:
-        config = SiteConfig(
-            name="alpha",
-            aggregator=f"http://127.0.0.1:{served.port}",
-            data=data,
-            output=str(tmp_path / "out"),
-            policy=policy,
-        )
-        run_site(config)
-    out, err = capsys.readouterr()
-    lines = [line.removeprefix("alpha: ") for line in out.splitlines()][:-1]
-    if kind == "json":
-        lines = [json.loads(line)["message"] for line in err.splitlines()]
-        lines = [line for line in lines if line.startswith(("epoch", "fold", "final"))]
-    if kind == "quiet":
-        assert not lines
-        return
-    assert [line.split(" · ")[0] for line in lines] == [
-        "fold 1 of 2: trains",
-        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
-        "fold 1 of 2",
-        "fold 2 of 2: trains",
-        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
-        "fold 2 of 2",
-        "final model: trains with all samples",
-        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
-        "final model",
-    ]
-    if kind == "lines":
-        progress("a" * 63, "b" * 63)
-        out += capsys.readouterr().out
-        assert max(len(line) for line in out.splitlines() if "the model is in" not in line) <= MAX_PROGRESS
-        assert all(" s · step " in line for line in lines if line.startswith("epoch"))
-        assert lines[1].partition(" · step ")[2].startswith(("2 · loss ", "3 · loss ", "4 · loss "))
 
 
 def check(folder: Path, table: pd.DataFrame, changes: Any = None, **policy: Any) -> Result:

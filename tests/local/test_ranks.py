@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -18,54 +18,12 @@ from torch import nn
 
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
-from rankdad.common.lowrank.factors import Factor
-from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
-from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
-from rankdad.local.ranks.sharing import check_model, pooled
+from rankdad.local.ranks.sharded import check_sharded
+from rankdad.local.ranks.sharing import check_model
 from tests.conftest import run_spec
-from tests.ranks import free_port, run_ranks
+from tests.ranks import free_port
 from tests.warm import CONTEXT
-
-ROWS = (0, 2)  # of the ranks' factors: one has no samples
-
-
-def parts_of(rank: int) -> tuple[Factor | torch.Tensor, ...]:
-    """A captured weight, one that rank 1 has used outside its layer, and a matrix."""
-    generator = torch.Generator().manual_seed(rank)
-    first, second = (
-        Factor(*(torch.randn(ROWS[rank], width, generator=generator) for width in (4, 5))) for _ in range(2)
-    )
-    matrix = torch.randn(2, 3, generator=generator)
-    return first, second.gradient() if rank else second, matrix
-
-
-def at_a_rank() -> tuple[list[list[float]], float]:
-    rank = torch.distributed.get_rank()
-    found = pooled(parts_of(rank), rank + 0.5)
-    first, second, third = found[0]
-    assert isinstance(first, Factor)
-    assert isinstance(second, torch.Tensor)
-    assert isinstance(third, torch.Tensor)
-    return [m.reshape(-1).tolist() for m in (first.delta, first.activation, second, third)], found[1]
-
-
-@pytest.mark.slow
-def test_all_ranks_have_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_factors() -> None:
-    answers = run_ranks(2, at_a_rank)
-    parts = [parts_of(rank) for rank in range(2)]
-    factors = [part[0] for part in parts if isinstance(part[0], Factor)]
-    expected = [
-        torch.cat([factor.delta for factor in factors]),
-        torch.cat([factor.activation for factor in factors]),
-        sum((one.gradient() if isinstance(one, Factor) else one for _, one, _ in parts), torch.zeros(4, 5)),
-        sum((one for *_, one in parts if isinstance(one, torch.Tensor)), torch.zeros(2, 3)),
-    ]
-    values, loss = answers[0]
-    for value, wanted in zip(values, expected, strict=True):
-        torch.testing.assert_close(torch.tensor(value).view(wanted.shape), wanted)
-    assert loss == 2.0
-    assert answers[1] == answers[0]
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
@@ -93,54 +51,6 @@ def test_what_cannot_be_done_with_rows_of_weights_is_refused_by_its_field(change
     check_sharded(run_spec(method={"name": "rank-dad", "rank": 2}), "alpha", "cpu", has_own_gpu=False)
     with pytest.raises(SpecError, match=r"^parallel: .* device cuda:0 "):
         check_sharded(run_spec(), "alpha", "cuda:0", has_own_gpu=False)
-
-
-def furthest(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-
-
-def with_rows(alike: bool) -> tuple[tuple[float, float], int, float]:
-    """Train a whole replica and one of which this rank has rows; return how far they are apart in the end.
-
-    Args:
-        alike: whether all ranks have as many parts of a batch.
-    """
-    spec = run_spec(training={"clip": 0.5, "dtype": "float64"})
-    whole = Replica(spec)
-    rows = ShardedReplica(spec, Replica(spec).model, None)
-    inputs, labels = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(8)
-    apart = 0.0
-    for _ in range(3):
-        found = []
-        for replica in (whole, rows):
-            with replica.passes((3 if alike else 4,), 1), replica.capture() as capture:
-                for part in (slice(0, 4), slice(4, 8)):
-                    capture.backward(nn.functional.cross_entropy(replica.model(inputs[part]), labels[part] % 3) / 2)
-                factors = {name: factor.gradient() for name, factor in capture.factors().items()}
-                found.append(factors | {name: value.clone() for name, value in capture.dense().items()})
-        assert found[0].keys() == found[1].keys()
-        apart = max(apart, *(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]))
-        whole.apply(found[0])
-        rows.apply({name: value[rows.rows(len(value))] for name, value in found[0].items()})
-    state, held = rows.state(), sum(parameter.numel() for parameter in rows.trained.values())
-    with rows.evaluating() as model, torch.no_grad():
-        outputs = model(inputs)
-    expected = whole.state()
-    assert state.keys() == expected.keys()
-    off = 0.0 if torch.distributed.get_rank() else furthest(expected, state)
-    with torch.no_grad():
-        off = max(
-            off, float((outputs - whole.model(inputs)).abs().max()), float((rows.sketch() - whole.sketch()).norm())
-        )
-    return (apart, off), held, furthest(whole.parameters(), rows.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("alike", [True, False])
-def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
-    found = run_ranks(3, with_rows, alike)
-    assert max(max(apart, off, parameters) for (apart, off), _, parameters in found) < 1e-12
-    assert sum(held for _, held, _ in found) == sum(p.numel() for p in Replica(run_spec()).trained.values())
 
 
 def torchrun(rank: int, port: int) -> dict[str, str]:

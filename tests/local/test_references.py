@@ -38,7 +38,7 @@ from rankdad.local.alone import alone_spec, train_alone
 from rankdad.local.contributions import Contributions
 from rankdad.local.references import References
 from rankdad.simulations.lockstep import run
-from tests.conftest import SITES, part_of, run_spec
+from tests.conftest import SITES, part_of, run_spec, sampled
 
 Data = Callable[..., dict[str, SiteData]]
 K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 3, "refit": False}
@@ -61,30 +61,24 @@ ONE_STEP = {"epochs": 1, "batch_size": 64}  # what is compared trains by itself
 LOCAL = {"local_steps": 2, "outer": {"name": "adam"}}
 
 
-@pytest.mark.parametrize(
-    ("options", "moment", "tuning", "own"),
-    [
-        ({}, "elementwise", None, None),
-        pytest.param({}, "factored", None, None, marks=pytest.mark.slow),
-        pytest.param(LOCAL, "elementwise", None, None, marks=pytest.mark.slow),
-        pytest.param({}, "elementwise", {"rank": [1, 2]}, None, marks=pytest.mark.slow),
-        pytest.param({}, "elementwise", {**DECAYS, "rank": [1, 2]}, DECAYS, marks=pytest.mark.slow),
-    ],
-    ids=["plain", "factored", "local steps", "ranks", "decays"],
-)
+RUNS: dict[str, tuple[dict[str, Any], str, Any, Any]] = {
+    "plain": ({}, "elementwise", None, None),
+    "factored": ({}, "factored", None, None),
+    "local steps": (LOCAL, "elementwise", None, None),
+    "ranks": ({}, "elementwise", {"rank": [1, 2]}, None),
+    "decays": ({}, "elementwise", {**DECAYS, "rank": [1, 2]}, DECAYS),
+}
+
+
+@pytest.mark.parametrize("kind", sampled(RUNS, len(RUNS)))
 def test_alone_is_a_run_of_one_site_bit_for_bit(
-    tmp_path: Path,
-    site_data: Data,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    moment: str,
-    tuning: Any,
-    own: Any,
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Dropout, early stopping, class weights, comparisons and means are those that a run of the site alone has.
 
     So are the settings that it chooses; ranks are none of them, as its gradients are full.
     """
+    options, moment, tuning, own = RUNS[kind]
     changes: dict[str, Any] = {
         "model": MODEL,
         "task": {"name": "classification", "classes": 3, "class_weights": "balanced"},
@@ -208,6 +202,13 @@ def sklearn_model(task: TaskSpec) -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000))
 
 
+def apart(task: TaskSpec, given: Tensor, model: Any, inputs: Any) -> float:
+    """Return how far a linear model's outputs are from scikit-learn's predictions."""
+    if isinstance(task, Regression):
+        return float(np.abs(given[:, 0].numpy() - model.predict(inputs)).max())
+    return float(np.abs(given.softmax(1).numpy() - model.predict_proba(inputs)).max())
+
+
 @pytest.mark.parametrize("task", [Classification(classes=2), Classification(classes=3), Regression(name="regression")])
 def test_sums_of_sites_lead_to_the_model_of_all_rows_together(task: TaskSpec) -> None:
     draw = np.random.default_rng(1)
@@ -228,11 +229,7 @@ def test_sums_of_sites_lead_to_the_model_of_all_rows_together(task: TaskSpec) ->
         variance = linear.variances(linear.square(totals[0]["curvature"]), 7)
         at = linear.descend(task, totals, variance).at.reshape(shape)
     given = linear.outputs(task, rows, at)
-    model = sklearn_model(task).fit(inputs, labels)
-    if isinstance(task, Regression):
-        assert np.abs(given[:, 0].numpy() - model.predict(inputs)).max() < 1e-6
-    else:
-        assert np.abs(given.softmax(1).numpy() - model.predict_proba(inputs)).max() < 1e-6
+    assert apart(task, given, sklearn_model(task).fit(inputs, labels), inputs) < 1e-6
 
 
 @pytest.mark.parametrize("rows", [8, math.inf])
@@ -270,10 +267,7 @@ def test_what_does_not_vary_where_a_model_is_trained_has_no_weight_elsewhere(tas
     inputs[150:, 12:] = 1.0
     given = linear.outputs(task, torch.tensor(inputs[150:]), weights)
     model = sklearn_model(task).fit(inputs[:150, :12], labels[:150])
-    if isinstance(task, Regression):
-        assert np.abs(given[:, 0].numpy() - model.predict(inputs[150:, :12])).max() < 1e-6
-    else:
-        assert np.abs(given.softmax(1).numpy() - model.predict_proba(inputs[150:, :12])).max() < 1e-6
+    assert apart(task, given, model, inputs[150:, :12]) < 1e-6
 
 
 def test_classes_that_are_told_apart_without_error_converge() -> None:

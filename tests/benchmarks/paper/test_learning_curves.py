@@ -63,6 +63,7 @@ def test_curves_of_one_fold_can_be_compared(pool: ArrayDataset) -> None:
     assert not dsgd.spectra
 
 
+@pytest.mark.slow
 def test_spectra_are_those_of_the_updates(pool: ArrayDataset) -> None:
     watched = replace(METHODS["published-2"], family="authors")
     found = train(Panel(**{**PANEL.__dict__, "epochs": 5}), watched, 0, pool).spectra
