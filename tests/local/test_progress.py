@@ -13,11 +13,36 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from rankdad.common.logs import MAX_PROGRESS, LogOptions, set_up
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
 from rankdad.simulations.cli import mount
-from tests.conftest import run_document, write_policy
+from tests.conftest import run_document, site_config, write_policy, write_site
 from tests.remote.serving import serving
+
+SAID = [f"{fold}{line}" for fold in ("fold 1 of 2", "fold 2 of 2") for line in (": trains", "/epoch 1 of 1", "")]
+SAID += ["final model: trains with all samples", "final model/epoch 1 of 1", "final model"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lines", "quiet", "json"])
+def test_a_site_says_a_line_for_every_fold_and_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    set_up(LogOptions.of(verbose=False, quiet=kind == "quiet", as_json=kind == "json"))
+    places = {"data": str(write_site(tmp_path / "data", 60, 0)), "output": str(tmp_path / "out")}
+    alone: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 1}}
+    with serving(tmp_path / "run", **alone, evaluation={"name": "k-fold", "folds": 2}) as served:
+        run_site(site_config(served.port, **places, policy=write_policy(tmp_path)))
+    out, err = capsys.readouterr()
+    lines = [line.removeprefix("alpha: ") for line in out.splitlines()[:-1]]
+    if kind == "json":
+        lines = [json.loads(line)["message"] for line in err.splitlines()]
+        lines = [line for line in lines if line.startswith(("epoch", "fold", "final"))]
+    expected = [line.partition("/")[2] or line for line in SAID]
+    assert [line.split(" · ")[0] for line in lines] == expected * (kind != "quiet")
+    assert all(len(line) <= MAX_PROGRESS for line in lines)
+    assert all(" s · step " in line and " · loss " in line for line in lines if line.startswith("epoch"))
 
 
 def check(folder: Path, table: pd.DataFrame, changes: Any = None, **policy: Any) -> Result:
