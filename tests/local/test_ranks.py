@@ -18,12 +18,53 @@ from torch import nn
 
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
+from rankdad.common.lowrank.factors import Factor
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.sharded import check_sharded
-from rankdad.local.ranks.sharing import check_model
+from rankdad.local.ranks.sharing import check_model, pooled
 from tests.conftest import run_spec
-from tests.ranks import free_port
+from tests.ranks import free_port, run_ranks
 from tests.warm import CONTEXT
+
+ROWS = (0, 2)  # of the ranks' factors: one has no samples
+
+
+def parts_of(rank: int) -> tuple[Factor | torch.Tensor, ...]:
+    """A captured weight, one that rank 1 has used outside its layer, and a matrix."""
+    generator = torch.Generator().manual_seed(rank)
+    first, second = (
+        Factor(*(torch.randn(ROWS[rank], width, generator=generator) for width in (4, 5))) for _ in range(2)
+    )
+    matrix = torch.randn(2, 3, generator=generator)
+    return first, second.gradient() if rank else second, matrix
+
+
+def at_a_rank() -> tuple[list[list[float]], float]:
+    rank = torch.distributed.get_rank()
+    found = pooled(parts_of(rank), rank + 0.5)
+    first, second, third = found[0]
+    assert isinstance(first, Factor)
+    assert isinstance(second, torch.Tensor)
+    assert isinstance(third, torch.Tensor)
+    return [m.reshape(-1).tolist() for m in (first.delta, first.activation, second, third)], found[1]
+
+
+@pytest.mark.slow
+def test_all_ranks_have_the_rows_of_all_in_their_order_and_the_sums_of_what_are_no_factors() -> None:
+    answers = run_ranks(2, at_a_rank)
+    parts = [parts_of(rank) for rank in range(2)]
+    factors = [part[0] for part in parts if isinstance(part[0], Factor)]
+    expected = [
+        torch.cat([factor.delta for factor in factors]),
+        torch.cat([factor.activation for factor in factors]),
+        sum((one.gradient() if isinstance(one, Factor) else one for _, one, _ in parts), torch.zeros(4, 5)),
+        sum((one for *_, one in parts if isinstance(one, torch.Tensor)), torch.zeros(2, 3)),
+    ]
+    values, loss = answers[0]
+    for value, wanted in zip(values, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(value).view(wanted.shape), wanted)
+    assert loss == 2.0
+    assert answers[1] == answers[0]
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
@@ -147,6 +188,7 @@ def test_a_rank_that_cannot_go_on_is_heard_by_rank_0_while_that_waits_for_other_
 ENDS = """
 import os
 import torch
+from rankdad.common.lowrank.factors import Factor
 from rankdad.local.ranks.group import Ranks
 with Ranks():
     import torch.distributed.fsdp  # as torch does where a model is made
