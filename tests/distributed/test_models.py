@@ -458,3 +458,16 @@ def test_a_compiled_model_has_one_graph_and_the_same_gradients() -> None:
     (error_, digest_), (_, other) = run_ranks(2, compiled)
     assert error_ < 1e-12
     assert digest_ == other
+
+
+def described_by_the_hook() -> list[tuple[str, str, int | None, int | None]]:
+    state = LowRankState(nn.Sequential(nn.Embedding(50, 16, sparse=True), nn.Linear(16, 64)), rank=2)
+    return [(one.name, one.how, one.rows, one.bytes) for one in state.describe()]
+
+
+def test_the_hook_says_how_parameters_travel() -> None:
+    assert run_ranks(2, described_by_the_hook)[0] == [
+        ("1.weight", "reduced", 2, 2 * (16 + 64) * 4),
+        ("1.bias", "dense", None, 64 * 4),
+        ("0.weight", "sparse", None, None),
+    ]

@@ -358,3 +358,34 @@ def test_a_service_that_has_nothing_to_say_is_not_heard_for_long(server: Server)
     reply = Reply(id="0123456789abcdef", answer="accepted")
     with ServiceClient(site_config(server.server_port)) as client, pytest.raises(UserError, match="than 65,536 bytes"):
         client.reply("small-1", reply)
+
+
+def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answered(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service with TLS hangs up on plain HTTP, and so does an aggregator that is killed."""
+    server.script = [None, RUN, None, (200, b"update")]
+    server.released.set()
+    with client_of(server) as client:
+        client.run()
+        assert client.exchange(b"contribution", 0) == b"update"
+    assert ["is its address one with https://?" in line for line in caplog.messages] == [True, False]
+
+
+def test_results_that_come_in_crumbs_break_off_in_a_sentence() -> None:
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with (
+            ServiceClient(site_config(listening.getsockname()[1])) as client,
+            pytest.raises(UserError, match="broke off"),
+            client.results("small-1") as pieces,
+        ):
+            list(pieces)
+        thread.join()

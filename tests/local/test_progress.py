@@ -92,6 +92,30 @@ def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
+LEAVES: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {  # what a run asks for, and which words stand there
+    "plain": (
+        {"training": {"batches": "full"}},
+        {"every epoch:": True, "reference": False, "projection": False, "batches are even": False},
+    ),
+    "references": (
+        {
+            "evaluation": {"name": "holdout", "references": ["local", "linear"]},
+            "training": {"validation": 0, "batches": "full"},
+        },
+        {"every epoch:": False, "as many of each reference: local, linear": True, "the reference linear and": True},
+    ),
+    "factored": ({"training": FACTORED}, {"batches are even": True, "random projections of every matrix": True}),
+}
+
+
+@pytest.mark.parametrize("asked", LEAVES)
+def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path, asked: str) -> None:
+    changes, words = LEAVES[asked]
+    told = check(tmp_path, table(), changes, min_rows=4).output
+    assert {word: word in told for word in words} == words
+
+
 @pytest.mark.parametrize("what", ["cell", "policy"])
 def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
