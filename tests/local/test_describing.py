@@ -1,4 +1,4 @@
-"""`rankdad describe`: what looks like a mistake in a table is said before anything is trained."""
+"""`rankdad describe`: what looks like a mistake in a table is said before anything is trained; `rankdad resolve`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return messy.write(tmp_path_factory.mktemp("messy"))
 
 
-def run(*words: str) -> str:
+def said(*words: str) -> str:
     app = typer.Typer()
     mount(app)
-    done = CliRunner().invoke(app, ["describe", *words])
+    done = CliRunner().invoke(app, [*words])
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -150,13 +150,13 @@ def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
 def test_a_page_shows_everything_and_nothing_of_a_table_is_markup(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("<script>alert(1)</script>,[red]x\n" + "<b>m</b>,\x1b[31m1\n" * 3)
     page = tmp_path / "page.html"
-    assert run(str(tmp_path / "t.csv"), "--html", str(page)) == ""
+    assert said("describe", str(tmp_path / "t.csv"), "--html", str(page)) == ""
     assert "&lt;script&gt;" in page.read_text()
     assert "<b>" not in page.read_text()
-    shown = run(str(tmp_path / "t.csv"))
+    shown = said("describe", str(tmp_path / "t.csv"))
     assert "[red]x" in shown
     assert "\x1b" not in shown
-    assert json.loads(run(str(tmp_path / "t.csv"), "--json"))["tables"]["t.csv"]["rows"] == 3
+    assert json.loads(said("describe", str(tmp_path / "t.csv"), "--json"))["tables"]["t.csv"]["rows"] == 3
 
 
 def test_what_a_hospital_is_only_told_is_no_problem(folder: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_a_hospital_is_only_told_is_no_problem(folder: Path, tmp_path: Path
     (tmp_path / "run.json").write_text(json.dumps(spec))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bern").symlink_to(folder / "bern")
-    found = json.loads(run(str(tmp_path / "data"), "--json", "--schema", str(tmp_path / "run.json")))
+    found = json.loads(said("describe", str(tmp_path / "data"), "--json", "--schema", str(tmp_path / "run.json")))
     assert found["problems"] == []
     assert any("lack an input, which is imputed" in note for note in found["notes"])
 
@@ -241,3 +241,10 @@ def test_numbers_too_large_to_be_squared_are_described_in_json(tmp_path: Path) -
         warnings.simplefilter("error")
         (profile,) = describe(tmp_path / "t.csv").tables.values()
     assert all(math.isfinite(number) for column in profile.columns for number in column.numbers.values())
+
+
+def test_resolve_writes_a_run_without_patterns_for_whoever_goes_on_with_it(tmp_path: Path) -> None:
+    """It was an error, and no file was there for the next command."""
+    (tmp_path / "run.json").write_text(json.dumps({"run": run_document()}))
+    said("resolve", str(tmp_path / "run.json"), str(tmp_path), "--output", str(tmp_path / "out.json"))
+    assert RunSpec.read(tmp_path / "out.json") == RunSpec.read(tmp_path / "run.json")
