@@ -74,6 +74,7 @@ def test_spectra_are_those_of_the_updates(pool: ArrayDataset) -> None:
         assert 1 <= len(row["values"]) <= 2
 
 
+@pytest.mark.slow
 def test_pooled_sends_nothing(pool: ArrayDataset) -> None:
     found = train(PANEL, METHODS["pooled"], 0, pool).auc
     assert {row["site"] for row in found} == {f"site-{n + 1}" for n in range(4)}

@@ -26,7 +26,7 @@ from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.spec import SimulationFile
-from tests.conftest import run_document, run_spec, sampled
+from tests.conftest import run_document, run_spec
 from tests.simulations.test_lockstep import summary_of
 
 Data = Callable[..., dict[str, SiteData]]
@@ -45,7 +45,8 @@ MEASURED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("method", sampled(MEASURED, 3), ids=lambda method: str(method["name"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", MEASURED, ids=lambda method: str(method["name"]))
 def test_bytes_and_exchanges_of_the_last_test_are_those_of_the_runs_summary(
     tmp_path: Path, site_data: Data, method: dict[str, Any]
 ) -> None:
