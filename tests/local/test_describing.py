@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from rankdad.common.data.profile import profile_of
 from rankdad.common.data.tables import Table
 from rankdad.common.documents import validate
+from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.local.cli import mount
 from rankdad.local.describing import Description, describe
@@ -170,6 +171,12 @@ def test_what_a_hospital_is_only_told_is_no_problem(folder: Path, tmp_path: Path
     found = json.loads(said("describe", str(tmp_path / "data"), "--json", "--schema", str(tmp_path / "run.json")))
     assert found["problems"] == []
     assert any("lack an input, which is imputed" in note for note in found["notes"])
+
+
+def test_a_folder_without_tables_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        describe(tmp_path)
+    assert refused.value.code == "no-table"
 
 
 def kind_of(name: str, cells: Any) -> str:
