@@ -21,7 +21,7 @@ from rankdad.common.data.parts import Dealt
 from rankdad.common.data.reading import Reading
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
-from rankdad.common.policy import MinLevel, Policy
+from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.rounds.hello import Hello
@@ -61,9 +61,11 @@ def kept(spec: RunSpec, reading: Reading, log: DisclosureLog, run: str, fewest: 
     return own, dealt
 
 
-def used_by(spec: RunSpec, folder: Path, log: DisclosureLog, run: str, *level: MinLevel) -> set[str]:
+def used_by(
+    spec: RunSpec, folder: Path, log: DisclosureLog, run: str, level: MinLevel = EVERYTHING.min_level
+) -> set[str]:
     """Return the patients whom a run of the tables of a folder uses."""
-    read = read_site(spec, folder, 0, dealing=Dealing(spec, SECRET, 8, log, run, *level))
+    read = read_site(spec, folder, 0, dealing=Dealing(spec, SECRET, 8, log, run, level))
     assert read.parts is not None
     assert read.parts.kept()
     return set(read.group_names or read.keys)
