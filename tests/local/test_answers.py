@@ -25,6 +25,7 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_model
 from rankdad.common.protocol.messages import Ask
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
 from rankdad.local.drivers.drive import drive
@@ -335,6 +336,7 @@ def test_a_run_that_asks_for_the_impossible_is_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], offered: dict[str, Any], take_part: Callable[..., Any]
 ) -> None:
     write_site(tmp_path / "data", 30, 0)
+    Replica(run_spec())  # what an optimizer imports takes seconds, once
     body = json.dumps(DOCUMENT | offered).encode()
 
     def behaviour(connection: socket.socket) -> None:
