@@ -57,6 +57,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [False, True])
 def test_seeds_tell_of_a_few_patients_without_rules_alone(tmp_path: Path, off: bool) -> None:
     found = below(asked(tmp_path, OFF if off else RULES, 60, 30, *SEEDS))
@@ -86,6 +87,7 @@ def test_rules_hold_if_nothing_is_found_and_their_absence_if_somebody_is() -> No
     assert [held(RULES, Outcome(cells=Counter(curve | {0: right}))) for right in (1701, 1950)] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_step_of_all_differ_by_no_fewer_than_a_part_has(tmp_path: Path) -> None:
     """One step of all 20, at the weights with which another run begins with a batch of half of them."""
     training = {"epochs": 1, "batches": "even", "validation": 0.0, "solver": "steps"}
@@ -120,20 +122,17 @@ def test_what_is_moved_in_one_run_alone_does_not_differ_by_few() -> None:
 HOLDOUT = {"evaluation": {"name": "holdout"}, "training": {"epochs": 3, "batch_size": 32, "solver": "steps"}}
 
 
-def test_between_epochs_no_number_is_of_a_score(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_between_epochs_no_number_is_of_a_score_and_cells_of_a_test_are_nobodys(tmp_path: Path) -> None:
     """Of two classes five numbers leave for each epoch: they were 2,000 cells of one patient or none."""
     (run,) = asked(tmp_path, RULES, 60, 30, HOLDOUT)
     sent = [heard.body for heard in run.heard if isinstance(heard.body, Evaluation)]
     validated = [body.tally for body in sent if body.split == "validation"]
     assert validated
     assert {(len(one.counts), len(one.sums)) for one in validated} == {(2, 3)}
-
-
-def test_cells_of_a_test_are_nobodys(tmp_path: Path) -> None:
-    runs = asked(tmp_path, RULES, 60, 30, HOLDOUT)
-    assert runs[0].tests
-    assert list(told_by_cells(runs[0])) == []
-    exact = replace(runs[0], tests=tuple((true, true) for _, true in runs[0].tests))
+    assert run.tests
+    assert list(told_by_cells(run)) == []
+    exact = replace(run, tests=tuple((true, true) for _, true in run.tests))
     assert list(told_by_cells(exact)), "the judge sees exact scores"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.privacy import differences
@@ -21,21 +22,30 @@ from benchmarks.privacy.memberships import PATIENTS, Feint, attack, specificatio
 from benchmarks.privacy.tables import patients
 from benchmarks.privacy.units import told
 from rankdad.common.documents import validate
+from rankdad.common.policy import Policy
 from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.passes import Passes
 from rankdad.local.privacy.log import DisclosureLog
 
+pytestmark = pytest.mark.slow
+
 COUNT = 90
 
 
+def admit(folder: Path, counts: dict[str, int], columns: int = COLUMNS) -> dict[str, NDArray[np.float64]]:
+    """Write hospitals of so many patients each, every second one of whom is ill; return their rows."""
+    rows = {}
+    for site, count in counts.items():
+        rows[site] = np.random.default_rng(len(site)).normal(size=(count, columns))
+        (folder / site / "data").mkdir(parents=True, exist_ok=True)
+        np.savez(folder / site / "data" / "data.npz", x=rows[site], y=np.arange(count) % 2)
+    return rows
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_finds_cells_without_the_rules(attack: str) -> None:
+def test_an_attack_finds_cells_without_the_rules_and_none_under_them(attack: str) -> None:
     assert attacked(ATTACKS[attack], COUNT, NO_RULES).right > 0
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_finds_no_cell_under_the_rules(attack: str) -> None:
     assert attacked(ATTACKS[attack], COUNT, RULES).right == 0
 
 
@@ -62,20 +72,20 @@ def test_ratios_of_units_tell_rows_without_the_rules_and_none_under_them() -> No
     assert told(64, 32, 20).pairs > 1
 
 
-def test_a_fixed_batch_is_solved_from_sixty_whole_gradients_without_the_rules() -> None:
-    assert invert(Case("logistic", None, 8, 60, 8, NO_RULES), restarts=3).cells == 8 * COLUMNS
-
-
-def test_of_a_hospital_of_several_batches_no_patient_is_solved_for_under_the_rules() -> None:
-    found = invert(Case("logistic", None, 8, 60, 40, RULES), restarts=3)
-    assert (found.cells, found.refused) == (0, "")
-
-
-def test_a_hospital_of_a_single_batch_refuses_to_send_all_its_patients_step_after_step() -> None:
-    found = invert(Case("logistic", None, 8, 60, 8, RULES), restarts=3)
-    assert (found.cells, found.refused) == (0, "steps-of-all-repeated")
-    few = invert(Case("logistic", None, 8, 2, 8, RULES), restarts=3)
-    assert (few.cells, few.refused) == (0, ""), "24 numbers of 64 cells: of eight rows, seven columns tell the others"
+@pytest.mark.parametrize(
+    ("steps", "patients", "policy", "cells", "refused"),
+    [
+        (60, 8, NO_RULES, 8 * COLUMNS, ""),
+        (60, 40, RULES, 0, ""),
+        (60, 8, RULES, 0, "steps-of-all-repeated"),  # a hospital of a single batch, step after step
+        (2, 8, RULES, 0, ""),  # 24 numbers of 64 cells: of eight rows, seven columns tell the others
+    ],
+)
+def test_batches_are_solved_from_whole_gradients_without_the_rules_alone(
+    steps: int, patients: int, policy: Policy, cells: int, refused: str
+) -> None:
+    found = invert(Case("logistic", None, 8, steps, patients, policy), restarts=3)
+    assert (found.cells, found.refused) == (cells, refused)
 
 
 @pytest.mark.parametrize("rate", [1e-40, 1e-8])
@@ -87,17 +97,26 @@ def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and
     assert ruled.refused == "weights-hardly-move"
 
 
-@pytest.mark.parametrize("feint", ["shift", "bias"])
+FEINTS: list[tuple[Feint, float, int]] = [("shift", 1e-10, 160), ("bias", 0.01, 40)]
+
+
+@pytest.mark.parametrize(("feint", "rate", "rounds"), FEINTS)
 def test_batches_at_a_model_that_stays_are_refused_though_its_weights_move(
-    monkeypatch: pytest.MonkeyPatch, feint: Feint
+    feint: Feint, rate: float, rounds: int
 ) -> None:
     """Programs from outside had all rows of 45 patients, and 75 of 80: what moved could be divided out."""
-    rate = 1e-10 if feint == "shift" else 0.01
     assert attack("five layers of 3", rate, 40, RULES, feint=feint).refused == "weights-hardly-move"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("feint", "rate", "rounds"), FEINTS)
+def test_weights_alone_do_not_tell_that_a_model_stays(
+    monkeypatch: pytest.MonkeyPatch, feint: Feint, rate: float, rounds: int
+) -> None:
     monkeypatch.setattr(Passes, "flows", lambda passes: None)
-    by_weights_alone = attack("five layers of 3", rate, 160 if feint == "shift" else 40, RULES, feint=feint)
-    assert by_weights_alone.refused == ""
-    assert feint == "bias" or by_weights_alone.patients > PATIENTS // 2
+    found = attack("five layers of 3", rate, rounds, RULES, feint=feint)
+    assert found.refused == ""
+    assert feint == "bias" or found.patients > PATIENTS // 2
 
 
 @pytest.mark.parametrize(("rate", "runs"), [(0.05, 1), (1e-12, 1), (1e-12, 11)])
@@ -110,10 +129,7 @@ def test_no_difference_of_a_units_sums_is_one_patients(rate: float, runs: int) -
 @pytest.mark.parametrize(("model", "code"), [({}, "columns-of-too-few"), ({"activation": "tanh"}, "")])
 def test_columns_count_more_where_units_may_say_nothing(tmp_path: Path, model: dict[str, Any], code: str) -> None:
     """Of a unit that answers to as many patients as there are columns: 22 of 45 rows while weights moved by 82 %."""
-    for site in SITES:
-        drawn = np.random.default_rng(len(site))
-        (tmp_path / site / "data").mkdir(parents=True)
-        np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(45, 20)), y=np.arange(45) % 2)
+    admit(tmp_path, dict.fromkeys(SITES, 45), 20)
     document = specification("one layer of 16", 0.003, 24, None, 0)
     document["model"] = {"name": "mlp", "hidden": [2], **model}
     document["data"]["shape"] = [20]
@@ -124,11 +140,7 @@ def test_columns_count_more_where_units_may_say_nothing(tmp_path: Path, model: d
 
 def test_rounds_of_local_steps_at_weights_that_hardly_move_are_refused(tmp_path: Path) -> None:
     """By momentum a round weighs the second batch more than the first: of 700 a program had all 45 rows."""
-    for site in SITES:
-        drawn = np.random.default_rng(len(site))
-        (tmp_path / site / "data").mkdir(parents=True)
-        labels = np.arange(PATIENTS) % 2
-        np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(PATIENTS, COLUMNS)), y=labels)
+    admit(tmp_path, dict.fromkeys(SITES, PATIENTS))
     document = specification("five layers of 3", 3e-7, 30, None, 0)
     document["training"] |= {"batch_size": 23, "optimizer": {"name": "sgd", "lr": 3e-7, "momentum": 0.9}}
     document["method"] |= {"local_steps": "epoch", "moments": "reset", "outer": {"name": "average", "lr": 1e-12}}
@@ -144,17 +156,12 @@ def test_two_runs_of_a_specification_tell_a_patient_only_where_their_batches_are
     """In between another hospital has grown: the first batch of 80 patients had 16 of them, then one more."""
     if begins == "once":
         monkeypatch.setattr(DisclosureLog, "beginning", lambda log, run, spec: 0)
-    drawn, sent = np.random.default_rng(1), list[list[Tensor]]()
-    rows, labels = drawn.normal(size=(80, COLUMNS)), np.arange(80) % 2
-    for site in SITES:
-        (tmp_path / site / "data").mkdir(parents=True)
-    np.savez(tmp_path / SITES[0] / "data" / "data.npz", x=rows, y=labels)
+    rows, sent = admit(tmp_path, {SITES[0]: 80})[SITES[0]], list[list[Tensor]]()
     spec = specification("one layer of 16", 0.1, 1, None, 0)
     spec |= {"model": {"name": "mlp", "hidden": [8], "activation": "tanh"}}
     spec["training"] |= {"batch_size": 17}
     for count in (80, 100):
-        others = np.random.default_rng(2).normal(size=(count, COLUMNS))
-        np.savez(tmp_path / SITES[1] / "data" / "data.npz", x=others, y=np.arange(count) % 2)
+        admit(tmp_path, {SITES[1]: count})
         shutil.rmtree(tmp_path / SITES[1] / "privacy", ignore_errors=True)  # it is the attacker's
         seen = run_sites(validate(RunSpec, spec), tmp_path, RULES, f"run-{count}")
         assert isinstance(seen, Seen)
@@ -169,12 +176,7 @@ def test_two_runs_of_a_specification_tell_a_patient_only_where_their_batches_are
 
 def test_an_attacker_knows_the_weights_at_which_a_message_was_made(tmp_path: Path) -> None:
     """They had been those of a later one: a program that solves gradients at other weights finds nobody."""
-    drawn = np.random.default_rng(0)
-    rows = {site: drawn.normal(size=(8, COLUMNS)) for site in SITES}
-    labels = np.arange(8) % 2
-    for site, own in rows.items():
-        (tmp_path / site / "data").mkdir(parents=True)
-        np.savez(tmp_path / site / "data" / "data.npz", x=own, y=labels)
+    rows, labels = admit(tmp_path, dict.fromkeys(SITES, 8)), np.arange(8) % 2
     seen = run_sites(validate(RunSpec, specified(Case("logistic", None, 8, 5, 8, NO_RULES))), tmp_path, NO_RULES)
     assert isinstance(seen, Seen)
     steps = [place for place, message in enumerate(seen.up["alpha"]) if isinstance(message.body, Step)]
@@ -192,10 +194,7 @@ def test_an_attacker_knows_the_weights_at_which_a_message_was_made(tmp_path: Pat
 
 def test_runs_with_one_seed_begin_at_the_same_weights_and_their_batches_add_up(tmp_path: Path) -> None:
     """Each sent fewer than half as many as there are patients: twelve of them had told all rows."""
-    drawn = np.random.default_rng(0)
-    for site in SITES:
-        (tmp_path / site / "data").mkdir(parents=True)
-        np.savez(tmp_path / site / "data" / "data.npz", x=drawn.normal(size=(45, 9)), y=np.arange(45) % 2)
+    admit(tmp_path, dict.fromkeys(SITES, 45), 9)
     outcomes = list[str]()
     for number, seed in enumerate((0, 0, 1, 0)):
         spec = validate(RunSpec, specification("five layers of 3", 1e-40, 3, None, seed) | {"name": f"run-{number}"})

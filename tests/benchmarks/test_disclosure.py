@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import check, ordinary, parts
 from rankdad.common.spec import RunSpec
@@ -46,13 +45,8 @@ def test_a_part_has_rare_levels_more_often_than_a_hospital(tmp_path: Path) -> No
 def test_hospitals_of_a_hundred_take_part_in_an_ordinary_study_and_again_a_week_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     monkeypatch.setattr(ordinary, "EPOCHS", 1)
-    try:
-        found = ordinary.both_studies(100, "steps", tmp_path)
-    finally:
-        torch.set_num_threads(threads)
+    found = ordinary.both_studies(100, "steps", tmp_path)
     assert [one.refused for one in found] == [""] * 6
     assert {(one.number, one.patients, one.used, one.parts, one.smallest) for one in found} == {
         (1, 100, 100, 6, 16),
@@ -63,7 +57,9 @@ def test_hospitals_of_a_hundred_take_part_in_an_ordinary_study_and_again_a_week_
         assert all(2 * numbers < cells for numbers, cells in (one.whole, one.fold))
 
 
-def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordinary, "EPOCHS", 1)
     first = [one for one in ordinary.both_studies(80, "steps", tmp_path) if one.number == 1]
     assert [one.refused for one in first] == [""] * 3
     (refused,) = {one.refused for one in ordinary.both_studies(40, "steps", tmp_path / "forty")}

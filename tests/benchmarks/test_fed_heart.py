@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import mean
 
 import pytest
 from rich.console import Console
 
 from benchmarks.fed_heart import LEAST, PUBLISHED, SPLIT, Found, bench_fed_heart, centres, holds
-from rankdad.common.errors import DataError
 from tests.conftest import SHARED
 
 
@@ -37,9 +35,3 @@ def test_a_mean_below_what_is_said_does_not_hold_whatever_other_runs_have() -> N
 
 def test_published_means_are_those_of_the_centres() -> None:
     assert all(mean(sites) == pytest.approx(all_, abs=1e-3) for sites, all_, *_ in PUBLISHED.values())
-
-
-def test_a_folder_without_the_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        centres(tmp_path, SPLIT)
-    assert caught.value.code == "file-missing"

@@ -29,7 +29,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.simulations.sources import Digits
-from tests.conftest import SHARED, run_spec, sampled
+from tests.conftest import SHARED, run_spec
 
 SITES = ("alpha", "beta", "gamma", "delta")
 BATCH = 64
@@ -103,7 +103,8 @@ def train(method: dict[str, Any], seed: int, steps: int) -> Iterator[tuple[list[
         replica.apply(scatter(plan.routes, applied))
 
 
-@pytest.mark.parametrize("rank", sampled([4, 1, 10], every=3))
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, 4, 10])
 def test_every_reducer_is_within_a_hundredth_of_optimal(captured: list[tuple[Factor, Tensor]], rank: int) -> None:
     for factor, gradient in captured:
         size = float(torch.linalg.vector_norm(gradient))
@@ -115,9 +116,9 @@ def test_every_reducer_is_within_a_hundredth_of_optimal(captured: list[tuple[Fac
                 assert error(block(matrix, rank, seed=seed), gradient) <= most, seed
 
 
-@pytest.mark.parametrize(
-    ("reducer", "rank"), sampled(((reducer, rank) for reducer in ("auto", "exact", "spi") for rank in (4, 1, 10)), 9)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("reducer", ["auto", "exact", "spi"])
+@pytest.mark.parametrize("rank", [1, 4, 10])
 def test_both_reductions_together_are_within_a_seventh_of_optimal(reducer: str, rank: int) -> None:
     """Without feedback, so that no residual makes up for what is lost."""
     method = {"name": "rank-dad", "rank": rank, "reducer": reducer, "feedback": "none"}
@@ -139,14 +140,6 @@ def test_the_networks_read_their_images(name: str) -> None:
     inputs = network.inputs(images[:, :28, :28, 0] if name == "ff" else images)
     assert tuple(inputs.shape) == (2, *network.shape)
     assert getattr(networks, network.factory)()(inputs).shape == (2, 10)
-
-
-def test_patches_hold_what_is_next_to_each_other() -> None:
-    images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
-    images[0, 2:4, 4:6, 1] = 255  # the second row of patches, the third from the left
-    bright = networks.sequences(images)[0].amax(dim=1) > 0
-    assert bright.nonzero().flatten().tolist() == [16 + 2]
-    assert int((networks.sequences(images) > 0).sum()) == 4
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ def test_what_is_measured_is_read_as_it_stands(tmp_path: Path, kind: str) -> Non
     assert found.stands()["x18"].tolist() == table["x18"].fillna("").tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", MOST)
 def test_a_table_takes_a_few_times_as_long_as_with_pandas(kind: str) -> None:

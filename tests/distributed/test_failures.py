@@ -142,6 +142,7 @@ def before_the_group() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_hook_raises_what_fails_and_follows_hooks_and_early_states() -> None:
     first, second = run_ranks(2, under_the_hook)
     for found in (first, second):

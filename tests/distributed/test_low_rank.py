@@ -249,6 +249,7 @@ def around_the_loop() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_accumulation_autocast_scaling_clipping_checkpoints_and_any_module() -> None:
     ranks = run_ranks(2, around_the_loop)
     for found in ranks:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -398,6 +399,7 @@ def at_any_moment() -> dict[str, Any]:
     return found | {"closed": closed, "after": [len(module._forward_hooks) for module in model]}
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_alive_and_models_are_copied_at_any_moment() -> None:
     for found in run_ranks(2, at_any_moment):
         assert found["grown"] < 10
@@ -426,23 +428,11 @@ def captured_in_parts() -> list[float]:
     return [error({name: value}, {name: whole[name]}) for name, value in parts.items()]
 
 
+@pytest.mark.slow
 def test_layers_that_tensor_parallel_divides_have_factors() -> None:
     for found in run_ranks(2, captured_in_parts):
         assert len(found) == 2
         assert max(found) < 1e-14
-
-
-def described_by_the_hook() -> list[tuple[str, str, int | None, int | None]]:
-    state = LowRankState(nn.Sequential(nn.Embedding(50, 16, sparse=True), nn.Linear(16, 64)), rank=2)
-    return [(one.name, one.how, one.rows, one.bytes) for one in state.describe()]
-
-
-def test_the_hook_says_how_parameters_travel() -> None:
-    assert run_ranks(2, described_by_the_hook)[0] == [
-        ("1.weight", "reduced", 2, 2 * (16 + 64) * 4),
-        ("1.bias", "dense", None, 64 * 4),
-        ("0.weight", "sparse", None, None),
-    ]
 
 
 def compiled() -> tuple[float, str]:
@@ -463,7 +453,21 @@ def compiled() -> tuple[float, str]:
     return max(errors), digest(found)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_one_graph_and_the_same_gradients() -> None:
     (error_, digest_), (_, other) = run_ranks(2, compiled)
     assert error_ < 1e-12
     assert digest_ == other
+
+
+def described_by_the_hook() -> list[tuple[str, str, int | None, int | None]]:
+    state = LowRankState(nn.Sequential(nn.Embedding(50, 16, sparse=True), nn.Linear(16, 64)), rank=2)
+    return [(one.name, one.how, one.rows, one.bytes) for one in state.describe()]
+
+
+def test_the_hook_says_how_parameters_travel() -> None:
+    assert run_ranks(2, described_by_the_hook)[0] == [
+        ("1.weight", "reduced", 2, 2 * (16 + 64) * 4),
+        ("1.bias", "dense", None, 64 * 4),
+        ("0.weight", "sparse", None, None),
+    ]

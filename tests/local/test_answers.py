@@ -25,6 +25,7 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_model
 from rankdad.common.protocol.messages import Ask
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.run.replica import Replica
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
 from rankdad.local.drivers.drive import drive
@@ -32,7 +33,7 @@ from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.drivers.running import run_site
 from rankdad.local.site import Site
 from rankdad.local.taking_part import check_site
-from tests.conftest import run_document, run_spec, sampled, site_config, write_policy, write_site
+from tests.conftest import examples, run_document, run_spec, sampled, site_config, write_policy, write_site
 
 Behaviour = Callable[[socket.socket], object]
 OK, RUN_ID = b"HTTP/1.1 200 OK\r\n", "0123456789abcdef"
@@ -139,25 +140,17 @@ def ask(port: int, scheme: str = "http", patience: float = 0.3) -> str:
 NO_AGGREGATOR = "is not an aggregator of rankdad"
 BODIES: list[tuple[bytes, str]] = [
     (whole(b""), NO_AGGREGATOR),
-    (whole(b"null"), NO_AGGREGATOR),
     (whole(b'["a"]'), NO_AGGREGATOR),
-    (whole(b"[" * 100_000), NO_AGGREGATOR),
     (whole(b'{"a":' * 100_000), NO_AGGREGATOR),
     (whole(b'{"id": ' + b"9" * 5000 + b"}"), NO_AGGREGATOR),
     (whole(b'{"id": "a", "id": "b"}'), NO_AGGREGATOR),
-    (whole(b'{"id": "\\u0000"}'), NO_AGGREGATOR),
     (whole(b'{"id": "\xff"}'), NO_AGGREGATOR),
-    (whole(b" " * (9 << 20)), "answered with more than 8,388,608 bytes"),
-    (whole(gzip.compress(b"{}")[:9], b"200 OK", b"content-encoding: gzip"), "in the encoding gzip, which was not"),
-    (whole(b"{}", b"200 OK", b"content-encoding: \x1b[31m"), "in the encoding"),
+    (whole(b" " * ((8 << 20) + 1)), "answered with more than 8,388,608 bytes"),
+    (whole(gzip.compress(b"{}")[:9], b"200 OK", b"content-encoding: gzip"), "in the encoding gzip"),
     (whole(b"", b"302 Found", b"location: http://evil.example/\x1b[31m"), "points to http://evil.example/"),
-    (whole(b"", b"308 Moved"), "points to nowhere, where nobody follows"),
-    (whole(b"", b"201 Created"), "answered 201, as no aggregator of rankdad does"),
-    (
-        whole(b'{"error": "\\u001b]0;owned\\u0007\\nline two"}', b"403 No"),
-        r"refused \(403\): \\x1b]0;owned\\x07\\nline",
-    ),
-    (whole(b'{"error": {"a": 1}}', b"403 No"), r'refused \(403\): {"error": {"a": 1}}'),
+    (whole(b"", b"308 Moved"), "points to nowhere"),
+    (whole(b"", b"201 Created"), "answered 201"),
+    (whole(b'{"error": "\\u001b]0;owned\\nline two"}', b"403 No"), r"refused \(403\): \\x1b]0;owned\\nline"),
     (whole(b'{"error":' + b"[" * 100_000, b"403 No"), r"refused \(403\): "),
     (whole(b"x" * 100_000, b"403 No"), r"refused \(403\): xxx"),
     (whole(b"\xff\xfe\x1b[2J", b"403 No"), r"refused \(403\): "),
@@ -174,34 +167,25 @@ def test_a_whole_answer_that_is_none_ends_in_a_sentence(data: bytes, said: str) 
 
 BROKEN: list[bytes] = [
     b"",
-    b"\x00" * 100,
     b"SSH-2.0-OpenSSH_9.6\r\n\x1b[31m",
     b"\x15\x03\x01\x00\x02\x02\x46",
-    b"HTTP/1.1 200",
     b"HTTP/1.1 103 Early Hints\r\n\r\n" * 999,
     b"HTTP/9.9 200 OK\r\n\r\n",
-    b"HTTP/1.1 abc OK\r\n\r\n",
-    b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n",
     OK + b"content-length: 5\r\n\r\n{}",
-    OK + b"content-length: -5\r\n\r\n{}",
     OK + b"content-length: " + b"9" * 5000 + b"\r\n\r\n{}",
     OK + b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    OK + b"transfer-encoding: chunked\r\n\r\n",
-    OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
     OK + b"transfer-encoding: chunked\r\n\r\n-5\r\n{}\r\n0\r\n\r\n",
-    OK + b"transfer-encoding: chunked\r\n\r\n" + b"F" * 5000 + b"\r\n{}\r\n0\r\n\r\n",
     OK + b"transfer-encoding: chunked\r\n\r\n2\r\n{}",
-    OK + b": \x00\r\n \r\n\tcontent-length\r\n\r\n",
     OK + b"x: y\r\n" * 200 + b"\r\n",
     whole(b"", b"503 \x1b[31mBusy"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("scheme", "place"), [*(("http", place) for place in range(len(BROKEN))), *(("https", place) for place in range(5))]
+    ("scheme", "data"), [*(("http", each) for each in BROKEN), *(("https", each) for each in BROKEN[:3])]
 )
-def test_a_broken_answer_is_tried_again_until_patience_ends(scheme: str, place: int) -> None:
-    with Hostile(answers(BROKEN[place]), reads=scheme == "http") as hostile:
+def test_a_broken_answer_is_tried_again_until_patience_ends(scheme: str, data: bytes) -> None:
+    with Hostile(answers(data), reads=scheme == "http") as hostile:
         sentence = ask(hostile.port, scheme)
     assert re.search("no aggregator for 0 s|does not speak TLS|no TLS 1.2", sentence), sentence
     assert len(hostile.heads) > 1 or "TLS" in sentence
@@ -215,12 +199,11 @@ ENDLESS: list[tuple[bytes, bytes]] = [
     (OK + b"x: ", b"y"),
     (OK + b"content-length: 999999999999\r\n\r\n", b"x"),
     (CHUNKED, b"1\r\nx\r\n"),
-    (CHUNKED + b"-1\r\n", b"x"),
     (CHUNKED + b"7fffffffffffffff\r\n", b"x"),
     (CHUNKED + b"2;", b"x"),
     (CHUNKED + b"0\r\n", b"A: b\r\n"),
 ]
-ids = ["1xx", "status", "headers", "header", "length", "chunks", "negative chunk", "chunk", "extension", "trailers"]
+ids = ["1xx", "status", "headers", "header", "length", "chunks", "chunk", "extension", "trailers"]
 
 
 @pytest.mark.parametrize(("first", "piece"), ENDLESS, ids=ids)
@@ -231,19 +214,22 @@ def test_an_answer_without_an_end_is_left_while_memory_is_flat(first: bytes, pie
     assert hostile.sent < MOST_FLOODED / 2
 
 
-@pytest.mark.parametrize(("first", "piece"), sampled(ENDLESS, 3), ids=ids)
+@pytest.mark.parametrize(("first", "piece"), sampled(ENDLESS, 10), ids=ids)
 def test_an_answer_that_drips_does_not_outlast_patience(first: bytes, piece: bytes) -> None:
     with Hostile(answers(b"")) as hostile:
         hostile.drip(piece, first)
         assert "no aggregator for 0 s" in ask(hostile.port)
 
 
-@pytest.mark.parametrize(("first", "piece"), ENDLESS[1:4], ids=ids[1:4])
-@pytest.mark.parametrize("how", [Hostile.drip, Hostile.flood])
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_nor_does_a_proxy(tmp_path: Path, first: bytes, piece: bytes, scheme: str, how: Callable[..., None]) -> None:
+PAIRS = zip(
+    ["http", "https", "http", "https"], [*[Hostile.flood] * 2, *[Hostile.drip] * 2], ENDLESS[1:4] * 2, strict=False
+)
+
+
+@pytest.mark.parametrize(("scheme", "how", "endless"), sampled(PAIRS, 4))
+def test_nor_does_a_proxy(tmp_path: Path, scheme: str, how: Callable[..., None], endless: tuple[bytes, bytes]) -> None:
     with Hostile(answers(b"")) as hostile:
-        how(hostile, piece, first)
+        how(hostile, endless[1], endless[0])
         proxy = f"http://127.0.0.1:{hostile.port}"
         config = config_of(f"{scheme}://far.example:1", tmp_path).model_copy(update={"proxy": proxy})
         with client_of(config) as client, soon():
@@ -257,6 +243,7 @@ def test_a_burst_pays_for_no_drip() -> None:
         assert "slowly" in ask(hostile.port)
 
 
+@pytest.mark.slow
 def test_tls_that_drips_or_babbles_ends_in_a_sentence() -> None:
     for first, piece in (
         (b"", b"\x16\x03\x03\x40\x00"),
@@ -289,6 +276,7 @@ def test_a_contribution_that_nobody_takes_is_not_waited_for() -> None:
         client.exchange(bytes(64 << 20), 0)
 
 
+@pytest.mark.slow
 def test_who_says_not_yet_at_once_is_not_asked_at_once_again() -> None:
     run = whole(json.dumps({"id": RUN_ID}).encode(), b"200 OK", b"connection: close")
 
@@ -304,7 +292,7 @@ def test_who_says_not_yet_at_once_is_not_asked_at_once_again() -> None:
     assert time.monotonic() - began > sum(0.1 * 2**tries for tries in range(4))
 
 
-@pytest.mark.parametrize("update", [b"", b"\x00" * 100, b"\x80", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000, b"{}"])
+@pytest.mark.parametrize("update", [b"", b"\x80", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000])
 def test_an_update_that_is_none_names_its_round_and_ends_in_a_sentence(update: bytes) -> None:
     spec = run_spec()
     plan = make_plan(spec, build_model(spec))
@@ -325,24 +313,19 @@ def test_an_update_that_is_none_names_its_round_and_ends_in_a_sentence(update: b
 DOCUMENT = {"version": __version__, "id": RUN_ID, "oldest": 0, "resumes": True, "run": run_document()}
 BOUNDED: dict[str, dict[str, Any]] = {
     "threads": {"training": {"threads": 10**9}},
-    "layers": {"model": {"name": "mlp", "hidden": [16] * 100_000}},
     "widths": {"model": {"name": "mlp", "hidden": [10**12]}},
     "weights": {"model": {"name": "mlp", "hidden": [10**6] * 1000}},
-    "samples": {"model": {"name": "cnn", "filters": [8]}, "data": {"shape": [100_000, 100_000]}},
     "frames": {"model": {"name": "gru", "hidden": [8]}, "data": {"shape": [10**9, 1]}},
     "sites": {"federation": {"sites": [f"s{place}" for place in range(2000)]}},
-    "names": {"federation": {"sites": [f"s{place:060}" for place in range(1000)]}},
     "key": {"\x1b[31m" + "k" * 100_000: 1},
 }
 OFFERED: dict[str, dict[str, Any]] = {
     **{name: {"run": run_document(**changes)} for name, changes in BOUNDED.items()},
     "no training": {"run": {"training": None}},
     "version": {"version": "\x1b]0;owned\x07" + "9" * 100_000},
-    "no version": {"version": {"a": []}},
     "run": {"run": [[]] * 100_000},
     "deep": {"run": json.loads("[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1))},
     "id": {"id": "../../\x1b[31m"},
-    "number": {"id": 5},
     "oldest": {"oldest": {}, "resumes": []},
 }
 
@@ -353,6 +336,7 @@ def test_a_run_that_asks_for_the_impossible_is_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], offered: dict[str, Any], take_part: Callable[..., Any]
 ) -> None:
     write_site(tmp_path / "data", 30, 0)
+    Replica(run_spec())  # what an optimizer imports takes seconds, once
     body = json.dumps(DOCUMENT | offered).encode()
 
     def behaviour(connection: socket.socket) -> None:
@@ -382,7 +366,7 @@ def test_a_run_that_asks_for_the_impossible_is_refused_before_anything_is_made(
         st.sampled_from(sorted({*BROKEN, *(first for first, _ in ENDLESS), b"\r\n", b"2\r\n{}\r\n", b"0\r\n"}))
     ).map(b"".join)
 )
-@settings(deadline=5000, max_examples=300)
+@settings(deadline=5000, max_examples=examples(300))
 def test_whatever_bytes_come_they_are_an_answer_or_an_error_of_the_link(data: bytes) -> None:
     request = httpx.Request("GET", "http://far.example/run", extensions={"timeout": TIMEOUT, "size": 1000})
     transport = BoundedTransport(backend=httpcore.MockBackend([data]))

@@ -1,4 +1,4 @@
-"""`rankdad describe`: what looks like a mistake in a table is said before anything is trained."""
+"""`rankdad describe`: what looks like a mistake in a table is said before anything is trained; `rankdad resolve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.local.cli import mount
-from rankdad.local.describing import describe
+from rankdad.local.describing import Description, describe
 from rankdad.simulations.first_spec import first_spec
 from tests import messy
 from tests.conftest import run_document
@@ -32,53 +32,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return messy.write(tmp_path_factory.mktemp("messy"))
 
 
-def run(*words: str) -> str:
+def said(*words: str) -> str:
     app = typer.Typer()
     mount(app)
-    done = CliRunner().invoke(app, ["describe", *words])
+    done = CliRunner().invoke(app, [*words])
     assert done.exit_code == 0, done.output
     return done.output
 
 
-def remarks(folder: Path, table: str, column: str) -> str:
-    return "; ".join(told.text for told in describe(folder).tables[table].by_name[column].remarks)
+@pytest.fixture(scope="module")
+def described(folder: Path) -> Description:
+    return describe(folder)
 
 
-@pytest.mark.parametrize(
-    ("table", "column", "said"),
-    [
-        ("bern/herz.csv", "CRP", "95% of the rows lack it"),
-        (
-            "dresden/herz.csv",
-            "Cholesterin",
-            "0 in every row, elsewhere from 88 to 345: if it means missing",
-        ),
-        ("dresden/herz.csv", "Größe", "'?' in 25 rows: if that means missing"),
-        ("essen/herz.csv", "CRP", "no plain numbers, such as '<0,5'"),
-        ("essen/herz.csv", "Stadium", "it is the same in every row"),
-        ("bern/herz.csv", "Schmerz", "'none' in 72 rows counts as missing"),
-        ("aachen/herz.csv", "Patient", "it names rows"),
-    ],
-)
-def test_what_looks_odd_in_messy_tables_is_said(folder: Path, table: str, column: str, said: str) -> None:
-    assert said in remarks(folder, table, column)
+def remarks(found: Description, table: str, column: str) -> list[tuple[str, str]]:
+    return [(told.code, told.value) for told in found.tables[table].by_name[column].remarks]
 
 
-def test_numbers_gaps_and_rows_are_those_of_pandas(folder: Path) -> None:
-    found = describe(folder)
+def test_what_looks_odd_in_messy_tables_is_said(described: Description) -> None:
+    for table, column, expected in (
+        ("bern", "CRP", [("column-sparse", "")]),
+        ("dresden", "Cholesterin", [("column-constant", ""), ("stand-in", "0")]),
+        ("dresden", "Größe", [("word-unknown", "")]),
+        ("essen", "CRP", [("number-expected", "")]),
+        ("essen", "Stadium", [("column-constant", "")]),
+        ("bern", "Schmerz", [("column-sparse", ""), ("word-missing", "")]),
+        ("aachen", "Patient", [("names-rows", "")]),
+    ):
+        assert remarks(described, f"{table}/herz.csv", column) == expected, (table, column)
+
+
+def test_numbers_gaps_and_rows_are_those_of_pandas(folder: Path, described: Description) -> None:
+    found = described
     assert list(found.tables) == [f"{name}/herz.{'xlsx' if name == 'calais' else 'csv'}" for name in messy.HOSPITALS]
-    own = pd.read_csv(folder / "essen" / "herz.csv", sep=";", decimal=",")
+    own = pd.read_csv(folder / "essen" / "herz.csv", sep=";", decimal=",")["Blutdruck"]
     known = found.tables["essen/herz.csv"].by_name["Blutdruck"].numbers
-    assert [known[name] for name in ("least", "lower", "median", "upper", "largest", "mean", "deviation")] == (
-        pytest.approx([*own["Blutdruck"].quantile([0, 0.25, 0.5, 0.75, 1]), own["Blutdruck"].mean(),
-                       own["Blutdruck"].std(ddof=0)])
-    )  # fmt: skip
-    assert found.tables["dresden/herz.csv"].remarks[0].text == "45 rows repeat another one in every column"
-    assert "90 different ones, up to 2 each: make it data.group" in found.tables["dresden/herz.csv"].remarks[1].text
-    assert found.problems == (
-        f"{folder / 'aachen' / 'herz.csv'}: is not in UTF-8; in cp1252 its first such word is 'Größe': if that is "
-        'right, name it in the schema, "encoding": "cp1252"',
-    )
+    expected = [*own.quantile([0, 0.25, 0.5, 0.75, 1]), own.mean(), own.std(ddof=0)]
+    names = ("least", "lower", "median", "upper", "largest", "mean", "deviation")
+    assert [known[name] for name in names] == pytest.approx(expected)
+    told = [remark.code for remark in found.tables["dresden/herz.csv"].remarks]
+    assert told == ["rows-repeated", "patients-repeated"]
+    (problem,) = found.problems
+    assert problem.startswith(f"{folder / 'aachen' / 'herz.csv'}: ")
+    assert '"encoding": "cp1252"' in problem
 
 
 NUMBERS = np.random.default_rng(0).normal(240, 30, 100).round()
@@ -86,28 +82,26 @@ SKEWED = np.random.default_rng(0).lognormal(1.5, 0.9, 100).round(2)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "suspected"),
     [
-        ([*NUMBERS, 0, 0], "0 stands in 2 of 102 rows, and nothing else below"),
-        ([*NUMBERS, -9, -9], "-9 stands in 2 rows, far from all others"),
-        ([*NUMBERS, 9999], "9999 stands in 1 rows, far from all others"),
-        (NUMBERS, ""),
-        ([*(NUMBERS - 240), 0, 0], ""),
-        (np.arange(100) % 7, ""),
-        ([99, *np.arange(60, 120)], ""),
-        ([*SKEWED, -9, -9], "-9 stands in 2 rows, and nothing else below 0"),
-        ([*SKEWED, -1], "-1 stands in 1 rows, and nothing else below 0"),
-        ([*(SKEWED - 3), -9, -9], ""),
-        ([*[0, 1] * 50, 9, 9], "9 stands in 2 rows, beside 0, 1"),
-        ([*np.arange(100) % 3, -1], ""),
-        (np.arange(100) % 10, ""),
+        ([*NUMBERS, 0, 0], ["0"]),
+        ([*NUMBERS, -9, -9], ["-9"]),
+        ([*NUMBERS, 9999], ["9999"]),
+        (NUMBERS, []),
+        ([*(NUMBERS - 240), 0, 0], []),
+        ([99, *np.arange(60, 120)], []),
+        ([*SKEWED, -9, -9], ["-9"]),
+        ([*SKEWED, -1], ["-1"]),
+        ([*(SKEWED - 3), -9, -9], []),
+        ([*[0, 1] * 50, 9, 9], ["9"]),
+        ([*np.arange(100) % 3, -1], []),
+        (np.arange(100) % 10, []),
     ],
 )
-def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: Any, said: str) -> None:
+def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: Any, suspected: list[str]) -> None:
     (column,) = profile_of(Table("here", pd.DataFrame({"x": list(values)}))).columns
     assert column.kind == "number"
-    assert bool(column.remarks) == bool(said)
-    assert said in "; ".join(remark.text for remark in column.remarks)
+    assert [(remark.code, remark.value) for remark in column.remarks] == [("stand-in", each) for each in suspected]
 
 
 def test_only_what_cannot_be_measured_is_read_as_missing() -> None:
@@ -124,9 +118,10 @@ def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> Non
         (tmp_path / site).mkdir()
         frame = pd.DataFrame({"creatinine": (NUMBERS * factor).astype(int), "sex": list(sexes) * 50})
         frame.to_csv(tmp_path / site / "t.csv", index=False)
-    assert "its median is 2425, elsewhere 242.5: are the units the same?" in remarks(tmp_path, "c/t.csv", "creatinine")
-    assert "only here: x" in remarks(tmp_path, "c/t.csv", "sex")
-    assert remarks(tmp_path, "a/t.csv", "creatinine") == ""
+    found = describe(tmp_path)
+    assert remarks(found, "c/t.csv", "creatinine") == [("units-differ", "")]
+    assert remarks(found, "c/t.csv", "sex") == [("levels-alone", "")]
+    assert remarks(found, "a/t.csv", "creatinine") == []
     task, sites = {"name": "classification", "classes": 2}, {"sites": ["a", "b", "c"]}
     data = {"reader": "csv", "file": "t.csv", "features": ["creatinine"], "label": "sex", "values": ["m", "f"]}
     spec = validate(RunSpec, run_document(data=data, task=task, model={"name": "linear"}, federation=sites))
@@ -156,35 +151,13 @@ def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
 def test_a_page_shows_everything_and_nothing_of_a_table_is_markup(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("<script>alert(1)</script>,[red]x\n" + "<b>m</b>,\x1b[31m1\n" * 3)
     page = tmp_path / "page.html"
-    assert run(str(tmp_path / "t.csv"), "--html", str(page)) == ""
+    assert said("describe", str(tmp_path / "t.csv"), "--html", str(page)) == ""
     assert "&lt;script&gt;" in page.read_text()
     assert "<b>" not in page.read_text()
-    shown = run(str(tmp_path / "t.csv"))
+    shown = said("describe", str(tmp_path / "t.csv"))
     assert "[red]x" in shown
     assert "\x1b" not in shown
-    assert json.loads(run(str(tmp_path / "t.csv"), "--json"))["tables"]["t.csv"]["rows"] == 3
-
-
-def test_with_a_schema_every_hospital_hears_what_check_would_say(folder: Path, tmp_path: Path) -> None:
-    data = {
-        "reader": "csv",
-        "file": "herz.*",
-        "features": ["Alter", "Größe"],
-        "label": "Stadium",
-        "values": [0, 1, 2, 3],
-    }
-    task = {"name": "classification", "classes": 4}
-    sites = {"federation": {"sites": [*messy.HOSPITALS, "florenz"]}}
-    spec = run_document(data=data, task=task, model={"name": "linear"}, **sites)
-    (tmp_path / "run.json").write_text(json.dumps(spec))
-    problems = json.loads(run(str(folder), "--json", "--schema", str(tmp_path / "run.json")))["problems"]
-    for said in (
-        "florenz",
-        "aachen/herz.csv: is not text in UTF-8: save it as CSV with that encoding, or name its own in the schema",
-        "column Stadium: holds '4', expected one of 0, 1, 2, 3",
-        "column Größe: holds '?', expected a finite number",
-    ):
-        assert any(said in problem for problem in problems), (said, problems)
+    assert json.loads(said("describe", str(tmp_path / "t.csv"), "--json"))["tables"]["t.csv"]["rows"] == 3
 
 
 def test_what_a_hospital_is_only_told_is_no_problem(folder: Path, tmp_path: Path) -> None:
@@ -195,14 +168,15 @@ def test_what_a_hospital_is_only_told_is_no_problem(folder: Path, tmp_path: Path
     (tmp_path / "run.json").write_text(json.dumps(spec))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bern").symlink_to(folder / "bern")
-    found = json.loads(run(str(tmp_path / "data"), "--json", "--schema", str(tmp_path / "run.json")))
+    found = json.loads(said("describe", str(tmp_path / "data"), "--json", "--schema", str(tmp_path / "run.json")))
     assert found["problems"] == []
     assert any("lack an input, which is imputed" in note for note in found["notes"])
 
 
 def test_a_folder_without_tables_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no table"):
+    with pytest.raises(DataError) as refused:
         describe(tmp_path)
+    assert refused.value.code == "no-table"
 
 
 def kind_of(name: str, cells: Any) -> str:
@@ -213,24 +187,20 @@ def kind_of(name: str, cells: Any) -> str:
 NAMES = [f"P{number:03}" for number in range(90)]
 
 
-@pytest.mark.parametrize("name", ["id", "subject_id", "PatientID", "MRN", "Patient", "patient_nr", "Fall ID"])
-@pytest.mark.parametrize("cells", [NAMES, [*NAMES, *NAMES[::2]], np.arange(90) * 7, [*np.arange(1000, 1090)] * 3])
-def test_columns_that_are_called_so_and_look_so_name_patients(name: str, cells: Any) -> None:
-    assert kind_of(name, cells) == "id"
+LIKE_NAMES = [NAMES, [*NAMES, *NAMES[::2]], np.arange(90) * 7, [*np.arange(1000, 1090)] * 3]
+OTHERS = [
+    (["no"] * 353 + ["yes"] * 287, "levels"),  # a label, or whether the patient came in
+    (["in", "out", "day"] * 200, "levels"),
+    ([0, 1, 1] * 200, "number"),
+    (np.arange(300) % 7 / 4, "number"),
+]
 
 
-@pytest.mark.parametrize("name", ["case", "patient", "record", "index", "name", "Person", "subject", "case_no", "id"])
-@pytest.mark.parametrize(
-    ("cells", "kind"),
-    [
-        (["no"] * 353 + ["yes"] * 287, "levels"),  # a label, or whether the patient came in
-        (["in", "out", "day"] * 200, "levels"),
-        ([0, 1, 1] * 200, "number"),
-        (np.arange(300) % 7 / 4, "number"),
-    ],
-)
-def test_a_column_that_is_called_so_and_holds_something_else_names_nobody(name: str, cells: Any, kind: str) -> None:
-    assert kind_of(name, cells) == kind
+def test_columns_that_are_called_so_name_patients_only_where_they_look_so() -> None:
+    for name in ("subject_id", "PatientID", "MRN", "patient_nr", "Fall ID"):
+        assert [kind_of(name, cells) for cells in LIKE_NAMES] == ["id"] * 4, name
+    for name in ("case", "patient", "index", "name", "Person", "id"):
+        assert [kind_of(name, cells) for cells, _ in OTHERS] == [kind for _, kind in OTHERS], name
 
 
 def visits(patients: int = 200, seed: int = 0) -> pd.DataFrame:
@@ -278,3 +248,10 @@ def test_numbers_too_large_to_be_squared_are_described_in_json(tmp_path: Path) -
         warnings.simplefilter("error")
         (profile,) = describe(tmp_path / "t.csv").tables.values()
     assert all(math.isfinite(number) for column in profile.columns for number in column.numbers.values())
+
+
+def test_resolve_writes_a_run_without_patterns_for_whoever_goes_on_with_it(tmp_path: Path) -> None:
+    """It was an error, and no file was there for the next command."""
+    (tmp_path / "run.json").write_text(json.dumps({"run": run_document()}))
+    said("resolve", str(tmp_path / "run.json"), str(tmp_path), "--output", str(tmp_path / "out.json"))
+    assert RunSpec.read(tmp_path / "out.json") == RunSpec.read(tmp_path / "run.json")

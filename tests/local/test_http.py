@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from pydantic import ValidationError
 
 from rankdad.common.errors import SpecError, UnreachableError, UserError
 from rankdad.common.models import build_model
@@ -112,6 +111,7 @@ def test_a_body_that_was_lost_with_the_aggregator_is_sent_again(server: Server) 
     assert server.bodies == [b"contribution"] * 2
 
 
+@pytest.mark.slow
 def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server) -> None:
     server.script = [RUN, None, (200, b"update"), None, None, None, None]
     with client_of(server, patience=0.3, held=0.4) as client:
@@ -121,6 +121,7 @@ def test_a_silent_link_is_tried_again_and_not_for_ever(server: Server) -> None:
     assert server.bodies == [b"first", b"first", b"second", b"second", b"second"]
 
 
+@pytest.mark.slow
 def test_a_wait_for_other_sites_does_not_use_up_the_patience_with_an_aggregator_that_goes_away(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,7 +175,7 @@ def test_a_snapshot_is_asked_for(server: Server) -> None:
 
 def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server) -> None:
     server.script = [None] * 9
-    with client_of(server, prompt=0.4) as client, pytest.raises(UnreachableError, match="no answer within"):
+    with client_of(server, 0.2, prompt=0.4) as client, pytest.raises(UnreachableError, match="no answer within"):
         client.run()
 
 
@@ -187,18 +188,6 @@ def test_server_errors_are_tried_again_and_refusals_are_not(server: Server, capl
             client.exchange(b"second", 7)
     assert "answered 503; trying again" in caplog.messages[0]
     assert "answered 503: digits-1 is being taken up; trying again" in caplog.messages[1]
-
-
-def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answered(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A service with TLS hangs up on plain HTTP, and so does an aggregator that is killed."""
-    server.script = [None, RUN, None, (200, b"update")]
-    server.released.set()
-    with client_of(server) as client:
-        client.run()
-        assert client.exchange(b"contribution", 0) == b"update"
-    assert ["is its address one with https://?" in line for line in caplog.messages] == [True, False]
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nconte", b"HTTP/1.1 409 No\r\n"])
@@ -235,18 +224,6 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
     assert isinstance(told.body, Failure)
     assert (told.body.code, told.body.field) == ("not-finite", "g")
     assert "g: got inf" in told.body.reason
-
-
-@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1]", b""])
-def test_something_else_at_the_address_is_said(server: Server, body: bytes) -> None:
-    server.script = [(200, body)]
-    with client_of(server) as client, pytest.raises(UserError, match="not an aggregator of rankdad"):
-        client.run()
-
-
-def test_an_address_that_is_none_is_said() -> None:
-    with pytest.raises(ValidationError, match="port is none"):
-        site_config(999999)
 
 
 @contextlib.contextmanager
@@ -351,37 +328,29 @@ def test_a_token_travels_in_a_header_and_comes_from_a_file_or_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes",
     [
-        (
-            {"aggregator": "http://far.example:8765"},
-            "without encryption: use https://, or set allow_plain_http",
+        {"aggregator": "http://far.example:8765"},
+        {"aggregator": "http://127.0.0.1:999999"},
+        {"aggregator": "https://far.example", "certificate": "a.pem"},
+        {"aggregator": "http://127.0.0.1:1", "ca": "ca.pem"},
+        {"proxy": "http://me:secret@proxy.example"},
+        *(
+            {"aggregator": f"{far}"}
+            for far in ("https://me:secret@host:1", "https://host:1/?token=secret", "http://host#secret")
         ),
-        ({"aggregator": "https://far.example", "certificate": "a.pem"}, "certificate and key: give both or none"),
-        ({"aggregator": "http://127.0.0.1:1", "ca": "ca.pem"}, "need an address that begins with https://"),
-        ({"proxy": "http://me:secret@proxy.example"}, "expected an address such as http://proxy.example:3128"),
     ],
 )
-def test_a_site_file_that_would_be_unsafe_or_cannot_work_is_refused(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
+def test_a_site_file_that_would_be_unsafe_or_cannot_work_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Addresses hold no secret, since they are logged."""
     document = {"name": "alpha", "aggregator": "https://far.example", "data": "data", "output": "out"} | changes
     (tmp_path / "site.json").write_text(json.dumps(document))
     with pytest.raises(SpecError) as error:
         SiteConfig.read(tmp_path / "site.json")
-    assert said in str(error.value)
     assert "secret" not in str(error.value)
-    if "encryption" in said:
+    if changes.get("aggregator") == "http://far.example:8765":
         (tmp_path / "site.json").write_text(json.dumps(document | {"allow_plain_http": True}))
         assert SiteConfig.read(tmp_path / "site.json").allow_plain_http
-
-
-def test_an_answer_larger_than_anything_in_a_run_is_not_read(server: Server) -> None:
-    server.script = [RUN, (200, bytes(8 << 20)), (200, bytes((8 << 20) + 1))]
-    with client_of(server) as client:
-        assert len(client.exchange(b"first", 0)) == 8 << 20
-        with pytest.raises(UserError, match="answered with more than 8,388,608 bytes"):
-            client.exchange(b"second", 1)
 
 
 def test_a_service_that_has_nothing_to_say_is_not_heard_for_long(server: Server) -> None:
@@ -389,6 +358,18 @@ def test_a_service_that_has_nothing_to_say_is_not_heard_for_long(server: Server)
     reply = Reply(id="0123456789abcdef", answer="accepted")
     with ServiceClient(site_config(server.server_port)) as client, pytest.raises(UserError, match="than 65,536 bytes"):
         client.reply("small-1", reply)
+
+
+def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answered(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service with TLS hangs up on plain HTTP, and so does an aggregator that is killed."""
+    server.script = [None, RUN, None, (200, b"update")]
+    server.released.set()
+    with client_of(server) as client:
+        client.run()
+        assert client.exchange(b"contribution", 0) == b"update"
+    assert ["is its address one with https://?" in line for line in caplog.messages] == [True, False]
 
 
 def test_results_that_come_in_crumbs_break_off_in_a_sentence() -> None:

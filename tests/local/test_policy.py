@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any, get_args
 
 import numpy as np
@@ -29,7 +27,6 @@ from rankdad.common.needs import Need
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.policy_checks import check_run, check_step, rows_sent
 from rankdad.common.protocol.codec import unpack
-from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.messages import Failure
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.refusals import refuse_together
@@ -41,72 +38,32 @@ from rankdad.local.drivers.running import run_site
 from rankdad.local.taking_part import check_site, permitted
 from tests.conftest import OPEN, SITES, run_spec, write_site
 from tests.local.test_http import Server
+from tests.local.test_http import server as server
 
 RANK_DAD = {"name": "rank-dad", "rank": 2}
-EVERY = list(METHODS)
 UNREDUCED = [name for name, options in METHODS.items() if options.sends_rows_as_they_are]
 POWERSGD = {"methods": ["powersgd"]}
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (
-        {},
-        {"name": "dsgd"},
-        r'method.name: .* gradient of 1.weight whole, of 16 units, .* 8 samples .*; "rows_per_rank": 1 in its policy '
-        "lets out the whole gradient of a layer, .* a batch can be rebuilt from it$",
+UNREDUCED_TOO = {"unreduced_factors": True}
+DEFAULT = ["dsgd", "rank-dad"]
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [  # with the change that would allow it
+    ({}, {"name": "dsgd"}, "method.name", {"rows_per_rank": 1}),
+    *(
+        ({}, {"name": own}, "method.name", {"methods": [*DEFAULT, own], "rows_per_rank": None, **UNREDUCED_TOO})
+        for own in UNREDUCED
     ),
-    (
-        {},
-        {"name": "dad"},
-        r'method.name: .* dad, which sends unreduced .* \(methods\); "methods": \["dsgd", .*, "dad"\] '
-        'and "rows_per_rank": null and "unreduced_factors": true in its '
-        "policy let out what each sample .* raw data, to the aggregator and,",
-    ),
-    ({}, {"name": "edad"}, "method.name: .* raw data, to the aggregator and all other sites"),
-    (OPEN | {"unreduced_factors": False}, {"name": "dad"}, r'method.name: .*; "unreduced_factors": true in its'),
-    (
-        OPEN | {"methods": ["rank-dad"]},
-        {"name": "dsgd"},
-        r'method.name: .* asks for dsgd, .* allows rank-dad \(methods\); "methods": \["rank-dad", "dsgd"\] .* lets out',
-    ),
-    ({"methods": []}, RANK_DAD, r"method.name: .* allows none \(methods\)"),
-    (
-        {"max_rank": 2},
-        RANK_DAD | {"rank": 3},
-        r'method.rank: .* at most 2 \(max_rank\), which .* respect; "max_rank": 3 in its',
-    ),
-    (
-        {},
-        {"name": "top-k"},
-        r'method.name: .*"methods": \[.*"top-k"\] and "rows_per_rank": null .* largest entries .* by step the rest$',
-    ),
-    ({}, {"name": "powersgd", "rank": 2}, r'method.name: .* "methods": \[.*"powersgd"\] .* directions that the aggr'),
-    (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank: .* asks for 3 rows"),
-    ({"max_rank": 2}, {"name": "dsgd"}, 'method.name: .* whole, of rank 16, .* at most 4 .*; "max_rank": 8 in its'),
-    (
-        {"rows_per_rank": 9},
-        RANK_DAD,
-        r'method.rank: .* at least 1 row .* at most 0 \(rows_per_rank 9\), which .*; "rows_per_rank": 8 in its .* lets',
-    ),
-    (
-        POWERSGD,
-        {"name": "powersgd", "rank": 3},
-        'method.rank: .* at least 3 rows of .* 8 .* at most 2 .*; "rows_per_rank": 2 in its',
-    ),
-    (
-        {"rows_per_rank": 8},
-        RANK_DAD | {"rank": 3},
-        r"method.rank: .* gradient of 5.weight whole, of 3 units, .* 8 samples here, .* at most 2 .*; "
-        '"rows_per_rank": 4 in its policy lets out the whole gradient',
-    ),
-    (
-        {"min_rows": 9},
-        RANK_DAD,
-        r'training.batch_size: .* 8 samples here, .* fewer than 9 \(min_rows\), .*; "min_rows": 8 in its .* lets',
-    ),
-    (
-        {"max_upload": 100},
-        RANK_DAD,
-        r'method: .* at most 100 \(max_upload\), which .* respect; "max_upload": \d+ in its',
-    ),
+    (OPEN | {"unreduced_factors": False}, {"name": "dad"}, "method.name", UNREDUCED_TOO),
+    (OPEN | {"methods": ["rank-dad"]}, {"name": "dsgd"}, "method.name", {"methods": ["rank-dad", "dsgd"]}),
+    ({"methods": []}, RANK_DAD, "method.name", {"methods": ["rank-dad"]}),
+    ({"max_rank": 2}, RANK_DAD | {"rank": 3}, "method.rank", {"max_rank": 3}),
+    ({}, {"name": "top-k"}, "method.name", {"methods": [*DEFAULT, "top-k"], "rows_per_rank": None}),
+    ({}, {"name": "powersgd", "rank": 2}, "method.name", {"methods": [*DEFAULT, "powersgd"]}),
+    (POWERSGD | {"max_rank": 2}, {"name": "powersgd", "rank": 3}, "method.rank", {"max_rank": 3}),
+    ({"max_rank": 2}, {"name": "dsgd"}, "method.name", {"max_rank": 8}),
+    ({"rows_per_rank": 9}, RANK_DAD, "method.rank", {"rows_per_rank": 8}),
+    (POWERSGD, {"name": "powersgd", "rank": 3}, "method.rank", {"rows_per_rank": 2}),
+    ({"rows_per_rank": 8}, RANK_DAD | {"rank": 3}, "method.rank", {"rows_per_rank": 4}),
+    ({"min_rows": 9}, RANK_DAD, "training.batch_size", {"min_rows": 8}),
+    ({"max_upload": 675}, RANK_DAD, "method", {"max_upload": 676}),
 ]
 ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, RANK_DAD),
@@ -119,6 +76,16 @@ ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_rank": 2}, RANK_DAD),
     ({"rows_per_rank": 8}, RANK_DAD | {"rank": 1}),
 ]
+
+
+def check(policy: dict[str, Any], spec: RunSpec) -> None:
+    check_run(validate(Policy, policy), spec, make_plan(spec, build_model(spec)))
+
+
+def refusal(policy: dict[str, Any], spec: RunSpec) -> PolicyError:
+    with pytest.raises(PolicyError) as caught:
+        check(policy, spec)
+    return caught.value
 
 
 def test_whole_gradients_of_a_linear_model_are_no_larger_than_its_rank() -> None:
@@ -134,15 +101,9 @@ def test_units_of_a_layer_that_is_sent_whole_are_at_most_half_the_samples() -> N
     plan = make_plan(spec, build_model(spec))
     check_step(Policy(), spec, plan, 60)
     for samples, people in ((32, None), (60, 40)):
-        with pytest.raises(
-            PolicyError, match=r"gradient of 1.weight whole, of 30 units, .* \(rows_per_rank 4\)"
-        ) as caught:
+        with pytest.raises(PolicyError) as caught:
             check_step(Policy(), spec, plan, samples, people)
-        assert caught.value.field == "method.name"
-
-
-def check(policy: dict[str, Any], spec: RunSpec) -> None:
-    check_run(validate(Policy, policy), spec, make_plan(spec, build_model(spec)))
+        assert (caught.value.field, list(caught.value.change)) == ("method.name", ["rows_per_rank"])
 
 
 def test_a_policy_knows_every_method() -> None:
@@ -150,23 +111,20 @@ def test_a_policy_knows_every_method() -> None:
     assert names == set(METHODS)
 
 
-@pytest.mark.parametrize(("policy", "method", "sentence"), REFUSED)
-def test_what_asks_for_more_is_refused(policy: dict[str, Any], method: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(PolicyError, match=f"^{sentence}"):
-        check(policy, run_spec(method=method))
+@pytest.mark.parametrize(("policy", "method", "field", "change"), REFUSED)
+def test_what_asks_for_more_is_refused_with_the_lines_that_would_allow_it(
+    policy: dict[str, Any], method: dict[str, Any], field: str, change: dict[str, Any]
+) -> None:
+    refused = refusal(policy, run_spec(method=method))
+    assert (refused.code, refused.field, refused.change) == ("policy-refuses", field, change)
+    assert all(line in str(refused) for line in change)
+    if "max_rank" not in change:  # more rows than that, another line refuses
+        check(policy | change, run_spec(method=method))
 
 
 @pytest.mark.parametrize(("policy", "method"), ALLOWED)
 def test_what_keeps_within_the_limits_is_allowed(policy: dict[str, Any], method: dict[str, Any]) -> None:
     check(policy, run_spec(method=method))
-
-
-def test_a_step_as_large_as_the_limit_is_allowed() -> None:
-    spec = run_spec(method=RANK_DAD)
-    size = step_bytes(make_plan(spec, build_model(spec)), up=True)
-    check({"max_upload": size}, spec)
-    with pytest.raises(PolicyError, match=f"up to {size:,} bytes a step, .* at most {size - 1:,}"):
-        check({"max_upload": size - 1}, spec)
 
 
 def test_every_line_of_every_site_that_refuses_is_told_at_once() -> None:
@@ -203,11 +161,8 @@ def test_a_run_that_may_fall_below_the_fewest_sites_is_refused(
 ) -> None:
     """S11 and S12."""
     spec = run_spec(federation={"sites": SITES[:sites]} | federation, method=RANK_DAD, **others)
-    with pytest.raises(PolicyError) as caught:
-        check({}, spec)
-    assert (caught.value.code, caught.value.field) == ("too-few-sites", field)
-    assert caught.value.change == {"min_sites": 1}
-    check({"min_sites": 1}, spec)
+    assert refused_as({}, spec) == ("too-few-sites", field)
+    assert refusal({}, spec).change == {"min_sites": 1}
 
 
 @pytest.mark.parametrize(
@@ -225,8 +180,7 @@ def test_a_run_that_keeps_to_the_fewest_sites_is_allowed(
 ) -> None:
     spec = run_spec(federation={"sites": SITES} | federation, method=RANK_DAD, **others)
     check({"min_sites": fewest}, spec)
-    with pytest.raises(PolicyError):
-        check({"min_sites": fewest + 1}, spec)
+    refusal({"min_sites": fewest + 1}, spec)
 
 
 TABLE: dict[str, Any] = {
@@ -256,10 +210,9 @@ def asking(**data: Any) -> RunSpec:
 
 def refused_as(policy: dict[str, Any], spec: RunSpec) -> tuple[str, str]:
     """Return code and field of a refusal, which goes once the lines are changed as it says."""
-    with pytest.raises(PolicyError) as caught:
-        check(policy, spec)
-    check(policy | caught.value.change, spec)
-    return caught.value.code, caught.value.field or ""
+    refused = refusal(policy, spec)
+    check(policy | refused.change, spec)
+    return refused.code, refused.field or ""
 
 
 def test_a_run_reads_listed_columns_alone_whatever_it_reads_them_for() -> None:
@@ -276,6 +229,9 @@ def test_a_run_reads_listed_columns_alone_whatever_it_reads_them_for() -> None:
         others = [name for name in COLUMNS if name != column]
         expected = ("column-not-allowed", fields.get(column, "data.features"))
         assert refused_as({"columns": others}, asking()) == expected
+    told = refusal({"columns": ["age", "secret"], "files": ["*"]}, asking()).public_message
+    assert "patient" in told
+    assert "secret" not in told, "others hear only of what the run names"
 
 
 def test_a_run_reads_listed_files_alone_and_a_pattern_only_if_that_is_listed() -> None:
@@ -285,13 +241,6 @@ def test_a_run_reads_listed_files_alone_and_a_pattern_only_if_that_is_listed() -
     assert refused_as({"files": ["v*", "people.csv"]}, asking(file="vis*")) == ("file-not-allowed", "data.file")
     check({"files": ["vis*", "people.csv"]}, asking(file="vis*"))
     assert refused_as({"files": ["*.csv"]}, run_spec(method=RANK_DAD)) == ("file-not-allowed", "data.file")
-
-
-def test_what_others_hear_of_columns_names_only_what_the_run_does() -> None:
-    with pytest.raises(PolicyError) as caught:
-        check({"columns": ["age", "secret"], "files": ["*"]}, asking())
-    assert "secret" not in caught.value.public_message
-    assert "patient" in caught.value.public_message
 
 
 @pytest.mark.parametrize("group", [None, "visit"])
@@ -314,26 +263,22 @@ def admit(policy: dict[str, Any], data: SiteData) -> SiteData:
     return admitted(validate(Policy, policy), spec, make_plan(spec, build_model(spec)), data)
 
 
+def admission(policy: dict[str, Any], data: SiteData) -> tuple[str, str, dict[str, Any]]:
+    with pytest.raises(PolicyError) as caught:
+        admit(policy, data)
+    return caught.value.code, caught.value.field, caught.value.change
+
+
 def test_an_epochs_smallest_step_decides() -> None:
     """33 samples in steps of at most 8 are 7, 7, 7, 6 and 6."""
     data = data_of(33, 0, 0)
     admit({"min_rows": 6}, data)
-    with pytest.raises(PolicyError, match=r"^training.batch_size: .* steps of 6 samples here, .* fewer than 7"):
-        admit({"min_rows": 7}, data)
-    with pytest.raises(PolicyError, match=r"^method.rank: .* of 6 samples here, .* at most 0 \(rows_per_rank 7\)"):
-        admit({"min_rows": 1, "rows_per_rank": 7}, data)
-
-
-def test_accumulated_batches_are_one_step() -> None:
-    check({"min_rows": 16}, run_spec(method=RANK_DAD, training={"accumulate": 2}))
-
-
-@pytest.mark.parametrize(
-    ("policy", "samples", "rows"),
-    [({"rows_per_rank": None}, 1, None), ({}, 33, 8), ({}, 3, 0), ({"rows_per_rank": 1}, 0, 0)],
-)
-def test_a_small_step_sends_fewer_rows(policy: dict[str, Any], samples: int, rows: int | None) -> None:
-    assert validate(Policy, policy).rank(samples) == rows
+    few = ("steps-of-too-few", "training.batch_size", {"min_rows": 6})
+    assert admission({"min_rows": 7}, data) == few
+    assert admission({"min_rows": 1, "rows_per_rank": 7}, data)[1:] == ("method.rank", {"rows_per_rank": 6})
+    check({"min_rows": 16}, run_spec(method=RANK_DAD, training={"accumulate": 2}))  # two batches are one step
+    rows = [Policy(rows_per_rank=each).rank(samples) for each, samples in ((None, 1), (4, 33), (4, 3), (1, 0))]
+    assert rows == [None, 8, 0, 0]
 
 
 def test_a_split_that_is_too_small_is_not_evaluated() -> None:
@@ -351,12 +296,10 @@ def grouped(data: SiteData, rows: int) -> SiteData:
 def test_a_policy_counts_patients_where_rows_have_one() -> None:
     """32 rows in 4 steps of 8 are of 8 patients with 4 rows each; with 8 rows each a patient is in every step twice."""
     admit({"min_rows": 8}, grouped(data_of(32, 0, 0), 4))
-    with pytest.raises(PolicyError, match=r"steps of 8 samples here, maybe of 4 groups, .* fewer than 5"):
-        admit({"min_rows": 5}, grouped(data_of(32, 0, 0), 8))
+    assert admission({"min_rows": 5}, grouped(data_of(32, 0, 0), 8))[2] == {"min_rows": 4}
     data = admit({"min_rows": 3, "rows_per_rank": None}, grouped(data_of(64, 12, 8), 4))
     (split,) = data.splits
     assert [len(split.validation), len(split.test)] == [12, 0], "three patients, and two"
-    assert "the set has 2 groups there" in data.notes[0]
 
 
 @pytest.mark.parametrize("groups", [1, 8, 30, 64])
@@ -386,27 +329,23 @@ def test_sums_of_many_repeats_are_refused_where_they_would_tell_samples() -> Non
     spec = run_spec(method=RANK_DAD, evaluation={"name": "k-fold", "folds": 3, "repeats": 10})
     data = split_samples(spec, Reading("x", np.ones((90, 6), np.float32), np.arange(90) % 3), 0)
     admitted(validate(Policy, {"min_rows": 4}), spec, make_plan(spec, build_model(spec)), data)
-    with pytest.raises(PolicyError, match=r"^evaluation.repeats: .* there are 4 samples here for each sum"):
+    with pytest.raises(PolicyError) as caught:
         admitted(validate(Policy, {"min_rows": 5}), spec, make_plan(spec, build_model(spec)), data)
+    assert (caught.value.field, caught.value.change) == ("evaluation.repeats", {"min_rows": 4})
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ([0.0, 1.0, float("nan"), 1.0], "training.batch_size: 2 columns have two values, and a step has 8 samples"),
-        ([2.0, 2.0, 2.0, 2.0], ""),
-        ([0.0, 1.0, 2.0, float("nan")], ""),
-    ],
+    ("columns", "told"),
+    [([0.0, 1.0, float("nan"), 1.0], True), ([2.0, 2.0, 2.0, 2.0], False), ([0.0, 1.0, 2.0, float("nan")], False)],
 )
-def test_a_site_is_told_what_small_steps_tell(columns: list[float], said: str) -> None:
+def test_a_site_is_told_what_small_steps_tell_of_columns_of_two_values(columns: list[float], told: bool) -> None:
     spec = run_spec(method=RANK_DAD | {"rank": 4}, data={"shape": [40]})
     inputs = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
     inputs[:, :2] = torch.tensor(columns).repeat(10)[:, None]
     rows = torch.arange(40)
     data = SiteData(Samples(inputs, rows % 3), (Split(rows[:16], rows[16:28], rows[28:]),))
     rank, *binary = admitted(Policy(), spec, make_plan(spec, build_model(spec)), data).notes
-    assert rank == "method: steps of 8 samples send 2 rows of a layer here, not 4 (rows_per_rank 4)"
-    assert [note.startswith(said) for note in binary] == [True] * bool(said)
+    assert [rank.partition(":")[0], len(binary)] == ["method", told]
 
 
 @pytest.mark.parametrize("reducer", ["auto", "block", "exact", "spi"])
@@ -444,23 +383,6 @@ def test_lines_that_an_older_policy_does_not_have_are_todays_defaults(tmp_path: 
     assert (raised.value.code, raised.value.field) == ("field-unknown", "min_samples")
 
 
-def test_a_wrong_field_is_named_with_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "policy.json"
-    path.write_text('{"max_ranks": 4}')
-    with pytest.raises(SpecError, match=r"policy.json: max_ranks: is not known here: did you mean max_rank\?"):
-        Policy.read(str(path))
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as serving:
-        thread = Thread(target=serving.serve_forever, args=(0.05,))
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
-
-
 def site(tmp_path: Path, server: Server, spec: RunSpec, policy: dict[str, Any]) -> SiteConfig:
     """A site whose aggregator offers a run and takes one contribution."""
     offered = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
@@ -483,7 +405,7 @@ def test_a_site_is_told_all_lines_that_refuse_before_it_reads_any_data(tmp_path:
 def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path, server: Server) -> None:
     """There are no data here at all."""
     spec = run_spec(method={"name": "dad"})
-    with pytest.raises(PolicyError, match=r"^method.name: ") as error:
+    with pytest.raises(PolicyError) as error:
         run_site(site(tmp_path, server, spec, {}))
     assert error.value.exit_code == 2
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
@@ -547,7 +469,7 @@ def test_refused_runs_count_until_an_owner_has_had_enough(tmp_path: Path, server
 def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, server: Server) -> None:
     spec = run_spec(method=RANK_DAD)
     write_site(tmp_path / "data", 10, 0)
-    with pytest.raises(PolicyError, match="steps of 7 samples here"):
+    with pytest.raises(PolicyError, match="7"):
         run_site(site(tmp_path, server, spec, {"min_rows": 8, "keyed_folds": True}))
     told = unpack(server.bodies[0], make_plan(spec, build_model(spec)), up=True).body
     assert isinstance(told, Failure)
@@ -564,14 +486,13 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
         check_site(site(tmp_path, server, spec, {}))
     write_site(tmp_path / "data", 34, 0)
     asked = list[Need]()
-    with pytest.raises(PolicyError, match=r"^method.rank"):
+    with pytest.raises(PolicyError):
         check_site(site(tmp_path, server, spec, {"max_rank": 1}), told=asked.extend)
     assert [(one.line, one.needed, one.here) for one in asked if one.refused] == [("max_rank", 2, 1)]
     assert {"min_rows", "methods", "min_sites"} < {one.line for one in asked}
     check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2, "rows_per_rank": 1, "keyed_folds": True}))
-    said = capsys.readouterr().out
-    assert "validation: 5 samples are left out, in 1 of 1 folds: the set has 5 there" in caplog.text
-    assert "and its policy allows it: 22 samples to train on" in said
+    assert "22 samples to train on" in capsys.readouterr().out
+    assert "validation: 5 samples are left out" in caplog.text
     assert not server.bodies
 
 
@@ -581,8 +502,5 @@ def test_projections_are_one_of_the_rows_that_a_policy_lets_out() -> None:
         training = {"optimizer": optimizer | {"second_moment": moment}}
         spec = run_spec(method={"name": "rank-dad", "rank": 3}, training=training)
         assert rows_sent(spec) == most
-        plan = make_plan(spec, build_model(spec))
-        check_run(Policy(max_rank=most, rows_per_rank=None), spec, plan)
-        of_them = r' \(one for "second_moment": "factored"\)' if moment == "factored" else ""
-        with pytest.raises(PolicyError, match=f"asks for {most} rows{of_them}, but"):
-            check_run(Policy(max_rank=most - 1, rows_per_rank=None), spec, plan)
+        check({"max_rank": most, "rows_per_rank": None}, spec)
+        assert refusal({"max_rank": most - 1, "rows_per_rank": None}, spec).change == {"max_rank": most}

@@ -16,14 +16,13 @@ import typer
 from typer.testing import CliRunner, Result
 
 from rankdad.common.documents import validate
-from rankdad.common.errors import DataError
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import save_torch
 from rankdad.local.cli import SOME_REFUSED, mount
 from rankdad.local.trained_rows import FILE
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.cli import mount as mount_remote
 from rankdad.simulations.lockstep import run as run_lockstep
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
@@ -80,7 +79,7 @@ def trained(folder: Path, table: Callable[[int], pd.DataFrame], data: dict[str, 
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two hospitals, in `run`, and their folders."""
     folder = tmp_path_factory.mktemp("hospitals")
-    settings = {"training": {"epochs": 15, "optimizer": {"name": "adam", "lr": 0.1}}}
+    settings = {"training": {"epochs": 12, "batch_size": 48, "optimizer": {"name": "adam", "lr": 0.3}}}
     standardised = {"preparation": {"standardise": "federated"}}
     trained(folder, lambda seed: patients(60, seed), SCHEMA, model={"name": "linear"}, **standardised, **settings)
     return folder
@@ -170,16 +169,16 @@ def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospital
     data = written(tmp_path, spoiled)
     done = predict(hospitals / "run", data)
     assert done.exit_code == SOME_REFUSED, done.output
-    assert "5 of 12 rows refused, the first: row 3, column age: holds 'abc', expected a finite number" in done.output
-    assert "row 10, column ill: holds 'maybe', expected one of no, yes; 1 of 12 labels are not used" in done.output
+    assert "5 of 12 rows refused" in done.output
+    assert "1 of 12 labels are not used" in done.output
     assert "6 samples: AUC" in done.output
     found = predicted(data)
     reasons = {row: reason for row, reason in enumerate(found["refused"]) if reason}
     assert list(reasons) == [1, 3, 4, 5, 7]
-    assert reasons[3] == "row 5, column sex: holds 'x', expected one of m, w"
-    assert reasons[4].endswith("expected a date such as 2020-04-03 or 3.4.2020 that is in the calendar")
-    assert reasons[5].endswith("expected a number above 0, to take its log")
-    assert reasons[7] == "row 9, column age: is missing"
+    columns = [reason.partition(": ")[0] for reason in reasons.values()]
+    assert columns == [
+        f"row {row}, column {name}" for row, name in ((3, "age"), (5, "sex"), (6, "visit"), (7, "chol"), (9, "age"))
+    ]
     assert (found["predicted"] == "").tolist() == [row in reasons for row in range(12)]
     assert (found["label"] == "").tolist() == [row in (*reasons, 8) for row in range(12)]
     assert found["patient"].tolist() == whole["patient"].tolist()
@@ -189,23 +188,13 @@ def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospital
     assert found.loc[others, "probability_yes"].tolist() == predicted(data).loc[others, "probability_yes"].tolist()
 
 
-def test_a_table_without_any_row_that_fits_is_an_error(hospitals: Path, tmp_path: Path) -> None:
-    failed = predict(hospitals / "run", written(tmp_path, patients(3, 9).assign(age="old"))).exception
-    assert "no row can be predicted: " in str(failed)
-    assert "row 2, column age: holds 'old', expected a finite number" in str(failed)
-
-
 def test_values_far_from_those_of_training_are_counted_by_column(hospitals: Path, tmp_path: Path) -> None:
     new = patients(20, 9)
     new["age"] *= 10
     new.loc[:2, "visit"] = "01.01.1990"
     done = predict(hospitals / "run", written(tmp_path, new))
-    age, visit = [line for line in done.output.splitlines() if "standard deviations" in line]
-    assert age.startswith(
-        "warning: column age: 20 of 20 values lie more than 4 standard deviations from training's mean"
-    )
-    assert age.endswith(": is the unit the same?")
-    assert visit.startswith("warning: column visit: 3 of 20 values")
+    far = re.findall(r"column (\w+): (\d+) of 20 values lie", done.output)
+    assert far == [("age", "20"), ("visit", "3")]
     assert predicted(tmp_path / "new.csv")["outside"].tolist() == ["age; visit"] * 3 + ["age"] * 17
     assert "standard deviations" not in predict(hospitals / "run", written(tmp_path, patients(20, 9))).output
 
@@ -226,6 +215,7 @@ def test_rows_that_were_trained_on_are_told(hospitals: Path, tmp_path: Path) -> 
     assert "trained on" not in predict(hospitals / "run", written(tmp_path, patients(5, 9))).output
 
 
+@pytest.mark.slow
 def test_whatever_weights_there_are_are_taken_and_named(hospitals: Path, tmp_path: Path) -> None:
     run, data = hospitals / "run", written(tmp_path, patients(9, 9))
     save_torch(saved_model(run, "best"), tmp_path / "model.pt2")
@@ -249,22 +239,6 @@ def test_whatever_weights_there_are_are_taken_and_named(hospitals: Path, tmp_pat
     found = list(scores.values())
     assert found[:4] == [found[0]] * 4
     assert found[4] == found[5]
-
-
-def test_what_export_has_written_is_predicted_from(hospitals: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    mount_remote(app)
-    run, exported = hospitals / "run", tmp_path / "exported"
-    words = ["export", str(run), "--output", str(exported), "--torch"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.exception
-    assert f"{exported}/model.pt2: {run}/model/best.safetensors, and what prepares its inputs" in done.output
-    data = written(tmp_path, patients(9, 9))
-    scores = []
-    for model in (run, exported / "model.pt2"):
-        assert predict(model, data).exit_code == 0
-        scores.append(predicted(data)["probability_yes"].tolist())
-    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize(
@@ -306,10 +280,11 @@ def test_a_run_that_was_cut_short_predicts_from_its_checkpoint(tmp_path: Path) -
     assert json.loads((tmp_path / "run" / "run.json").read_text())["name"] == spec.name
 
 
-def test_a_table_of_no_rows_is_named(hospitals: Path, tmp_path: Path) -> None:
-    done = predict(hospitals / "run", written(tmp_path, patients(20, 9)[:0]))
-    assert done.exit_code == 1
-    assert "new.csv: has no rows" in str(done.exception)
+def test_a_table_of_which_no_row_can_be_predicted_is_an_error(hospitals: Path, tmp_path: Path) -> None:
+    for table in (patients(20, 9)[:0], patients(3, 9).assign(age="old")):
+        failed = predict(hospitals / "run", written(tmp_path, table)).exception
+        assert isinstance(failed, UserError)
+        assert "new.csv: " in str(failed)
 
 
 def test_names_that_begin_like_formulas_are_written_as_text(hospitals: Path, tmp_path: Path) -> None:
@@ -332,6 +307,7 @@ def test_predictions_do_not_overwrite_the_data(hospitals: Path, tmp_path: Path) 
     assert data.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_torch_file_is_named(hospitals: Path, tmp_path: Path) -> None:
     """Strides beyond the numbers, a bomb, a member that is said to be encrypted, a broken stream."""
     path, listed = tmp_path / "model.pt2", "model/data/weights/model_weights_config.json"

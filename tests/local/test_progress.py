@@ -13,54 +13,36 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from rankdad.common.logs import MAX_PROGRESS, LogOptions, progress, set_up
+from rankdad.common.logs import MAX_PROGRESS, LogOptions, set_up
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
 from rankdad.simulations.cli import mount
-from tests.conftest import run_document, write_policy, write_site
+from tests.conftest import run_document, site_config, write_policy, write_site
 from tests.remote.serving import serving
 
-ALONE: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 3}}
+SAID = [f"{fold}{line}" for fold in ("fold 1 of 2", "fold 2 of 2") for line in (": trains", "/epoch 1 of 1", "")]
+SAID += ["final model: trains with all samples", "final model/epoch 1 of 1", "final model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lines", "quiet", "json"])
-def test_a_site_says_an_epoch_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_a_site_says_a_line_for_every_fold_and_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     set_up(LogOptions.of(verbose=False, quiet=kind == "quiet", as_json=kind == "json"))
-    data, policy = str(write_site(tmp_path / "data", 60, 0)), write_policy(tmp_path)
-    with serving(tmp_path / "run", **ALONE, evaluation={"name": "k-fold", "folds": 2}) as served:
-        config = SiteConfig(
-            name="alpha",
-            aggregator=f"http://127.0.0.1:{served.port}",
-            data=data,
-            output=str(tmp_path / "out"),
-            policy=policy,
-        )
-        run_site(config)
+    places = {"data": str(write_site(tmp_path / "data", 60, 0)), "output": str(tmp_path / "out")}
+    alone: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 1}}
+    with serving(tmp_path / "run", **alone, evaluation={"name": "k-fold", "folds": 2}) as served:
+        run_site(site_config(served.port, **places, policy=write_policy(tmp_path)))
     out, err = capsys.readouterr()
-    lines = [line.removeprefix("alpha: ") for line in out.splitlines()][:-1]
+    lines = [line.removeprefix("alpha: ") for line in out.splitlines()[:-1]]
     if kind == "json":
         lines = [json.loads(line)["message"] for line in err.splitlines()]
         lines = [line for line in lines if line.startswith(("epoch", "fold", "final"))]
-    if kind == "quiet":
-        assert not lines
-        return
-    assert [line.split(" · ")[0] for line in lines] == [
-        "fold 1 of 2: trains",
-        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
-        "fold 1 of 2",
-        "fold 2 of 2: trains",
-        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
-        "fold 2 of 2",
-        "final model: trains with all samples",
-        *(f"epoch {epoch} of 3" for epoch in (1, 2, 3)),
-        "final model",
-    ]
-    if kind == "lines":
-        progress("a" * 63, "b" * 63)
-        out += capsys.readouterr().out
-        assert max(len(line) for line in out.splitlines() if "the model is in" not in line) <= MAX_PROGRESS
-        assert all(" s · step " in line for line in lines if line.startswith("epoch"))
-        assert lines[1].partition(" · step ")[2].startswith(("2 · loss ", "3 · loss ", "4 · loss "))
+    expected = [line.partition("/")[2] or line for line in SAID]
+    assert [line.split(" · ")[0] for line in lines] == expected * (kind != "quiet")
+    assert all(len(line) <= MAX_PROGRESS for line in lines)
+    assert all(" s · step " in line and " · loss " in line for line in lines if line.startswith("epoch"))
 
 
 def check(folder: Path, table: pd.DataFrame, changes: Any = None, **policy: Any) -> Result:
@@ -110,24 +92,28 @@ def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path) -> None:
-    full = {"training": {"batches": "full"}}
-    first = check(tmp_path, table(), full, min_rows=4).output
-    assert "every epoch: figures of the validation set" in first
-    assert "reference" not in first
-    changes: dict[str, Any] = {"evaluation": {"name": "holdout", "references": ["local", "linear"]}}
-    changes["training"] = {"validation": 0, "batches": "full"}
-    second = check(tmp_path, table().assign(ill="no"), changes, min_rows=4).output
-    assert "every epoch" not in second
-    assert "histograms of the risks, and as many of each reference: local, linear" in second
-    assert "for the preparation, the reference linear and Table 1" in second
-    assert "the outcome never occurs in alpha's table: is it coded as elsewhere?" in second
-    assert "projection" not in first + second
-    assert "batches are even" not in first + second
-    factored: dict[str, Any] = {"training": {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}}
-    third = check(tmp_path, table(), factored, min_rows=4).output
-    assert "batches are even: of two thirds of the rows here if they fill none" in third
-    assert "gradients as dsgd has them, and a pair of random projections of every matrix, at most" in third
+FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored"}}
+LEAVES: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {  # what a run asks for, and which words stand there
+    "plain": (
+        {"training": {"batches": "full"}},
+        {"every epoch:": True, "reference": False, "projection": False, "batches are even": False},
+    ),
+    "references": (
+        {
+            "evaluation": {"name": "holdout", "references": ["local", "linear"]},
+            "training": {"validation": 0, "batches": "full"},
+        },
+        {"every epoch:": False, "as many of each reference: local, linear": True, "the reference linear and": True},
+    ),
+    "factored": ({"training": FACTORED}, {"batches are even": True, "random projections of every matrix": True}),
+}
+
+
+@pytest.mark.parametrize("asked", LEAVES)
+def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path, asked: str) -> None:
+    changes, words = LEAVES[asked]
+    told = check(tmp_path, table(), changes, min_rows=4).output
+    assert {word: word in told for word in words} == words
 
 
 @pytest.mark.parametrize("what", ["cell", "policy"])
@@ -146,11 +132,3 @@ def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
             run_site(config.model_copy(update={"aggregator": f"http://127.0.0.1:{served.port}"}))
     assert f"error: {error.value}" in done.output
     assert threading.active_count() < 20
-
-
-def test_offline_goes_with_a_sites_file(tmp_path: Path) -> None:
-    check(tmp_path, table())
-    app = typer.Typer()
-    mount(app)
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "run.json"), "--offline", str(tmp_path / "run.json")])
-    assert "is no site's file" in str(done.exception)

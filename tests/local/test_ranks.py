@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -19,9 +19,8 @@ from torch import nn
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.run.replica import Replica
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
-from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
+from rankdad.local.ranks.sharded import check_sharded
 from rankdad.local.ranks.sharing import check_model, pooled
 from tests.conftest import run_spec
 from tests.ranks import free_port, run_ranks
@@ -95,58 +94,14 @@ def test_what_cannot_be_done_with_rows_of_weights_is_refused_by_its_field(change
         check_sharded(run_spec(), "alpha", "cuda:0", has_own_gpu=False)
 
 
-def furthest(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-
-
-def with_rows(alike: bool) -> tuple[tuple[float, float], int, float]:
-    """Train a whole replica and one of which this rank has rows; return how far they are apart in the end.
-
-    Args:
-        alike: whether all ranks have as many parts of a batch.
-    """
-    spec = run_spec(training={"clip": 0.5, "dtype": "float64"})
-    whole = Replica(spec)
-    rows = ShardedReplica(spec, Replica(spec).model, None)
-    inputs, labels = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(8)
-    apart = 0.0
-    for _ in range(3):
-        found = []
-        for replica in (whole, rows):
-            with replica.passes((3 if alike else 4,), 1), replica.capture() as capture:
-                for part in (slice(0, 4), slice(4, 8)):
-                    capture.backward(nn.functional.cross_entropy(replica.model(inputs[part]), labels[part] % 3) / 2)
-                factors = {name: factor.gradient() for name, factor in capture.factors().items()}
-                found.append(factors | {name: value.clone() for name, value in capture.dense().items()})
-        assert found[0].keys() == found[1].keys()
-        apart = max(apart, *(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]))
-        whole.apply(found[0])
-        rows.apply({name: value[rows.rows(len(value))] for name, value in found[0].items()})
-    state, held = rows.state(), sum(parameter.numel() for parameter in rows.trained.values())
-    with rows.evaluating() as model, torch.no_grad():
-        outputs = model(inputs)
-    expected = whole.state()
-    assert state.keys() == expected.keys()
-    off = 0.0 if torch.distributed.get_rank() else furthest(expected, state)
-    with torch.no_grad():
-        off = max(
-            off, float((outputs - whole.model(inputs)).abs().max()), float((rows.sketch() - whole.sketch()).norm())
-        )
-    return (apart, off), held, furthest(whole.parameters(), rows.parameters())
-
-
-@pytest.mark.parametrize("alike", [True, False])
-def test_rows_of_a_replica_are_those_of_the_whole(alike: bool) -> None:
-    found = run_ranks(3, with_rows, alike)
-    assert max(max(apart, off, parameters) for (apart, off), _, parameters in found) < 1e-12
-    assert sum(held for _, held, _ in found) == sum(p.numel() for p in Replica(run_spec()).trained.values())
-
-
 def torchrun(rank: int, port: int) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
 
 
-@pytest.mark.parametrize("variable", [{}, {"MASTER_PORT": "x"}, {"WORLD_SIZE": "x"}, {"MASTER_ADDR": ""}])
+@pytest.mark.parametrize(
+    "variable",
+    [pytest.param({}, marks=pytest.mark.slow), {"MASTER_PORT": "x"}, {"WORLD_SIZE": "x"}, {"MASTER_ADDR": ""}],
+)
 def test_a_rank_that_finds_no_other_says_what_to_look_at(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +188,7 @@ def test_a_rank_that_cannot_go_on_is_heard_by_rank_0_while_that_waits_for_other_
 ENDS = """
 import os
 import torch
+from rankdad.common.lowrank.factors import Factor
 from rankdad.local.ranks.group import Ranks
 with Ranks():
     import torch.distributed.fsdp  # as torch does where a model is made

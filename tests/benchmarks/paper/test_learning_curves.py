@@ -51,6 +51,7 @@ def test_series_are_cut_at_the_panels_frames() -> None:
     assert found.others["length"].tolist() == [2, 1, 2, 2, 2] * 2
 
 
+@pytest.mark.slow
 def test_curves_of_one_fold_can_be_compared(pool: ArrayDataset) -> None:
     """The same test samples, batches and initial weights: what is exact differs by rounding alone."""
     dsgd, dad, published = (train(PANEL, METHODS[key], 1, pool) for key in ("dsgd", "dad", "published-2"))
@@ -62,6 +63,7 @@ def test_curves_of_one_fold_can_be_compared(pool: ArrayDataset) -> None:
     assert not dsgd.spectra
 
 
+@pytest.mark.slow
 def test_spectra_are_those_of_the_updates(pool: ArrayDataset) -> None:
     watched = replace(METHODS["published-2"], family="authors")
     found = train(Panel(**{**PANEL.__dict__, "epochs": 5}), watched, 0, pool).spectra
@@ -72,6 +74,7 @@ def test_spectra_are_those_of_the_updates(pool: ArrayDataset) -> None:
         assert 1 <= len(row["values"]) <= 2
 
 
+@pytest.mark.slow
 def test_pooled_sends_nothing(pool: ArrayDataset) -> None:
     found = train(PANEL, METHODS["pooled"], 0, pool).auc
     assert {row["site"] for row in found} == {f"site-{n + 1}" for n in range(4)}

@@ -10,10 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.paper.timing import LINKS, WARM_UP, arrange, measure, unaccounted
-from rankdad.common.documents import validate
+from benchmarks.paper.timing import WARM_UP, arrange, measure, unaccounted
 from rankdad.common.errors import DataError, SpecError
-from rankdad.simulations.spec import SimulationFile
 from tests.conftest import OPEN, run_document, write_site
 
 
@@ -52,14 +50,6 @@ def test_what_cannot_be_measured_is_said(
     whole = arrange(document(tmp_path, 100), 2, "unshaped")
     with pytest.raises(error, match=said):
         measure(whole | {"simulation": whole["simulation"] | simulation})
-
-
-@pytest.mark.parametrize("link", LINKS)
-def test_every_link_is_a_simulation(link: str) -> None:
-    base = {"run": run_document(), "simulation": {"source": {"name": "npz", "path": "pool.npz"}}}
-    file = validate(SimulationFile, arrange(base, 18, link))
-    assert len(file.run.federation.sites) == 18
-    assert (file.simulation.relay is None) == (link == "unshaped")
 
 
 def test_what_the_link_does_not_account_for_is_the_relay_s() -> None:

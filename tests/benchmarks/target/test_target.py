@@ -38,15 +38,15 @@ def point(megabytes: float, **values: float) -> Point:
     return Point(1, 1, 1.0, megabytes * 5e5, megabytes * 5e5, 8.0, 2.0, values)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "rank-dad", "rank": 1, "wire": "int8"},
-        {"name": "powersgd", "rank": 1},
-        {"name": "dsgd", "local_steps": 2},
-    ],
-    ids=lambda method: str(method["name"]),
-)
+MEASURED: list[dict[str, Any]] = [
+    {"name": "powersgd", "rank": 1},
+    {"name": "rank-dad", "rank": 1, "wire": "int8"},
+    {"name": "dsgd", "local_steps": 2},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", MEASURED, ids=lambda method: str(method["name"]))
 def test_bytes_and_exchanges_of_the_last_test_are_those_of_the_runs_summary(
     tmp_path: Path, site_data: Data, method: dict[str, Any]
 ) -> None:
@@ -65,6 +65,7 @@ def test_bytes_and_exchanges_of_the_last_test_are_those_of_the_runs_summary(
     assert all(0 < p.parallel < p.seconds < p.parallel * 3 for p in curve)
 
 
+@pytest.mark.slow
 def test_a_training_ends_with_the_test_that_reaches_all_targets(site_data: Data) -> None:
     spec = run_spec(training={"validation": 0.0, "epochs": 4})
     data = site_data(spec)
@@ -125,17 +126,6 @@ def simulation(**changes: Any) -> dict[str, Any]:
     return {"run": run, "simulation": {"source": {"name": "digits"}}}
 
 
-@pytest.mark.parametrize(("kind", "least"), [("even", 0.99), ("unequal", 0.12), ("dirichlet", 0.0)])
-def test_samples_are_dealt_out_evenly_unevenly_or_by_skewed_labels(tmp_path: Path, kind: str, least: float) -> None:
-    file = arranged(validate(SimulationFile, simulation()), kind, tmp_path)
-    data = dealt_data(file, tmp_path / "sites")
-    sizes = [len(site.samples) for site in data.values()]
-    assert sum(sizes) == 1797
-    assert least < min(sizes) / max(sizes) <= (1 if kind != "unequal" else 0.13)
-    shares = [site.samples.labels.bincount(minlength=10).max() / len(site.samples) for site in data.values()]
-    assert (max(shares) > 0.25) == (kind == "dirichlet")
-
-
 def test_folders_of_tables_are_put_together_and_dealt_out_anew(tmp_path: Path) -> None:
     for place, folder in enumerate(("one", "two")):
         (tmp_path / folder).mkdir()
@@ -187,6 +177,7 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path, words: list[str], name
     assert named in done.output.replace("\n", " ") + str(done.exception)
 
 
+@pytest.mark.slow
 def test_without_flower_its_row_says_so(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')

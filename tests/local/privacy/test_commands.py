@@ -56,6 +56,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "alpha.json"
 
 
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A passphrase that is as quick to guess as to check."""
+    monkeypatch.setattr(archive, "COST", 16)
+
+
 def said(*words: object) -> str:
     done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False, env={"COLUMNS": "200"})
     return done.output
@@ -174,6 +180,7 @@ def test_runs_with_other_outputs_have_one_log(tmp_path: Path) -> None:
 TRIGGER = "CREATE TRIGGER forget AFTER INSERT ON runs BEGIN DELETE FROM patients; DELETE FROM used; END"
 
 
+@pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize(
     "statement",
     [
@@ -203,6 +210,7 @@ def test_a_log_is_whole_and_ours_before_it_is_put_in_place(tmp_path: Path, site:
     assert not (tmp_path / "policy.json").exists()
 
 
+@pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize(
     ("document", "expected"),
     [("[]", "field-invalid"), ("no JSON", "not-an-export"), ({}, "field-missing"), ({"log": "%%%"}, "not-an-export")],
@@ -217,6 +225,7 @@ def test_an_export_of_another_shape_is_refused(tmp_path: Path, site: Path, docum
     assert code("privacy", "import", tmp_path / "moved.json", export) == expected
 
 
+@pytest.mark.usefixtures("cheap")
 def test_an_export_is_no_way_to_an_older_log(tmp_path: Path, site: Path) -> None:
     export = tmp_path / "log.rankdad"
     said("privacy", "export", site, export)
