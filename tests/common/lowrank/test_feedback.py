@@ -123,7 +123,10 @@ def test_powersgds_residual_stays_small_where_sites_differ() -> None:
     assert max(sizes[40:]) < 2 * max(sizes[:20])
 
 
-@pytest.mark.parametrize(("residual", "reducer"), [("dense", "auto"), ("factors", "auto"), ("factors", "spi")])
+@pytest.mark.parametrize(
+    ("residual", "reducer"),
+    [("dense", "auto"), ("factors", "auto"), pytest.param("factors", "spi", marks=pytest.mark.slow)],
+)
 def test_a_lazy_site_waits_until_enough_has_gathered(residual: str, reducer: str) -> None:
     """Of one gradient again and again k + 1 times as much has gathered after k steps of waiting: each third is sent."""
     spec = {"name": "rank-dad", "rank": 2, "lazy": 2.9, "residual": residual, "reducer": reducer}

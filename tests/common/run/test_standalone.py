@@ -83,7 +83,7 @@ def some_inputs(model: SavedModel, count: int) -> Tensor:
     return inputs
 
 
-@pytest.mark.parametrize("kind", sampled(TRAINED, 4))
+@pytest.mark.parametrize("kind", sampled(TRAINED, 6))
 def test_a_torch_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     model = trained(**TRAINED[kind])
     save_torch(model, tmp_path / "model.pt2")
