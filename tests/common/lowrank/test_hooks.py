@@ -17,7 +17,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.layers import linear_layers, unfollowed
 from rankdad.common.protocol.routing import choose_routes
 from tests.common.lowrank.test_capture import Model, check, linear, total, x
 from tests.conftest import run_spec
@@ -137,13 +136,6 @@ def test_a_hook_that_comes_within_a_capture_acts_too() -> None:
         capture.backward(loss)
     assert capture.factors().keys() == {"2.weight"}
     torch.testing.assert_close(capture.dense()["0.weight"], expected)
-
-
-def test_hooked_weights_and_biases_have_no_factor_and_are_named() -> None:
-    assert linear_layers(with_tensor_hook()).keys() == {"2.weight"}
-    assert linear_layers(with_post_accumulate_hook()).keys() == {"2.weight"}
-    assert linear_layers(with_hook_of_bias())["0.weight"][1] is None
-    assert unfollowed(with_tensor_hook()).keys() == {"0"}
 
 
 @pytest.mark.parametrize("method", ["rank-dad", "powersgd", "dad", "top-k", "dsgd"])
