@@ -55,7 +55,7 @@ def site(draw: torch.Generator, people: int, shape: str, apart: float) -> tuple[
             for shape in ("normal", "saturated", "few values")
             for people, most in ((12, 0.03), (40, 0.01), (200, 0.003))
         ],
-        every=5,
+        every=9,
     ),
 )
 def test_the_auc_of_six_sites_is_near_the_exact_one_and_says_how_near(people: int, most: float, shape: str) -> None:
@@ -185,25 +185,26 @@ def test_the_interval_has_what_smooth_scores_are_off() -> None:
     assert (found.values["auc"] or 0) - interval.low >= off / 2 * 1.9
 
 
-@pytest.mark.parametrize("sizes", sampled(["24 12 7", "24 12 5", "60 40 40", "30 30"], every=4))
-def test_an_auc_is_off_by_more_than_it_says_in_one_test_of_twenty_at_most(sizes: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(24, 12, 7), (24, 12, 5), (60, 40, 40), (30, 30)])
+def test_an_auc_is_off_by_more_than_it_says_in_one_test_of_twenty_at_most(sizes: tuple[int, ...]) -> None:
     """Hospitals of a dozen patients, too: of few pairs a site may know of none that is out of order."""
     draw, covered = torch.Generator().manual_seed(8), list[bool]()
-    for _ in range(40):
-        own = [site(draw, int(count), "normal", 1.0) for count in sizes.split()]
+    for _ in range(100):
+        own = [site(draw, count, "normal", 1.0) for count in sizes]
         scores, labels = (torch.cat(both) for both in zip(*own, strict=True))
         found = summarise(TWO, reduce(add, [left(TWO, *one) for one in own]))
         exact = oracle.roc_auc_score(labels, scores[:, 1])
         assert found.auc_error is not None
         covered.append(abs((found.values["auc"] or 0) - exact) <= found.auc_error + 1e-12)
-    assert sum(covered) >= 38
+    assert sum(covered) >= 95
 
 
 def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
     """These had been counted: of half the folds the AUC was called exact, and was off by up to 0.03."""
     draw, task = torch.Generator().manual_seed(11), TWO
     covered, errors = list[bool](), list[float]()
-    for _ in range(20):
+    for _ in range(10):
         tests, exact = list[Tally](), list[tuple[Tensor, Tensor]]()
         for people in (14, 9, 20):
             (scores, labels), past = (site(draw, people, "normal", 1.0) for _ in range(2))
@@ -220,7 +221,7 @@ def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
         off = abs((found.values["auc"] or 0) - oracle.roc_auc_score(labels, outputs[:, 1]))
         covered.append(off <= found.auc_error + 1e-12)
     assert min(errors) > 0
-    assert sum(covered) >= 19
+    assert all(covered)
 
 
 @pytest.mark.parametrize(("patients", "bias"), sampled([(40, 0.08), (100, 0.05)], every=2))

@@ -246,7 +246,7 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fi
     for stage in preparing.stages:
         true = preparing.contribution(stage, totals, honest)
         told = preparing.contribution(stage, totals, liar)
-        for place in generator.permutation(len(told))[:60]:
+        for place in generator.permutation(len(told))[:30]:
             for value in generator.permutation([10.0**power for power in (*range(-300, 300, 15), 99, 114, 259, 269)]):
                 wild = told.clone()
                 wild[place] = float(value * generator.choice([-1, 1]))
@@ -254,6 +254,6 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fi
                     told, lies = wild, lies + 1
                     break
         totals[stage] = true + told
-    assert lies > 50
+    assert lies > 25
     fit = preparing.fit(totals)
     assert applied(preparing, fit, preparing.own(fit, honest), honest.inputs, honest.covariates).isfinite().all()

@@ -161,20 +161,18 @@ def breaks(size: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "field"),
+    ("function", "field"),
     [
-        ({"name": "factory", "factory": "nowhere.at_all:make"}, "model.factory"),
-        ({"name": "factory", "factory": "tests.common.protocol.test_plan:missing"}, "model.factory"),
-        ({"name": "factory", "factory": "tests.common.protocol.test_plan:no_module"}, "model.factory"),
-        (
-            {"name": "factory", "factory": "tests.common.protocol.test_plan:breaks", "arguments": {"size": 3}},
-            "model.arguments",
-        ),
+        ("nowhere.at_all:make", "model.factory"),
+        (f"{__name__}:missing", "model.factory"),
+        (f"{__name__}:no_module", "model.factory"),
+        (f"{__name__}:breaks", "model.arguments"),
     ],
 )
-def test_a_bad_factory_names_its_field(model: dict[str, Any], field: str) -> None:
+def test_a_bad_factory_names_its_field(function: str, field: str) -> None:
+    model = {"name": "factory", "factory": function, "arguments": {"size": 3} if "breaks" in function else {}}
     with pytest.raises(SpecError) as error:
-        build_model(run_spec(model=model), [model["factory"]])
+        build_model(run_spec(model=model), [function])
     assert error.value.field == field
 
 
