@@ -105,7 +105,7 @@ def by_statsmodels(task: str, labels: Any, columns: Any) -> Any:
     return model.fit() if task == "numbers" else model.fit(disp=0, tol=1e-12, maxiter=100)
 
 
-@pytest.mark.parametrize("task", ["numbers", "two classes", pytest.param("three classes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", sampled(TASKS, every=3))
 def test_coefficients_are_those_of_statsmodels_on_all_rows_to_six_digits(task: str) -> None:
     """Of more classes each is compared with the first."""
     spec, found = spec_of(task), tables(task)
@@ -139,7 +139,10 @@ def changed(rows: Rows, **columns: Any) -> Rows:
     [
         ("numbers", "collinear", {"at1": lambda inputs, labels: 3 * inputs[:, 0] + 1}),
         ("two classes", "separated", {"at1": lambda inputs, labels: labels + 0.01 * inputs[:, 0]}),
-        ("two classes", "separated", {"at1": lambda inputs, labels: (labels > 0).double() * (inputs[:, 0] > 60)}),
+        pytest.param(
+            *("two classes", "separated", {"at1": lambda inputs, labels: (labels > 0).double() * (inputs[:, 0] > 60)}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, problem: str, change: Any) -> None:
