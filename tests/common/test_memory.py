@@ -14,6 +14,7 @@ from rankdad.common.errors import SpecError
 from rankdad.common.memory import available, check_memory
 from rankdad.common.protocol.routing import PROBE_SAMPLES
 from rankdad.local.threads import use_threads
+from tests.common.faults import fault
 from tests.conftest import run_spec
 
 WEIGHTS = 6 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3  # of 6-16-16-3, with biases
@@ -84,7 +85,5 @@ def test_threads_that_cannot_be_started_are_said_before_torch_ends_the_process(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(SpecError) as error:
-        use_threads(64)
-    assert error.value.field == "training.threads"
+    assert fault(lambda: use_threads(64))[1] == "training.threads"
     assert threading.active_count() == before

@@ -10,6 +10,7 @@ import pytest
 
 from rankdad.common.errors import PolicyError
 from rankdad.common.user_code import CodeOrigin, origin, pack, permit, resolve, unpack
+from tests.common.faults import fault
 
 IMPORTED = "heart_models_were_imported"
 SOURCE = f"import sys\nsys.{IMPORTED} = True\ndef make():\n    return 1\n"
@@ -60,9 +61,7 @@ def test_a_listed_version_is_loaded(installed: Path, entry: str) -> None:
     ],
 )
 def test_what_is_not_listed_is_not_imported(installed: Path, entries: list[str], code: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        resolve(NAME, entries, "model.factory")
-    assert (error.value.code, error.value.field) == (code, "model.factory")
+    assert fault(lambda: resolve(NAME, entries, "model.factory"))[:2] == (code, "model.factory")
     assert not hasattr(sys, IMPORTED)
 
 

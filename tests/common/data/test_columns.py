@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rankdad.common.data import read_samples
 from rankdad.common.data.columns import resolved
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData
-from tests.common.data.readings import fault, inputs_of, two_classes
-from tests.conftest import SHARED, run_spec
+from tests.common.data.readings import inputs_of, two_classes
+from tests.common.faults import fault
 
 DATA: dict[str, Any] = {
     **{"reader": "csv", "file": "brains.csv", "covariates": "people.csv", "key": "subject"},
@@ -93,32 +92,3 @@ def test_regions_are_those_of_the_first_subject_and_measures_go_by_their_second_
     data = resolved(schema, tmp_path)
     assert data.inputs == ("eTIV", "Left-Amygdala", "age")
     assert data.regions == ("eTIV", "Left-Amygdala")
-
-
-@pytest.mark.shared_data
-@pytest.mark.slow
-def test_the_columns_of_a_real_consortium() -> None:
-    root = SHARED / "abide_freesurfer"
-    if not root.is_dir():
-        pytest.skip(f"{root} is not there")
-    changes = {"file": "freesurfer.csv", "covariates": "participants.csv", "features": ["*"], "exclude": ["autism"]}
-    changes |= {"label": "age", "values": [], "group": None, "categorical": {"sex": ["F", "M"]}}
-    run: dict[str, Any] = {
-        "task": {"name": "regression"},
-        "preparation": {"harmonise": {"name": "combat", "keep": ["autism", "sex"]}},
-    }
-    schema = run_spec(**run, data=DATA | changes).data
-    assert isinstance(schema, CsvData)
-    data = resolved(schema, root / "NYU")
-    assert (len(data.inputs), data.shape) == (264, (265,))
-    spec = run_spec(**run, data=data.model_dump(mode="json"))
-    people = 0
-    for folder in sorted(root.iterdir()):
-        found = read_samples(spec, folder)
-        people += len(found.inputs)
-        assert found.labels is not None
-        assert found.covariates is not None
-        assert found.inputs.shape[1:] == (265,)
-        assert 5 < found.labels.min() < found.labels.max() < 65
-        assert (found.covariates[:, 1] == np.asarray(found.inputs)[:, -1]).all()
-    assert people == 1035

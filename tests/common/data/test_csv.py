@@ -17,7 +17,8 @@ from rankdad.common.data.files import Fact
 from rankdad.common.data.tables import Table
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, covariate_width
-from tests.common.data.readings import fault, inputs_of, labels_of
+from tests.common.data.readings import inputs_of, labels_of
+from tests.common.faults import fault
 from tests.conftest import run_spec
 
 NAN = float("nan")
@@ -189,10 +190,6 @@ def test_several_covariate_tables_are_joined_and_what_is_not_in_all_is_counted(t
     write(tmp_path, "subject,volume\ns1,1\ns2,1\ns3,1\n", "iq.csv")
     twice = changes | {"features": ["volume"], "missing": "drop"}
     assert fault(lambda: read_samples(run_of(**twice), tmp_path)) == ("column-repeated", "volume", None)
-
-
-def test_one_row_is_enough(tmp_path: Path) -> None:
-    assert inputs_of(read_samples(run_of(), write(tmp_path, BRAINS.partition("s2")[0]))) == [[15, 1, 0]]
 
 
 CELL = st.one_of(st.none(), st.integers(-9, 9))

@@ -14,7 +14,7 @@ from rankdad.common.data.folds import Split, folds
 from rankdad.common.data.reading import Array, Reading
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
-from tests.common.data.readings import fault
+from tests.common.faults import fault
 from tests.conftest import SITES, examples, run_spec
 
 PARTS = ("train", "validation", "test")

@@ -25,7 +25,7 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import NpzData
 from rankdad.common.spec.tasks import Classification
-from tests.common.data.readings import Fault, fault, refused
+from tests.common.faults import Fault, fault, refused
 from tests.conftest import examples, run_spec
 
 TABLE = b"id,age,sex,group\n1,30,M,0\n2,40,F,1\n3,50,M,0\n4,60,F,1\n"

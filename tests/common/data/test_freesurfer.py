@@ -12,7 +12,8 @@ from rankdad.common.data import read_samples
 from rankdad.common.data.columns import resolved
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import FreesurferData
-from tests.common.data.readings import Fault, fault, inputs_of, labels_of, refused, two_classes
+from tests.common.data.readings import inputs_of, labels_of, two_classes
+from tests.common.faults import Fault, fault, refused
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {

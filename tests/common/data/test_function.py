@@ -12,7 +12,8 @@ import pytest
 
 from rankdad.common.data import read_samples, read_site
 from rankdad.common.data.reading import Reading
-from tests.common.data.readings import fault, inputs_of, labels_of, refused
+from tests.common.data.readings import inputs_of, labels_of
+from tests.common.faults import fault, refused
 from tests.conftest import run_spec
 
 CODE = """
@@ -69,16 +70,6 @@ def test_what_the_function_returns_are_the_samples(tmp_path: Path) -> None:
     assert found.inputs.dtype == np.float32
     assert [tmp_path] == sys.modules["ownreader"].RUN
     assert read(tmp_path, tokens=8).inputs.dtype == np.int64
-
-
-@pytest.mark.parametrize(
-    ("task", "y"), [("regression", [0.5, -2.0]), ("regression", [[0.5], [2]]), ("multi-label", [[0, 1], [1, 1]])]
-)
-def test_labels_of_every_task(tmp_path: Path, task: str, y: list[Any]) -> None:
-    found = read(tmp_path, task=task, count=2, y=y)
-    assert labels_of(found) == (np.ravel(y).tolist() if task == "regression" else y)
-    assert found.labels is not None
-    assert found.labels.dtype == np.float64
 
 
 def test_code_that_is_not_allowed_is_not_even_imported(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from rankdad.common.data import read_samples
 from rankdad.common.data.reading import Reading
-from tests.common.data.readings import fault, inputs_of, refused, two_classes
+from tests.common.data.readings import inputs_of, two_classes
+from tests.common.faults import fault, refused
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {

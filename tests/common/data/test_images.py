@@ -12,7 +12,8 @@ from PIL import Image
 
 from rankdad.common.data import read_samples, read_site
 from rankdad.common.spec import RunSpec
-from tests.common.data.readings import Fault, fault, labels_of, refused, two_classes
+from tests.common.data.readings import labels_of, two_classes
+from tests.common.faults import Fault, fault, refused
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {"reader": "images", "size": [4, 6], "values": ["cat", "dog"]}

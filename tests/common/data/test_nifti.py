@@ -15,7 +15,8 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 
 from rankdad.common.data import read_samples
 from rankdad.common.spec import RunSpec
-from tests.common.data.readings import Fault, fault, labels_of
+from tests.common.data.readings import labels_of
+from tests.common.faults import Fault, fault
 from tests.conftest import run_spec, sampled
 
 DATA: dict[str, Any] = {
@@ -52,17 +53,6 @@ def test_volumes_are_read_in_the_replicas_dtype_with_labels_and_keys(tmp_path: P
     assert np.array_equal(found.inputs, np.stack([VOXELS, VOXELS + 1]))
     assert (labels_of(found), found.keys) == ([0, 1], ("a.nii", "sub/b.nii.gz"))
     assert read_samples(spec_of(key="site", group="group"), tmp_path / "people.csv").keys == ("x", "y")
-
-
-@pytest.mark.parametrize(
-    ("task", "label", "expected"),
-    [
-        ({"name": "regression"}, "age", [30, 41.5]),
-        ({"name": "multi-label", "labels": 2}, ["t1", "t2"], [[0, 1], [1, 1]]),
-    ],
-)
-def test_labels_of_every_task(tmp_path: Path, task: dict[str, Any], label: Any, expected: list[Any]) -> None:
-    assert labels_of(read_samples(spec_of(task, label=label, values=[]), write(tmp_path))) == expected
 
 
 def test_the_headers_scale_is_applied_once(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from rankdad.common.data.npz import read_npz
 from rankdad.common.data.reading import Reading
 from rankdad.common.spec.data import NpzData
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
-from tests.common.data.readings import Fault, fault, labels_of
+from tests.common.data.readings import labels_of
+from tests.common.faults import Fault, fault
 
 CLASSES, NUMBER = Classification(classes=3), Regression(name="regression")
 LABELS = MultiLabel(name="multi-label", labels=2)

@@ -13,7 +13,8 @@ from rankdad.common.data.reading import Reading
 from rankdad.common.data.series import read_series
 from rankdad.common.documents import validate
 from rankdad.common.spec.series import SeriesData
-from tests.common.data.readings import Fault, fault, inputs_of, labels_of, refused, two_classes
+from tests.common.data.readings import inputs_of, labels_of, two_classes
+from tests.common.faults import Fault, fault, refused
 
 SCHEMA: dict[str, Any] = {
     **{"reader": "series", "file": "vitals.csv", "covariates": "stays.csv", "key": "stay", "time": "minute"},

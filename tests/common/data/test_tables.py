@@ -19,7 +19,8 @@ from rankdad.common.data.csv import csv_samples
 from rankdad.common.data.tables import Table
 from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
-from tests.common.data.readings import fault, inputs_of, labels_of, refused, two_classes
+from tests.common.data.readings import inputs_of, labels_of, two_classes
+from tests.common.faults import fault, refused
 from tests.conftest import SHARED
 
 DATA: dict[str, Any] = {

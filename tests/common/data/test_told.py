@@ -15,7 +15,8 @@ from rankdad.common.errors import public_reason
 from rankdad.common.models import build_model
 from rankdad.common.protocol.messages import Failure, failure_message
 from rankdad.common.spec import RunSpec
-from tests.common.data.readings import refused, two_classes
+from tests.common.data.readings import two_classes
+from tests.common.faults import refused
 from tests.conftest import run_spec
 
 DATA: dict[str, Any] = {

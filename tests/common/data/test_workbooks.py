@@ -16,7 +16,8 @@ from rankdad.common.data import read_samples
 from rankdad.common.data.profile import profile_of
 from rankdad.common.data.sheets import read_workbook
 from rankdad.common.data.table_files import read_table
-from tests.common.data.readings import fault, two_classes
+from tests.common.data.readings import two_classes
+from tests.common.faults import fault
 
 DATA: dict[str, Any] = {
     **{"reader": "csv", "file": "data.xlsx", "features": ["age", "sex"], "categorical": {"sex": ["m", "f"]}},

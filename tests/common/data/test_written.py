@@ -27,7 +27,8 @@ from rankdad.common.data.table_files import read_table
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.written import Written
-from tests.common.data.readings import fault, inputs_of, labels_of, refused
+from tests.common.data.readings import inputs_of, labels_of
+from tests.common.faults import fault, refused
 from tests.conftest import run_spec
 
 ROWS = "id,age,Größe,sex,ill\nP1,63,183.04,m,0\nP2,41,170.5,f,1\nP3,50,166,f,0\nP4,77,159.25,m,1\n"
