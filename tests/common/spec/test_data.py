@@ -113,7 +113,7 @@ def test_patterns_are_checked_when_they_are_resolved() -> None:
     assert (whole.features, whole.inputs) == (("v1", "v[?]", "[*]"), ("v1", "v?", "*"))
     assert resolve_features(whole, []) == whole
     for columns, code in ((["x"], "pattern-matches-nothing"), (["v\n1"], "column-name-unusable")):
-        assert fault(lambda: resolve_features(data, columns))[0] == code
+        assert fault(lambda columns=columns: resolve_features(data, columns))[0] == code  # type: ignore[misc]
 
 
 def test_a_schema_of_ten_thousand_columns_is_checked_in_seconds() -> None:
