@@ -21,4 +21,4 @@ def inputs_of(found: Reading) -> list[Any]:
 
 def labels_of(found: Reading) -> list[Any]:
     assert found.labels is not None
-    return found.labels.tolist()
+    return found.labels.tolist()  # type: ignore[no-any-return]

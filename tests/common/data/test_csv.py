@@ -140,7 +140,11 @@ def test_for_a_prediction_labels_may_be_missing(
 ) -> None:
     found = read_samples(run_of(**changes), write(tmp_path, BRAINS.replace(old, new)), beside=())
     assert found.rows is not None
-    assert (len(found.inputs), found.rows.unlabelled, len(found.notes)) == (3, unlabelled or set(), bool(unlabelled))
+    assert (len(found.inputs), found.rows.unlabelled, len(found.notes)) == (
+        3,
+        frozenset(unlabelled or ()),
+        len(unlabelled or ()),
+    )
     assert (found.labels is None) == (unlabelled is None)
 
 

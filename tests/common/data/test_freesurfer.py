@@ -77,7 +77,7 @@ def test_both_forms_are_read(tmp_path: Path, pairs: str) -> None:
 def test_every_fault_is_named(tmp_path: Path, file: str, old: str, new: str, found: Fault) -> None:
     held = {"people": PEOPLE, "stats": STATS, "pairs": PAIRS}[file]
     assert old in held
-    folder = write(tmp_path, **{file: held.replace(old, new)})  # type: ignore[arg-type]
+    folder = write(tmp_path, **{file: held.replace(old, new)})
     assert fault(lambda: read_samples(spec_of(), folder), "b.txt", "sub-1", str(tmp_path)) == found
 
 

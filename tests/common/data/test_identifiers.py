@@ -127,7 +127,12 @@ def test_one_identifier_with_and_without_point_and_zero_is_refused(tmp_path: Pat
 
 
 def test_what_is_missing_of_numbers_makes_no_identifier_missing(tmp_path: Path) -> None:
-    changes = {"missing": "drop", "label": "volume", "features": ["ill"], "missing_values": {"subject": [0]}}
+    changes: dict[str, Any] = {
+        "missing": "drop",
+        "label": "volume",
+        "features": ["ill"],
+        "missing_values": {"subject": [0]},
+    }
     changes |= {"values": [1, 2], "merge": {"1": [1, 2], "2": [3, 4]}}
     assert grouped(tmp_path, "000,1,0", "0E5,2,1", "0,3,1", "5,4,0", **changes).groups == ("000", "0E5", "5")
 

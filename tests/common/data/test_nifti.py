@@ -246,7 +246,7 @@ def test_incomplete_rows_are_left_out_or_predicted_where_that_is_asked_for(tmp_p
     assert (found.keys, found.dropped, len(found.notes)) == (("sub/b.nii.gz",), 1, 1)
     found = read_samples(spec_of(group="site"), path, beside=())
     assert found.rows is not None
-    assert (found.rows.unlabelled, len(found.notes)) == ({0}, 1)
+    assert (found.rows.unlabelled, len(found.notes)) == (frozenset({0}), 1)
     path.write_text("image\na.nii\n")
     assert read_samples(spec_of(group="site"), path, beside=()).labels is None
 

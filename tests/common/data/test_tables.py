@@ -70,7 +70,7 @@ def test_labels_are_compared_as_numbers_where_they_are_and_keys_never(tmp_path: 
 
 def test_a_name_in_tsv_means_tabs_and_rows_are_keys_where_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.tsv").write_text(PEOPLE.replace(",", "\t"))
-    alone = {"file": "p.tsv", "covariates": None, "key": None, "features": ["age"], "categorical": {}}
+    alone: dict[str, Any] = {"file": "p.tsv", "covariates": None, "key": None, "features": ["age"], "categorical": {}}
     found = read_samples(spec_of(**alone), tmp_path / "p.tsv")
     assert (inputs_of(found), found.keys) == ([[30], [25.5], [41]], ("2", "3", "4"))
 

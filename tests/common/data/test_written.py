@@ -370,7 +370,14 @@ def test_nonsense_about_a_tables_form_is_named(changes: dict[str, Any], field: s
 
 
 def test_a_schema_that_says_nothing_of_it_keeps_its_digest() -> None:
-    spelled = {"delimiter": None, "missing_values": [], "positive": None, "log": [], "clip": {}, "dates": {}}
+    spelled: dict[str, Any] = {
+        "delimiter": None,
+        "missing_values": [],
+        "positive": None,
+        "log": [],
+        "clip": {},
+        "dates": {},
+    }
     assert spec_of(**spelled).sha256() == spec_of().sha256()
     assert spec_of(decimal=",").sha256() != spec_of().sha256()
     assert "delimiter" not in spec_of().model_dump(mode="json")["data"]
