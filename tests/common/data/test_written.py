@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from rankdad.common import memory
 from rankdad.common.data import read_samples
-from rankdad.common.data.profile import profile_of
 from rankdad.common.data.reading import Reading
 from rankdad.common.data.sheets import read_workbook
 from rankdad.common.data.table_files import read_table
@@ -381,18 +380,3 @@ def test_a_schema_that_says_nothing_of_it_keeps_its_digest() -> None:
     assert spec_of(**spelled).sha256() == spec_of().sha256()
     assert spec_of(decimal=",").sha256() != spec_of().sha256()
     assert "delimiter" not in spec_of().model_dump(mode="json")["data"]
-
-
-@pytest.mark.parametrize(
-    ("written", "ends"),
-    [
-        (["3.4.2020", "31.12.2019", ""], ("2019-12-31", "2020-04-03")),
-        (["2020-04-03", "2020-04-03", "2019-12-31"], ("2019-12-31", "2020-04-03")),
-        (["03/04/2020", "05/06/2020", "07/08/2020"], ()),
-    ],
-)
-def test_a_column_of_dates_says_the_first_and_the_last(
-    tmp_path: Path, written: list[str], ends: tuple[str, ...]
-) -> None:
-    pd.DataFrame({"visit": written, "x": [1, 2, 3]}).to_csv(tmp_path / "t.csv", index=False)
-    assert profile_of(read_table(tmp_path / "t.csv")).by_name["visit"].dates == ends

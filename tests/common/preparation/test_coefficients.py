@@ -158,14 +158,16 @@ def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, p
         assert {1, 2} <= set(pooled.collinear)
 
 
-@pytest.mark.parametrize(("problem", "own"), [("no-class", "separated"), ("no-level", "")])
+@pytest.mark.parametrize(
+    ("task", "problem", "own"), [("three classes", "no-class", "separated"), ("two classes", "no-level", "")]
+)
 def test_rows_without_a_class_or_a_first_level_are_called_so_and_a_site_does_not_count_its_own(
-    problem: str, own: str
+    task: str, problem: str, own: str
 ) -> None:
     """They were "told apart without a mistake", or had columns that follow from others."""
-    spec, table = spec_of("two classes"), tables("two classes")["alpha"]
+    spec, table = spec_of(task), tables(task)["alpha"]
     table["y" if problem == "no-class" else "stage"] = 0 if problem == "no-class" else table["stage"].clip(1)
-    pooled, sites = solved(spec, {"alpha": rows_of("two classes", table)})
+    pooled, sites = solved(spec, {"alpha": rows_of(task, table)})
     assert (pooled.problem, sites["alpha"].problem) == (problem, own)
     assert ("stage" in as_json(spec, pooled)["why"]) == (problem == "no-level")
 
