@@ -23,6 +23,7 @@ from rankdad.remote.run_directory import own_directory
 from rankdad.remote.server import listen
 from rankdad.remote.service.process import serve_consortium
 from rankdad.remote.service.running import Options
+from tests.common.faults import fault
 from tests.conftest import site_config, write_policy, write_site
 from tests.remote.serving import serving
 
@@ -116,9 +117,10 @@ def test_a_second_site_in_one_output_folder_is_refused(tmp_path: Path, owner: st
 def test_agents_services_and_aggregators_have_their_folders_for_themselves(tmp_path: Path) -> None:
     (tmp_path / "agent").mkdir()
     with elsewhere(tmp_path / "agent", "beta"):
-        with pytest.raises(UserError) as refused:
-            Agent(site_config(1, output=str(tmp_path / "agent")), LogOptions()).run()
-        assert refused.value.code == "folder-in-use"
+        assert (
+            fault(lambda: Agent(site_config(1, output=str(tmp_path / "agent")), LogOptions()).run())[0]
+            == "folder-in-use"
+        )
     with elsewhere(tmp_path, "aggregator"):
         for new in (True, False):
             with pytest.raises(UserError) as refused, own_directory(tmp_path, "aggregator", new=new):

@@ -24,90 +24,79 @@ def test_the_files_that_come_with_it_are_valid(name: str) -> None:
     assert file.run.method.name == "rank-dad"
 
 
+UNKNOWN = {
+    "method.feeedback": 'method={"name":"rank-dad","rank":4,"feeedback":"both"}',
+    "method.rank": 'method={"name":"dsgd","rank":4}',
+    "method.budget": 'method={"name":"rank-dad","rank":4,"budget":9000}',
+    "tuning.lr": 'tuning={"lr":[0.1,0.2]}',
+    "typo": "typo=1",
+    "training.epoch": "training.epoch=1",
+}
+INVALID = [
+    ("method.rank", ['method={"name":"rank-dad","rank":0}', 'method={"name":"rank-dad","rank":"4"}']),
+    ("method.lazy", ['method={"name":"rank-dad","rank":2,"lazy":-1}']),
+    ("method.preset", ['method={"name":"rank-dad","rank":2,"preset":"fast"}']),
+    ("method.iterations", ['method={"name":"rank-dad","rank":4,"iterations":1000000000}']),
+    ("method.wire", ['method={"name":"dsgd","wire":"int4"}', 'method={"name":"edad","wire":"int8"}']),
+    ("method", [
+        'method={"name":"top-k","wire":"int2","feedback":"none"}',
+        'method={"name":"rank-dad","rank":2,"wire":"int4","preset":"converged"}',
+        'method={"name":"rank-dad","rank":2,"lazy":2,"feedback":"none"}',
+    ]),
+    ("training.optimizer.lr", ["training.optimizer.lr=-1"]),
+    ("training.optimizer.weight_decay", ["training.optimizer.weight_decay=Infinity"]),
+    ("training.epochs", ["training.epochs=1.5"]),
+    ("training.threads", ["training.threads=1000000000"]),
+    ("training.batch_size", ["training.batch_size=1000000000000"]),
+    ("training", [
+        "training.validation=0.9",
+        'training={"epochs":1,"batch_size":1,"optimizer":{"name":"adam","lr":1},"validation":0,'
+        '"early_stopping":{"patience":1}}',
+    ]),
+    ("federation.sites[1]", ['federation.sites=["a","../x"]']),
+    ("federation.sites", ["federation.sites=[]"]),
+    ("federation", [
+        'federation.sites=["a","a"]',
+        'federation.sites=["aggregator"]',
+        'federation.regions={"r":["alpha"],"alpha":["beta"]}',
+        'federation.regions={"r":["alpha","elsewhere"]}',
+        'federation.regions={"r":["alpha"],"s":["alpha"]}',
+        'federation.regions={"r":[]}',
+        'federation.regions={"r":["s"],"s":["r"]}',
+        'federation.regions={"aggregator":["alpha"]}',
+        'federation={"sites":["a","b"],"regions":{"r":["a"]},"quorum":1}',
+    ]),
+    ("tuning", [
+        'tuning={"weight_decay":[0.1]}',
+        'tuning={"weight_decay":[0.1,0.1]}',
+        'tuning={"rank":[1,2]}',
+        'tuning={"epochs":[1,900]}',
+    ]),
+    ("model.factory", ['model={"name":"factory","factory":"os.system"}']),
+    ("model.hidden", [f"model.hidden={[4] * 100_000}"]),
+    ("model.hidden[1]", ["model.hidden=[4, 1000000000000]"]),
+    ("model.frozen", [f"model.frozen={['a'] * 1001}".replace("'", '"')]),
+    ("data.file", ['data.file="../../etc/passwd"']),
+    ("data.shape", [f"data.shape={[1] * 17}"]),
+    ("data.shape[0]", ["data.shape=[1000000000000]"]),
+    ("name", ["name=null"]),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("assignment", "field", "said"),
+    ("assignment", "code", "field"),
     [
-        (
-            'method={"name":"rank-dad","rank":0}',
-            "method.rank",
-            "got 0, expected greater than or equal to 1",
-        ),
-        ('method={"name":"rank-dad","rank":"4"}', "method.rank", 'got "4"'),
-        ('method={"name":"rank-dad","rank":4,"feeedback":"both"}', "method.feeedback", "not known here"),
-        (
-            'method={"name":"powersdg"}',
-            "method",
-            "'powersdg', expected one of 'dsgd', 'dad', 'edad', 'rank-dad', 'powersgd'",
-        ),
-        ('method={"rank":4}', "method", "no name"),
-        ('method={"name":"dsgd","rank":4}', "method.rank", 'not known here: "dsgd" has none, but others have'),
-        ('method={"name":"rank-dad","rank":4,"budget":9000}', "method.budget", "is not known here: remove it or"),
-        ('method={"name":"rank-dad","rank":4,"oversampling":4}', "method.oversampling", "is not known here: remove it"),
-        ("training.optimizer.lr=-1", "training.optimizer.lr", "got -1"),
-        ("training.epochs=1.5", "training.epochs", "got 1.5"),
-        ("training.validation=0.9", "training", "leave nothing to train on"),
-        ('federation.sites=["a","a"]', "federation", "a stands there more than once"),
-        ('federation.sites=["a","../x"]', "federation.sites[1]", 'got "../x"'),
-        ('federation.sites=["aggregator"]', "federation", "no site or region can be called aggregator"),
-        ('federation.regions={"r":["alpha"],"alpha":["beta"]}', "federation", "regions: alpha: is a site's name too"),
-        ('federation.regions={"r":["alpha","elsewhere"]}', "federation", "r: elsewhere is neither a site nor a region"),
-        (
-            'federation.regions={"r":["alpha"],"s":["alpha"]}',
-            "federation",
-            "regions: s: alpha is already a member of r",
-        ),
-        ('federation.regions={"r":[]}', "federation", "regions: r: has no members, expected sites or other regions"),
-        ('federation.regions={"r":["s"],"s":["r"]}', "federation", "r: is a member of itself, by way of r and s"),
-        ('federation.regions={"aggregator":["alpha"]}', "federation", "no site or region can be called aggregator"),
-        ('federation={"sites":["a","b"],"regions":{"r":["a"]},"quorum":1}', "federation", "quorum: got 1, but with"),
-        (
-            'training={"epochs":1,"batch_size":1,"optimizer":{"name":"adam","lr":1},"validation":0,"early_stopping":{"patience":1}}',
-            "training",
-            "early_stopping needs samples",
-        ),
-        ("training.optimizer.weight_decay=Infinity", "training.optimizer.weight_decay", "got Infinity"),
-        ("federation.sites=[]", "federation.sites", "got []"),
-        ('data.file="../../etc/passwd"', "data.file", "got"),
-        ('method={"name":"dsgd","wire":"int4"}', "method.wire", 'got "int4"'),
-        ('method={"name":"top-k","wire":"int2","feedback":"none"}', "method", "wire: got int2"),
-        ('method={"name":"rank-dad","rank":2,"wire":"int4","preset":"converged"}', "method", "wire: got int4"),
-        ('method={"name":"rank-dad","rank":2,"lazy":2,"feedback":"none"}', "method", "lazy: got 2, but"),
-        ('method={"name":"rank-dad","rank":2,"preset":"fast"}', "method.preset", "'converged', 'fedavg'"),
-        ('method={"name":"rank-dad","rank":2,"lazy":-1}', "method.lazy", "greater than or equal to 0"),
-        ('method={"name":"edad","wire":"int8"}', "method.wire", 'got "int8"'),
-        ('tuning={"weight_decay":[0.1]}', "tuning", "got 1 combinations, expected 2 to 16 to choose from"),
-        ('tuning={"weight_decay":[0.1,0.1]}', "tuning", "weight_decay: one of the values stands there more than once"),
-        ('tuning={"rank":[1,2]}', "tuning", "rank: the method dsgd is not tuned, expected rank-dad"),
-        ('tuning={"epochs":[1,900]}', "tuning", "epochs: got 900, expected at most training.epochs"),
-        ('tuning={"lr":[0.1,0.2]}', "tuning.lr", "not known here"),
-        ('model={"name":"factory","factory":"os.system"}', "model.factory", 'got "os.system"'),
-        ("name=null", "name", "got null"),
-        ("typo=1", "typo", "not known here"),
-        ("training.epoch=1", "training.epoch", "did you mean epochs?"),
-        (
-            "training.threads=1000000000",
-            "training.threads",
-            "got 1000000000, expected less than or equal to 1024",
-        ),
-        ("training.batch_size=1000000000000", "training.batch_size", "less than or equal to 1000000"),
-        (f"model.hidden={[4] * 100_000}", "model.hidden", "at most 1000 items"),
-        ("model.hidden=[4, 1000000000000]", "model.hidden[1]", "less than or equal to 1000000"),
-        (f"model.frozen={['a'] * 1001}".replace("'", '"'), "model.frozen", "at most 1000 items"),
-        (f"data.shape={[1] * 17}", "data.shape", "at most 16 items"),
-        ("data.shape=[1000000000000]", "data.shape[0]", "less than or equal to 1000000000"),
-        (
-            'method={"name":"rank-dad","rank":4,"iterations":1000000000}',
-            "method.iterations",
-            "less than or equal to 10000",
-        ),
+        *[(assignment, "field-unknown", field) for field, assignment in UNKNOWN.items()],
+        *[(assignment, "field-invalid", field) for field, every in INVALID for assignment in every],
+        ('method={"name":"powersdg"}', "name-unknown", "method"),
+        ('method={"rank":4}', "name-missing", "method"),
     ],
     ids=lambda value: value[:40],
 )
-def test_a_wrong_field_is_named(assignment: str, field: str, said: str) -> None:
+def test_a_wrong_field_is_named(assignment: str, code: str, field: str) -> None:
     with pytest.raises(SpecError) as error:
         validate(RunSpec, replace(run_document(), [assignment]), file="x.json")
-    assert error.value.field == field
-    assert said in str(error.value)
+    assert (error.value.code, error.value.field) == (code, field)
     assert str(error.value).startswith(f"x.json: {field}: ")
 
 
@@ -122,47 +111,40 @@ def test_what_no_kind_of_a_union_takes_is_one_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes",
     [
-        ({"method": {"name": "rank-dad", "rank": 2}, "tuning": {"rank": [2, 3]}}, "rank: got 3, expected at most"),
-        ({"training": {"validation": 0}, "tuning": {"weight_decay": [0, 1]}}, "tuning: needs samples to choose by"),
-        (
-            {"evaluation": {"name": "k-fold", "folds": 100}, "tuning": {"weight_decay": [*range(8)], "epochs": [1, 2]}},
-            "tuning: asks for 1717 trainings, expected at most 1000",
-        ),
+        {"method": {"name": "rank-dad", "rank": 2}, "tuning": {"rank": [2, 3]}},
+        {"training": {"validation": 0}, "tuning": {"weight_decay": [0, 1]}},
+        {"evaluation": {"name": "k-fold", "folds": 100}, "tuning": {"weight_decay": [*range(8)], "epochs": [1, 2]}},
+        {"evaluation": {"name": "leave-one-site-out"}, "federation": {"sites": ["alone"]}},
     ],
 )
-def test_settings_that_cannot_be_tried_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_settings_that_cannot_be_tried_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
         run_spec(**changes)
+    run_spec(**changes | {"tuning": None, "federation": {"sites": ["alone", "other"]}})
 
 
 LATE = {"sites": ["a", "b", "c"], "quorum": 2, "staleness": 2}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "field"),
     [
-        ({"federation": LATE | {"quorum": "all"}}, "federation: staleness: got 2, but the quorum is all"),
-        ({"federation": LATE | {"quorum": 3}}, "federation: staleness: got 2, but the quorum is 3"),
-        ({"federation": LATE | {"staleness": 65}}, "federation.staleness: got 65"),
-        ({"federation": LATE | {"staleness": -1}}, "federation.staleness: got -1"),
-        (
-            {"federation": LATE, "method": {"name": "powersgd", "rank": 2}},
-            "federation: staleness: got 2, but a late contribution of powersgd has no place in a later step",
-        ),
-        ({"federation": LATE, "method": {"name": "edad"}}, "a late contribution of edad has no place"),
-        ({"federation": LATE, "method": {"name": "dad"}}, "a late contribution of dad has no place"),
-        (
-            {"federation": LATE, "method": {"name": "rank-dad", "rank": 2, "preset": "diloco"}},
-            "federation: staleness: got 2, but method.moments is kept",
-        ),
+        ({"federation": LATE | {"quorum": "all"}}, "federation"),
+        ({"federation": LATE | {"quorum": 3}}, "federation"),
+        ({"federation": LATE | {"staleness": 65}}, "federation.staleness"),
+        ({"federation": LATE | {"staleness": -1}}, "federation.staleness"),
+        ({"federation": LATE, "method": {"name": "powersgd", "rank": 2}}, "federation"),
+        ({"federation": LATE, "method": {"name": "edad"}}, "federation"),
+        ({"federation": LATE, "method": {"name": "dad"}}, "federation"),
+        ({"federation": LATE, "method": {"name": "rank-dad", "rank": 2, "preset": "diloco"}}, "federation"),
     ],
 )
-def test_where_nothing_late_can_join_staleness_is_named(changes: dict[str, Any], said: str) -> None:
+def test_where_nothing_late_can_join_staleness_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError) as error:
         run_spec(**changes)
-    assert said in str(error.value)
+    assert (error.value.field, "staleness: got" in str(error.value)) == (field, True)
     run_spec(**changes | {"federation": changes["federation"] | {"staleness": 0}})
 
 
@@ -197,12 +179,6 @@ def test_the_digest_depends_on_meaning_not_on_spelling() -> None:
     assert validate(RunSpec, dict(reversed(document.items()))).sha256() == spec.sha256()
     changed: dict[str, Any] = replace(document, ["training.batch_size=9"])
     assert validate(RunSpec, changed).sha256() != spec.sha256()
-
-
-def test_one_site_cannot_be_left_out() -> None:
-    one_site_out = ['evaluation={"name":"leave-one-site-out"}', 'federation.sites=["alone"]']
-    with pytest.raises(SpecError, match="federation: sites: got one, but evaluation is leave-one-site-out"):
-        validate(RunSpec, replace(run_document(), one_site_out))
 
 
 def test_a_spec_is_read_from_its_own_file_or_a_simulations(tmp_path: Path) -> None:

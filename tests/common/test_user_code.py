@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from rankdad.common.errors import PolicyError
 from rankdad.common.user_code import CodeOrigin, origin, pack, permit, resolve, unpack
+from tests.common.faults import fault
 
 IMPORTED = "heart_models_were_imported"
 SOURCE = f"import sys\nsys.{IMPORTED} = True\ndef make():\n    return 1\n"
@@ -16,25 +18,29 @@ NAME = "heart_models.nets:make"
 HERE = CodeOrigin(NAME, "Heart_Models", "1.2.3")
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A distribution, Heart_Models 1.2.3, in a folder of its own."""
-    folder = tmp_path / "site-packages"
-    package, metadata = folder / "heart_models", folder / "heart_models-1.2.3.dist-info"
-    for one in (package, metadata):
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A distribution, Heart_Models 1.2.3, in a folder of its own; once, since Python's are looked through once."""
+    places = tmp_path_factory.mktemp("places")
+    package, metadata = (places / "site-packages" / name for name in ("heart_models", "heart_models-1.2.3.dist-info"))
+    for one in (package, metadata, places / "empty"):
         one.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "nets.py").write_text(SOURCE)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: Heart_Models\nVersion: 1.2.3\n")
     (metadata / "RECORD").write_text("heart_models/__init__.py,,\nheart_models/nets.py,,\n")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    monkeypatch.chdir(empty)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    return places
+
+
+@pytest.fixture
+def installed(places: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the distribution is; the present folder is empty."""
+    monkeypatch.chdir(places / "empty")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(places / "site-packages")])
     monkeypatch.delattr(sys, IMPORTED, raising=False)
     for name in ("heart_models", "heart_models.nets"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    return folder
+    return places / "site-packages"
 
 
 @pytest.mark.parametrize("entry", [HERE.entry, f"{NAME}@heart-models==1.2.3", f"{NAME}@heart.models==*"])
@@ -55,14 +61,15 @@ def test_a_listed_version_is_loaded(installed: Path, entry: str) -> None:
     ],
 )
 def test_what_is_not_listed_is_not_imported(installed: Path, entries: list[str], code: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        resolve(NAME, entries, "model.factory")
-    assert (error.value.code, error.value.field) == (code, "model.factory")
+    assert fault(lambda: resolve(NAME, entries, "model.factory"))[:2] == (code, "model.factory")
     assert not hasattr(sys, IMPORTED)
 
 
-def test_a_file_that_hides_a_distribution_is_of_none(installed: Path) -> None:
-    package = Path("heart_models")  # where the run is started, which Python looks through first
+def test_a_file_that_hides_a_distribution_is_of_none(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the run is started, which Python looks through first
+    package = Path("heart_models")
     package.mkdir()
     (package / "nets.py").write_text(SOURCE)
     (package / "__init__.py").touch()
@@ -72,13 +79,14 @@ def test_a_file_that_hides_a_distribution_is_of_none(installed: Path) -> None:
 
 
 def test_an_editable_checkout_is_its_distributions(installed: Path, tmp_path: Path) -> None:
-    checkout, metadata = tmp_path / "checkout", installed / "heart_models-1.2.3.dist-info"
-    checkout.mkdir()
-    (installed / "heart_models").rename(checkout / "heart_models")
+    checkout, metadata = tmp_path / "checkout", tmp_path / "own" / "heart_models-1.2.3.dist-info"
+    shutil.copytree(installed / metadata.name, metadata)
+    shutil.copytree(installed / "heart_models", checkout / "heart_models")
+    sys.path.remove(str(installed))
     (metadata / "RECORD").write_text("__editable__.heart_models-1.2.3.pth,,\n")
     (metadata / "top_level.txt").write_text("heart_models\n")
     (metadata / "direct_url.json").write_text(f'{{"url": "{checkout.as_uri()}", "dir_info": {{"editable": true}}}}')
-    sys.path.append(str(checkout))
+    sys.path += [str(metadata.parent), str(checkout)]
     assert origin(NAME) == HERE
 
 

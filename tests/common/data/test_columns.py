@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rankdad.common.data import read_samples
 from rankdad.common.data.columns import resolved
-from rankdad.common.errors import DataError, SpecError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, FreesurferData
-from tests.conftest import SHARED, run_spec
+from tests.common.data.readings import inputs_of, two_classes
+from tests.common.faults import fault
 
 DATA: dict[str, Any] = {
-    "reader": "csv",
-    "file": "brains.csv",
-    "covariates": "people.csv",
-    "key": "subject",
-    "features": ["age", "lh_*"],
-    "label": "lh_label",
-    "group": "lh_family",
-    "values": [0, 1],
+    **{"reader": "csv", "file": "brains.csv", "covariates": "people.csv", "key": "subject"},
+    **{"features": ["age", "lh_*"], "label": "lh_label", "group": "lh_family", "values": [0, 1]},
 }
 BRAINS = "lh_b,subject,lh_a,rh_a,,lh_label,lh_x?,lh_family\n1,s1,2,3,,0,4,f1\n5,s2,6,7,,1,8,f2\n"
 PEOPLE = "subject,age,lh_z\ns1,20,9\ns2,30,10\n"
@@ -38,7 +32,7 @@ def data_of(folder: Path, **changes: Any) -> CsvData:
 
 
 def run_of(**changes: Any) -> RunSpec:
-    return run_spec(task={"name": "classification", "classes": 2}, data=DATA | changes)
+    return two_classes(DATA | changes)
 
 
 def test_a_pattern_stands_for_columns_in_the_tables_order_but_for_none_with_a_part_of_its_own(tmp_path: Path) -> None:
@@ -48,7 +42,7 @@ def test_a_pattern_stands_for_columns_in_the_tables_order_but_for_none_with_a_pa
     assert data.shape == (5,)
     assert resolved(data, Path("nowhere")) is data
     found = read_samples(run_of(**data.model_dump(mode="json")), tmp_path)
-    assert np.asarray(found.inputs).tolist() == [[20, 1, 2, 4, 9], [30, 5, 6, 8, 10]]
+    assert inputs_of(found) == [[20, 1, 2, 4, 9], [30, 5, 6, 8, 10]]
 
 
 @pytest.mark.parametrize(
@@ -65,18 +59,18 @@ def test_what_is_excluded_or_named_already_is_passed_over(
     assert resolved(data_of(tmp_path, features=features, exclude=exclude), tmp_path).features == found
 
 
-def test_a_pattern_that_fits_nothing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r'^data\.features: "LH_\*" stands for no column$'):
-        resolved(data_of(tmp_path, features=["age", "LH_*"]), tmp_path)
-    with pytest.raises(DataError, match=r"gone\.csv: does not exist"):
-        resolved(data_of(tmp_path, covariates="gone.csv"), tmp_path)
-
-
-def test_a_run_needs_names(tmp_path: Path) -> None:
-    data = data_of(tmp_path)
-    for ask in (lambda: data.shape, lambda: data.inputs, lambda: read_samples(run_of(), tmp_path)):
-        with pytest.raises(SpecError, match=r'^data\.features: "lh_\*" is a pattern, expected the names'):
-            ask()
+def test_a_pattern_stands_for_something_and_a_run_needs_names(tmp_path: Path) -> None:
+    data, nothing = data_of(tmp_path), data_of(tmp_path, features=["age", "LH_*"])
+    assert fault(lambda: resolved(nothing, tmp_path))[:2] == ("pattern-matches-nothing", "data.features")
+    gone = data_of(tmp_path, covariates="gone.csv")
+    assert fault(lambda: resolved(gone, tmp_path))[0] == "file-missing"
+    asked: list[Callable[[], object]] = [
+        lambda: data.shape,
+        lambda: data.inputs,
+        lambda: read_samples(run_of(), tmp_path),
+    ]
+    for ask in asked:
+        assert fault(ask)[:2] == ("pattern-not-resolved", "data.features")
 
 
 def test_only_the_header_is_read(tmp_path: Path) -> None:
@@ -92,55 +86,9 @@ def test_regions_are_those_of_the_first_subject_and_measures_go_by_their_second_
         "# ColHeaders  Index SegId NVoxels Volume_mm3 StructName\n"
         "  1   4     14093    15150.3  Left-Lateral-Ventricle\n  2  18      1500     1612.7  Left-Amygdala\n"
     )
-    document = {
-        "reader": "freesurfer",
-        "covariates": "people.csv",
-        "key": "file",
-        "features": ["*"],
-        "exclude": ["*-Ventricle"],
-        "covariate_features": ["age"],
-        "label": "group",
-        "values": [0, 1],
-    }
-    schema = run_spec(task={"name": "classification", "classes": 2}, data=document).data
+    document = {"reader": "freesurfer", "covariates": "people.csv", "key": "file", "label": "group", "values": [0, 1]}
+    schema = two_classes(document | {"features": ["*"], "exclude": ["*-Ventricle"], "covariate_features": ["age"]}).data
     assert isinstance(schema, FreesurferData)
     data = resolved(schema, tmp_path)
     assert data.inputs == ("eTIV", "Left-Amygdala", "age")
     assert data.regions == ("eTIV", "Left-Amygdala")
-
-
-@pytest.mark.shared_data
-@pytest.mark.slow
-def test_the_columns_of_a_real_consortium() -> None:
-    root = SHARED / "abide_freesurfer"
-    if not root.is_dir():
-        pytest.skip(f"{root} is not there")
-    changes = {
-        "file": "freesurfer.csv",
-        "covariates": "participants.csv",
-        "features": ["*"],
-        "exclude": ["autism"],
-        "label": "age",
-        "values": [],
-        "group": None,
-        "categorical": {"sex": ["F", "M"]},
-    }
-    run: dict[str, Any] = {
-        "task": {"name": "regression"},
-        "preparation": {"harmonise": {"name": "combat", "keep": ["autism", "sex"]}},
-    }
-    schema = run_spec(**run, data=DATA | changes).data
-    assert isinstance(schema, CsvData)
-    data = resolved(schema, root / "NYU")
-    assert (len(data.inputs), data.shape) == (264, (265,))
-    spec = run_spec(**run, data=data.model_dump(mode="json"))
-    people = 0
-    for folder in sorted(root.iterdir()):
-        found = read_samples(spec, folder)
-        people += len(found.inputs)
-        assert found.labels is not None
-        assert found.covariates is not None
-        assert found.inputs.shape[1:] == (265,)
-        assert 5 < found.labels.min() < found.labels.max() < 65
-        assert (found.covariates[:, 1] == np.asarray(found.inputs)[:, -1]).all()
-    assert people == 1035

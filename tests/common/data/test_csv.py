@@ -15,21 +15,19 @@ from rankdad.common.data import read_samples
 from rankdad.common.data.csv import csv_samples
 from rankdad.common.data.files import Fact
 from rankdad.common.data.tables import Table
-from rankdad.common.errors import DataError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData, covariate_width
+from tests.common.data.readings import inputs_of, labels_of
+from tests.common.faults import fault
 from tests.conftest import run_spec
 
 NAN = float("nan")
 DATA: dict[str, Any] = {
-    "reader": "csv",
-    "file": "brains.csv",
-    "key": "subject",
-    "features": ["volume", "sex"],
+    **{"reader": "csv", "file": "brains.csv", "key": "subject", "features": ["volume", "sex"], "label": "age"},
     "categorical": {"sex": ["M", "F"]},
-    "label": "age",
 }
 BRAINS = "subject,volume,sex,age,a,b,family\ns1,15,M,20.5,0,1,f1\ns2,14,F,30,1.0,1,F2\ns3,13,F,41,0,00,01\n"
+SECOND = "family,volume,subject,sex,age,a,b,\nf9,12,s9,M,60,0,0,\n\nf8,11,s8,F,61,0,0,\n"
 
 
 def run_of(**changes: Any) -> RunSpec:
@@ -52,23 +50,12 @@ def same(array: Any, expected: Any) -> bool:
     return np.array_equal(array, np.array(expected, float), equal_nan=True)
 
 
-def test_a_number_is_a_label(tmp_path: Path) -> None:
-    found = read_samples(run_of(), write(tmp_path))
-    assert found.labels is not None
-    assert found.labels.dtype == np.float64
-    assert found.labels.tolist() == [20.5, 30, 41]
-
-
-def test_several_labels_are_0_or_1(tmp_path: Path) -> None:
-    found = read_samples(run_of(label=["a", "b"]), write(tmp_path))
-    assert found.labels is not None
-    assert found.labels.dtype == np.float64
-    assert found.labels.tolist() == [[0, 1], [1, 1], [0, 0]]
-
-
-def test_groups_are_compared_as_keys_are(tmp_path: Path) -> None:
+def test_labels_are_a_number_or_several_of_0_and_1_and_groups_are_texts(tmp_path: Path) -> None:
     found = read_samples(run_of(group="family"), write(tmp_path))
-    assert found.groups == ("f1", "F2", "01")
+    assert (labels_of(found), found.groups) == ([20.5, 30, 41], ("f1", "F2", "01"))
+    several = read_samples(run_of(label=["a", "b"]), tmp_path)
+    assert labels_of(several) == [[0, 1], [1, 1], [0, 0]]
+    assert {one.labels.dtype.name for one in (found, several) if one.labels is not None} == {"float64"}
     assert read_samples(run_of(group="gone"), tmp_path, beside=()).groups is None
 
 
@@ -79,84 +66,57 @@ def test_kept_columns_are_numbers_and_all_levels_but_the_first(tmp_path: Path) -
     assert found.covariates is not None
     assert found.covariates.tolist() == [[0, 1, 0, 20.5], [1, 0, 1, 30], [1, 0, 0, 41]]
     assert isinstance(run.data, CsvData)
-    assert covariate_width(run.data, run.preparation.keep) == 4
-    assert run.data.shape == (1,)
-
-
-BAD: list[tuple[dict[str, Any], str, str, str]] = [
-    # changes of the schema, what stands in the table, what takes its place, what is said
-    ({}, "30", "old", "row 3, column age: holds 'old', expected a finite number"),
-    ({}, "30", "inf", "row 3, column age: holds 'inf', expected a finite number"),
-    ({}, "30", "1e200", "row 3, column age: holds '1e200', expected a finite number of at most 1e\\+100"),
-    ({}, "30", "1_0", "row 3, column age: holds '1_0', expected a finite number"),
-    ({}, "30", '"1,5"', "row 3, column age: holds '1,5', expected a finite number"),
-    ({}, "30", "", r"row 3, column age: is missing \(1 of 3 rows lack a value\)"),
-    ({"label": "height"}, "", "", "brains.csv: has no column height"),
-    ({"label": ["a", "b"]}, "1.0,1", "2,1", "row 3, column a: holds '2', expected one of 0, 1"),
-    ({"label": ["a", "b"]}, "1.0,1", "1,yes", "row 3, column b: holds 'yes', expected one of 0, 1"),
-    ({"label": ["a", "b"]}, "1.0,1", "1,", "row 3, column b: is missing"),
-    ({"label": ["a", "c"]}, "", "", "has no column c"),
-    ({"group": "family"}, "F2", "NA", "row 3, column family: is missing"),
-    ({"group": "home"}, "", "", "has no column home"),
-    ({"keep": ["a"]}, "1.0,1", ",1", "row 3, column a: is missing"),
-    ({"keep": ["a"]}, "1.0,1", "x,1", "row 3, column a: holds 'x', expected a finite number"),
-    ({"keep": ["c"]}, "", "", "has no column c"),
-    ({"missing": "impute"}, "M,20.5", "m,20.5", "row 2, column sex: holds 'm', which differs from 'M'"),
-    ({"missing": "impute", "features": ["volume"], "categorical": {}}, "14", "NA", "^"),
-    ({"missing": "impute", "features": ["a"], "categorical": {}}, "1.0", "", "all 3 rows have the same features"),
-]
-
-
-@pytest.mark.parametrize(("changes", "old", "new", "said"), BAD)
-def test_every_fault_is_named_and_no_cell_is_told(
-    tmp_path: Path, changes: dict[str, Any], old: str, new: str, said: str
-) -> None:
-    folder = write(tmp_path, BRAINS.replace(old, new, 1) if old else BRAINS)
-    if said == "^":
-        assert read_samples(run_of(**changes), folder).dropped == 0
-        return
-    with pytest.raises(DataError, match=said) as error:
-        read_samples(run_of(**changes), folder)
-    assert str(error.value).startswith(str(tmp_path / "brains.csv"))
-    assert f"'{new}'" not in error.value.public_message
-    assert str(tmp_path) not in error.value.public_message
+    assert (covariate_width(run.data, run.preparation.keep), run.data.shape) == (4, (1,))
 
 
 @pytest.mark.parametrize(
-    ("changes", "brains", "said", "cell"),
+    ("changes", "old", "new", "code", "field", "row"),
     [
-        (
-            {},
-            "subject_7,15\nsubject_8,14\n",
-            r"its first row holds numbers, .* did you mean subject_7\?",
-            "subject_7",
-        ),
-        (
-            {},
-            '"subject\n7",15\nsubject_8,14\n',
-            r"its first row holds numbers, .* did you mean subject\n7\?",
-            "7",
-        ),
-        ({}, "Roe,Roe\nDoe,Doe\n", "has two columns 'Roe': rename", "Roe"),
-        ({"file": "*.csv"}, "Roe,15\nDoe,14\n", r"has no column 'Roe', unlike brains\.csv: files of one", "Roe"),
+        *[({}, "30", cell, "not-a-number", "age", 3) for cell in ("old", "inf", "1e200", "1_0", '"1,5"')],
+        ({}, "30", "", "cell", "age", 3),
+        ({"label": "height"}, "", "", "column-missing", "height", None),
+        ({"label": ["a", "b"]}, "1.0,1", "2,1", "level-unknown", "a", 3),
+        ({"label": ["a", "b"]}, "1.0,1", "1,", "cell", "b", 3),
+        ({"label": ["a", "c"]}, "", "", "column-missing", "c", None),
+        ({"group": "family"}, "F2", "NA", "cell", "family", 3),
+        ({"group": "home"}, "", "", "column-missing", "home", None),
+        ({"keep": ["a"]}, "1.0,1", ",1", "cell", "a", 3),
+        ({"keep": ["a"]}, "1.0,1", "x,1", "not-a-number", "a", 3),
+        ({"keep": ["c"]}, "", "", "column-missing", "c", None),
+        ({"missing": "impute"}, "M,20.5", "m,20.5", "values-spelled-apart", "sex", 2),
+        ({"missing": "impute", "features": ["a"], "categorical": {}}, "1.0", "", "rows-all-alike", "", None),
+    ],
+)
+def test_every_fault_is_named_and_no_cell_is_told(
+    tmp_path: Path, changes: dict[str, Any], old: str, new: str, code: str, field: str, row: int | None
+) -> None:
+    folder = write(tmp_path, BRAINS.replace(old, new, 1) if old else BRAINS)
+    found = fault(lambda: read_samples(run_of(**changes), folder), str(tmp_path), f"'{new}'")
+    assert found == (code, field, row)
+
+
+@pytest.mark.parametrize(
+    ("file", "brains", "cell", "code"),
+    [
+        ("brains.csv", "subject_7,15\nsubject_8,14\n", "subject_7", "header-missing"),
+        ("brains.csv", '"subject\n7",15\nsubject_8,14\n', "7", "header-missing"),
+        ("brains.csv", "Roe,Roe\nDoe,Doe\n", "Roe", "column-repeated"),
+        ("*.csv", "Roe,15\nDoe,14\n", "Roe", "columns-differ"),
     ],
 )
 def test_no_cell_is_told_where_a_table_has_no_row_of_column_names(
-    tmp_path: Path, changes: dict[str, Any], brains: str, said: str, cell: str
+    tmp_path: Path, file: str, brains: str, cell: str, code: str
 ) -> None:
     """Its first row is taken for one."""
     write(write(tmp_path, brains), BRAINS, "more.csv")
-    with pytest.raises(DataError, match=said) as error:
-        read_samples(run_of(**changes), tmp_path)
-    assert cell not in error.value.public_message
+    assert fault(lambda: read_samples(run_of(file=file), tmp_path), cell)[0] == code
 
 
 def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_path: Path) -> None:
     rows = "s4,,M,50,0,0,f4\ns5,3,NA,51,0,0,f5\ns6,3,M,,0,0,f6\ns7,3,M,53,0,0,\n,,,,,,\ns8,,F,,1,1,f8\n"
     found = read_samples(run_of(missing="impute", group="family"), write(tmp_path, BRAINS + rows))
     assert same(found.inputs, [[15, 1, 0], [14, 0, 1], [13, 0, 1], [NAN, 1, 0], [3, NAN, NAN]])
-    assert found.keys == ("s1", "s2", "s3", "s4", "s5")
-    assert found.groups == ("f1", "F2", "01", "f4", "f5")
+    assert (found.keys, found.groups) == (("s1", "s2", "s3", "s4", "s5"), ("f1", "F2", "01", "f4", "f5"))
     assert found.dropped == 3
     assert [note.partition(": ")[2] for note in found.notes] == [
         "row 7, column age: is missing; 3 of 8 rows lack a value and are left out",
@@ -166,53 +126,60 @@ def test_what_is_to_be_imputed_is_nan_and_what_lacks_a_label_is_left_out(tmp_pat
     assert (dropped.keys, dropped.dropped) == (("s1", "s2", "s3"), 5)
 
 
-def test_for_a_prediction_a_number_may_be_missing(tmp_path: Path) -> None:
-    folder = write(tmp_path, BRAINS.replace("30", "NA"))
-    found = read_samples(run_of(), folder, beside=())
+@pytest.mark.parametrize(
+    ("changes", "old", "new", "unlabelled"),
+    [
+        ({}, ",30,", ",NA,", {1}),
+        ({"label": "a", "values": [0, 1]}, "1.0,1", ",1", {1}),
+        ({"label": ["a", "c"]}, "", "", None),
+        ({"label": "gone", "values": [0, 1]}, "", "", None),
+    ],
+)
+def test_for_a_prediction_labels_may_be_missing(
+    tmp_path: Path, changes: dict[str, Any], old: str, new: str, unlabelled: set[int] | None
+) -> None:
+    found = read_samples(run_of(**changes), write(tmp_path, BRAINS.replace(old, new)), beside=())
     assert found.rows is not None
-    assert found.rows.unlabelled == {1}
-    assert len(found.inputs) == 3
-    assert "row 3, column age: is missing; 1 of 3 labels are not used" in found.notes[0]
-    found = read_samples(run_of(label=["a", "c"]), folder, beside=())
-    assert (found.labels, found.notes) == (None, ())
-
-
-SECOND = "family,volume,subject,sex,age,a,b,\nf9,12,s9,M,60,0,0,\n\nf8,11,s8,F,61,0,0,\n"
+    assert (len(found.inputs), found.rows.unlabelled, len(found.notes)) == (
+        3,
+        frozenset(unlabelled or ()),
+        len(unlabelled or ()),
+    )
+    assert (found.labels is None) == (unlabelled is None)
 
 
 @pytest.mark.parametrize("names", [["brains.csv", "more.csv"], "*.csv", ["b*.csv", "?ore.csv", "more.csv"]])
 def test_rows_of_several_files_are_one_table(tmp_path: Path, names: Any) -> None:
+    """That they are is no warning, and of one nothing is said."""
     write(write(tmp_path), SECOND, "more.csv")
     write(tmp_path, "not a table", ".hidden.csv")
     found = read_samples(run_of(file=names, key=None), tmp_path)
     assert np.asarray(found.inputs)[:, 0].tolist() == [15, 14, 13, 12, 11]
     assert found.keys == ("brains.csv:2", "brains.csv:3", "brains.csv:4", "more.csv:2", "more.csv:4")
-    assert found.notes == (f"{tmp_path}: 5 rows of brains.csv, more.csv are read as one table",)
+    (note,) = found.notes
+    assert isinstance(note, Fact)
     assert read_samples(run_of(file=names), tmp_path).keys == ("s1", "s2", "s3", "s9", "s8")
     alone = read_samples(run_of(file=names, key=None), tmp_path / "more.csv")
     assert (alone.keys, alone.notes) == (("2", "4"), ())
 
 
-SEVERAL: list[tuple[dict[str, Any], str, str]] = [
-    ({"file": "none_*.csv"}, SECOND, r"none_\*.csv: stands for no file"),
-    ({"file": ["brains.csv", "gone.csv"]}, SECOND, "gone.csv: does not exist"),
-    ({}, SECOND.replace("volume", "Volume"), "more.csv: has no column 'volume', unlike brains.csv: files of one"),
-    ({}, SECOND.replace("b,\n", "b,c\n"), "brains.csv: has no column 'c', unlike more.csv"),
-    ({}, SECOND.replace("b,\n", "b,b\n"), "more.csv: has two columns 'b'"),
-    ({}, SECOND.replace("11", "x"), "more.csv: row 4, column volume: holds 'x', expected a finite number"),
-    ({}, SECOND.replace("s8", "s2"), "more.csv: row 4, column subject: 's2' stands in brains.csv, row 3 too"),
-    ({}, SECOND.replace("s8", ""), "more.csv: row 4, column subject: is missing, expected a key"),
-    ({"label": "height"}, SECOND, "brains.csv: has no column height"),
-]
-
-
-@pytest.mark.parametrize(("changes", "second", "said"), SEVERAL)
-def test_faults_of_several_files_name_the_one(tmp_path: Path, changes: dict[str, Any], second: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "second", "code", "field", "row"),
+    [
+        ({"file": "x*.csv"}, SECOND, "file-missing", "", None),
+        ({"file": ["brains.csv", "gone.csv"]}, SECOND, "file-missing", "", None),
+        ({}, SECOND.replace("volume", "Volume"), "columns-differ", "", None),
+        ({}, SECOND.replace("12,", "x,"), "not-a-number", "volume", 2),
+        ({}, SECOND.replace("s8", "s2"), "key-repeated", "subject", 4),
+        ({}, SECOND.replace("s8", ""), "key-missing", "subject", 4),
+    ],
+)
+def test_faults_of_several_files_name_the_one(
+    tmp_path: Path, changes: dict[str, Any], second: str, code: str, field: str, row: int | None
+) -> None:
     write(write(tmp_path), second, "more.csv")
-    with pytest.raises(DataError, match=said) as error:
-        read_samples(run_of(**({"file": "*.csv"} | changes)), tmp_path)
-    assert str(error.value).startswith(f"{tmp_path}/")
-    assert tmp_path.name not in error.value.public_message
+    found = fault(lambda: read_samples(run_of(**({"file": "*.csv"} | changes)), tmp_path), tmp_path.name)
+    assert found == (code, field, row)
 
 
 def test_several_covariate_tables_are_joined_and_what_is_not_in_all_is_counted(tmp_path: Path) -> None:
@@ -220,24 +187,13 @@ def test_several_covariate_tables_are_joined_and_what_is_not_in_all_is_counted(t
     write(tmp_path, "subject,dose\ns9,0\ns2,2\n", "dose_1.csv")
     write(tmp_path, "subject,dose\ns3,3\n", "dose_2.csv")
     changes = {"covariates": ["iq.csv", "dose_*.csv"], "features": ["dose", "iq"], "categorical": {}}
-    with pytest.raises(DataError, match=r"brains\.csv: row 2, column subject: 1 of 3 keys are not in dose_1\.csv"):
-        read_samples(run_of(**changes), tmp_path)
+    assert fault(lambda: read_samples(run_of(**changes), tmp_path)) == ("key-not-in-all", "subject", 2)
     found = read_samples(run_of(**changes, missing="drop"), tmp_path)
-    assert np.asarray(found.inputs).tolist() == [[2, 102], [3, 103]]
-    assert (found.keys, found.dropped) == (("s2", "s3"), 2)
-    assert [note.rpartition("/")[2] for note in found.notes[1:]] == [
-        "brains.csv: row 2, column subject: 1 of 3 keys are not in dose_1.csv, the first is 's1'; they are left out",
-        "dose_1.csv: row 2, column subject: 1 of 3 keys are not in brains.csv, the first is 's9'; they are left out",
-    ]
+    assert (inputs_of(found), found.keys, found.dropped) == ([[2, 102], [3, 103]], ("s2", "s3"), 2)
+    assert [note.rpartition("/")[2].partition(":")[0] for note in found.notes[1:]] == ["brains.csv", "dose_1.csv"]
     write(tmp_path, "subject,volume\ns1,1\ns2,1\ns3,1\n", "iq.csv")
-    with pytest.raises(DataError, match=r"brains\.csv and iq\.csv: both have a column volume"):
-        read_samples(run_of(**changes | {"features": ["volume"]}, missing="drop"), tmp_path)
-
-
-def test_one_row_is_enough(tmp_path: Path) -> None:
-    assert np.asarray(read_samples(run_of(), write(tmp_path, BRAINS.partition("s2")[0])).inputs).tolist() == [
-        [15, 1, 0]
-    ]
+    twice = changes | {"features": ["volume"], "missing": "drop"}
+    assert fault(lambda: read_samples(run_of(**twice), tmp_path)) == ("column-repeated", "volume", None)
 
 
 CELL = st.one_of(st.none(), st.integers(-9, 9))
@@ -254,13 +210,5 @@ def test_gaps_are_where_pandas_has_them(rows: list[tuple[Any, Any, Any]]) -> Non
     levels = pd.DataFrame({level: expected["sex"] == level for level in "MF"}).astype(float)
     found = csv_samples(data, [Table("here", frame)], "float64")
     assert same(found.inputs, np.column_stack([expected["volume"].astype(float), levels.mask(expected["sex"].isna())]))
-    assert found.labels is not None
-    assert found.labels.tolist() == expected["age"].tolist()
+    assert labels_of(found) == expected["age"].tolist()
     assert found.dropped == len(frame) - len(expected)
-
-
-def test_that_several_files_are_one_table_is_no_warning_and_of_one_nothing_is_said(tmp_path: Path) -> None:
-    write(write(tmp_path), SECOND, "more.csv")
-    (note,) = read_samples(run_of(file="*.csv", key=None), tmp_path).notes
-    assert isinstance(note, Fact)
-    assert read_samples(run_of(file="b*.csv", key=None), tmp_path).notes == ()

@@ -89,6 +89,25 @@ def exchange(
             return method.gradients(updates), new, aggregator
 
 
+def site_step(
+    method: Method, gradients: Payload, share: float, state: MethodState, seed: int, most: int | None = None
+) -> tuple[Payload, MethodState]:
+    """What a site sends in its only exchange, and what it keeps if that comes back."""
+    step = method.step(gradients, share, state, seed, most)
+    sent = next(step)
+    try:
+        step.send(sent)
+    except StopIteration as end:
+        return sent, end.value
+    raise AssertionError("another exchange follows")
+
+
+def kept_of(states: Sequence[MethodState], name: str, columns: int) -> Tensor:
+    """The sum of what sites and aggregator keep of a weight, without its bias's column."""
+    residuals = [state.residuals[name] for state in states if name in state.residuals]
+    return torch.stack([matrix_of(residual)[:, :columns] for residual in residuals]).sum(dim=0)
+
+
 def matrix_of(value: Factor | Tensor) -> Tensor:
     return value.gradient() if isinstance(value, Factor) else value
 

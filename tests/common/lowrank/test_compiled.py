@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.layers import linear_layers
+from tests.conftest import sampled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 
@@ -61,15 +62,16 @@ def grads(model: Any, x: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+CAPTURED: list[tuple[Callable[[], nn.Module], set[str]]] = [
+    (turned, {"0.weight", "2.weight", "4.weight"}),
+    (plain, {"0.weight", "2.weight"}),
+    (Penalised, {"second.weight"}),
+]
+
+
 @pytest.mark.parametrize(
-    ("make", "captured"),
-    [
-        (plain, {"0.weight", "2.weight"}),
-        (turned, {"0.weight", "2.weight", "4.weight"}),
-        (Penalised, {"second.weight"}),
-    ],
+    ("make", "captured", "listens"), sampled([(*case, own) for own in (False, True) for case in CAPTURED], every=2)
 )
-@pytest.mark.parametrize("listens", [False, True])
 def test_one_graph_has_factors_of_all_layers(make: Callable[[], nn.Module], captured: set[str], listens: bool) -> None:
     torch.manual_seed(0)
     model, x = make().double(), torch.randn(4, 2, 6, dtype=torch.float64)

@@ -17,7 +17,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.layers import linear_layers, unfollowed
 from rankdad.common.protocol.routing import choose_routes
 from tests.common.lowrank.test_capture import Model, check, linear, total, x
 from tests.conftest import run_spec
@@ -38,22 +37,20 @@ def doubles_half(gradient: Tensor) -> Tensor:
     return gradient * torch.tensor([2.0, 0.0, 1.0, -1.0]).to(gradient)
 
 
-def with_tensor_hook() -> nn.Module:
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
-    model.get_parameter("0.weight").register_hook(halved_mask)
-    return model
+def layers(**options: Any) -> Any:
+    return nn.Sequential(linear(**options), nn.Tanh(), linear())
+
+
+def with_tensor_hook(name: str = "0.weight", hook: Callable[[Tensor], Tensor] = halved_mask) -> nn.Module:
+    model = layers()
+    model.get_parameter(name).register_hook(hook)
+    return model  # type: ignore[no-any-return]
 
 
 def with_post_accumulate_hook() -> nn.Module:
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
+    model = layers()
     model.get_parameter("0.weight").register_post_accumulate_grad_hook(masks_own_gradient)
-    return model
-
-
-def with_hook_of_bias() -> nn.Module:
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
-    model.get_parameter("0.bias").register_hook(doubles_half)
-    return model
+    return model  # type: ignore[no-any-return]
 
 
 def with_hook_of_output(**options: Any) -> nn.Module:
@@ -61,31 +58,27 @@ def with_hook_of_output(**options: Any) -> nn.Module:
         if output.requires_grad:
             output.register_hook(doubles_half)
 
-    model = nn.Sequential(linear(**options), nn.Tanh(), linear())
+    model = layers(**options)
     model[0].register_forward_hook(hook)
-    return model
+    return model  # type: ignore[no-any-return]
+
+
+def times(factor: float) -> Callable[[nn.Module, Any, Any], Any]:
+    """A hook of a module that multiplies the gradients of its inputs."""
+    return lambda module, inputs, outputs: tuple(None if one is None else factor * one for one in inputs)
 
 
 def with_full_backward_hooks() -> nn.Module:
-    def of_inputs(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        return tuple(None if gradient is None else 3 * gradient for gradient in inputs)
-
-    def of_outputs(module: nn.Module, outputs: Any) -> Any:
-        return (doubles_half(outputs[0]),)
-
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
-    model[2].register_full_backward_hook(of_inputs)
-    model[2].register_full_backward_pre_hook(of_outputs)
-    return model
+    model = layers()
+    model[2].register_full_backward_hook(times(3))
+    model[2].register_full_backward_pre_hook(lambda module, outputs: (doubles_half(outputs[0]),))
+    return model  # type: ignore[no-any-return]
 
 
 def with_older_backward_hook() -> nn.Module:
-    def hook(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        return tuple(None if gradient is None else 5 * gradient for gradient in inputs)
-
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
-    model[0].register_backward_hook(hook)
-    return model
+    model = layers()
+    model[0].register_backward_hook(times(5))
+    return model  # type: ignore[no-any-return]
 
 
 def in_reentrant_checkpoint() -> nn.Module:
@@ -104,7 +97,7 @@ def hooked_in_forward() -> nn.Module:
 HOOKED: dict[str, tuple[Callable[[], nn.Module], str]] = {  # and the weights that have a factor all the same
     "tensor hook": (with_tensor_hook, "2.weight"),
     "post-accumulate hook": (with_post_accumulate_hook, "2.weight"),
-    "bias": (with_hook_of_bias, "0.weight 2.weight"),
+    "bias": (partial(with_tensor_hook, "0.bias", doubles_half), "0.weight 2.weight"),
     "output": (with_hook_of_output, "2.weight"),
     "output, without bias": (partial(with_hook_of_output, bias=False), "2.weight"),
     "output, in forward": (hooked_in_forward, ""),
@@ -125,7 +118,7 @@ def test_hooks_act_as_in_plain_pytorch(name: str, passes: str) -> None:
 
 
 def test_a_hook_that_comes_within_a_capture_acts_too() -> None:
-    model, inputs = nn.Sequential(linear(), nn.Tanh(), linear()).double(), torch.randn(5, 4, dtype=torch.float64)
+    model, inputs = layers().double(), torch.randn(5, 4, dtype=torch.float64)
     weight = model.get_parameter("0.weight")
     first, second = total(model(inputs)), total(model(2 * inputs))
     expected = torch.autograd.grad(first, weight, retain_graph=True)[0]
@@ -137,13 +130,6 @@ def test_a_hook_that_comes_within_a_capture_acts_too() -> None:
         capture.backward(loss)
     assert capture.factors().keys() == {"2.weight"}
     torch.testing.assert_close(capture.dense()["0.weight"], expected)
-
-
-def test_hooked_weights_and_biases_have_no_factor_and_are_named() -> None:
-    assert linear_layers(with_tensor_hook()).keys() == {"2.weight"}
-    assert linear_layers(with_post_accumulate_hook()).keys() == {"2.weight"}
-    assert linear_layers(with_hook_of_bias())["0.weight"][1] is None
-    assert unfollowed(with_tensor_hook()).keys() == {"0"}
 
 
 @pytest.mark.parametrize("method", ["rank-dad", "powersgd", "dad", "top-k", "dsgd"])
@@ -163,7 +149,7 @@ def test_hooked_parameters_travel_dense_in_a_run(method: str) -> None:
 
 
 def test_frozen_between_forward_and_backward_has_no_gradient() -> None:
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
+    model = layers()
     for way in "cl":
         with FactorCapture(model) as capture:
             loss = total(model(*x(5, 4)))
@@ -208,7 +194,7 @@ def test_forward_passes_without_backward_and_steps_of_a_copy_keep_no_memory() ->
             copied(inputs).sum().backward()
             model(inputs)
         before = megabytes()
-        for _ in range(500):  # of 0.4 MB each
+        for _ in range(60):  # of 0.4 MB each
             model(inputs)
             copied(inputs).sum().backward()
             model(inputs).sum().backward()
@@ -218,7 +204,7 @@ def test_forward_passes_without_backward_and_steps_of_a_copy_keep_no_memory() ->
 
 
 def test_a_model_is_copied_averaged_and_saved_while_a_pass_is_open() -> None:
-    model, inputs = nn.Sequential(linear(), nn.Tanh(), linear()), torch.randn(5, 4)
+    model, inputs = layers(), torch.randn(5, 4)
     with FactorCapture(model) as capture:
         loss = total(model(inputs))
         copies = [copy.deepcopy(model), AveragedModel(model).module, copy.copy(model)]

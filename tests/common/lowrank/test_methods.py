@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import NonFiniteError, SpecError
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.lowrank.reduction.spi import spi
 from rankdad.common.lowrank.routes import Payload, scatter
-from rankdad.common.methods import MethodState, rank_dad
+from rankdad.common.methods import MethodState
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -87,7 +86,7 @@ def layers() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("reducer", "dtype"),
-    sampled(itertools.product(["spi", "block", "exact", "auto"], ["float32", "float64"]), every=3),
+    sampled(itertools.product(["auto", "block", "exact", "spi"], ["float32", "float64"]), every=4),
 )
 @settings(max_examples=examples(4))
 @given(tokens=st.lists(st.integers(0, 19), min_size=6, max_size=6))
@@ -111,17 +110,6 @@ def test_every_kind_of_layer_is_reduced_and_exact_at_full_rank(reducer: str, dty
     update, _, _ = exchange(method, gradients, [MethodState(), MethodState()], MethodState())
     tolerance = {"float32": 1e-5, "float64": 1e-9}[dtype]
     assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
-
-
-def test_the_plain_mean_of_unequal_sites_is_wrong() -> None:
-    """What weighting is for: unweighted, the same batches are off by more than a tenth."""
-    plan, replica, method = prepare({"name": "dad"}, "float64")
-    batches = [batch_of(size, i, "float64") for i, size in enumerate((8, 1, 2))]
-    gradients = [(1.0, site_gradients(plan, replica, batch)) for batch in batches]
-    update, _, _ = exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
-    found, expected = scatter(plan.routes, update), pooled_gradients(replica, batches)
-    errors = [torch.linalg.vector_norm(found[n] - g) / torch.linalg.vector_norm(g) for n, g in expected.items()]
-    assert max(errors) > 0.1
 
 
 def test_powersgd_with_all_directions_is_exact_and_finds_back_from_zero() -> None:
@@ -228,18 +216,3 @@ def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
     value.delta[1, 1] = float("nan")
     with pytest.raises(NonFiniteError, match=r"3\.weight"):
         next(method.step(gradients, 0.5, MethodState(), 0))
-
-
-def test_spi_runs_at_every_site_and_again_at_the_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, replica, method = prepare({"name": "rank-dad", "rank": 2, "reducer": "spi"}, "float32", hidden=(64, 64, 64))
-    calls: list[int] = []
-
-    def counted(matrix: Factor | Tensor, rank: int, **options: Any) -> Factor:
-        calls.append(rank)
-        return spi(matrix, rank, **options)
-
-    monkeypatch.setattr(rank_dad, "spi", counted)
-    gradients = [(4.0, site_gradients(plan, replica, batch_of(4, i, "float32"))) for i in range(3)]
-    exchange(method, gradients, [MethodState(), MethodState(), MethodState()], MethodState())
-    assert {route.name for route in plan.routes if route.up} == {"1.weight", "3.weight", "5.weight", "7.weight"}
-    assert calls == [2] * 4 * (3 + 1)  # four layers, at three sites and the aggregator

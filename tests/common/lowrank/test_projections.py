@@ -45,11 +45,11 @@ def test_projections_are_those_of_the_gradient_that_is_not_formed(
 
 
 def test_squares_of_projections_are_in_the_mean_those_of_rows_and_columns() -> None:
-    """Of 20,000 draws: as far off as draws are, and signs of rows and of columns are drawn apart."""
+    """Of 4,000 draws: as far off as draws are, and signs of rows and of columns are drawn apart."""
     gradient = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gradient[:, 2] *= 10
     route = Route("weight", (3, 5))
-    drawn = [projections_of([route], (gradient,), seed)[0] for seed in range(20_000)]
+    drawn = [projections_of([route], (gradient,), seed)[0] for seed in range(4_000)]
     for place, dimension in ((0, 1), (1, 0)):
         squares = torch.stack([each[place] for each in drawn]).square()
         error = squares.std(0) / len(drawn) ** 0.5

@@ -132,12 +132,6 @@ def test_nothing_reduces_to_no_rows(reduce: Reducer, factor: Factor) -> None:
     assert torch.equal(reduced.gradient(), torch.zeros(5, 6))
 
 
-@pytest.mark.parametrize("reduce", DEFAULTS)
-def test_duplicate_rows_have_rank_one(reduce: Reducer) -> None:
-    factor = Factor(torch.ones(6, 4), torch.arange(5.0).repeat(6, 1))
-    assert reduce(factor, 4).rows == 1
-
-
 @pytest.mark.parametrize("reduce", REDUCERS)
 def test_tolerance_cuts_the_effective_rank(reduce: Reducer) -> None:
     gradient = torch.diag(torch.tensor([1.0, 0.5, 0.1, 0.01]))

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from rankdad.common.metrics.auc import class_log_odds
 from rankdad.common.metrics.monitoring import measured_on, monitored
-from rankdad.common.metrics.sites import within_sites
-from rankdad.common.metrics.summary import summarise
 from rankdad.common.metrics.sums import Tally
 from rankdad.common.metrics.tally_codec import monitoring_bytes, pack_tally, tally_bytes, unpack_monitoring
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
-from tests.common.metrics.samples import TASKS, draw, losses, tallied
+from tests.common.metrics.samples import TASKS, draw, losses
 
 SITES = (0, 1, 40, 90, 31)
 MONITORED = [(task, monitor) for task in TASKS for monitor in task.monitors]
@@ -61,17 +59,6 @@ def test_metrics_over_sites_are_scikit_learns(task: TaskSpec, monitor: Metric) -
         known = {"accuracy": accuracy_score(labels.flatten(), hits.flatten())}
         known["auc_within"] = auc_within(task, outputs, labels)
     assert monitor == "loss" or found.values[monitor] == pytest.approx(known[monitor], rel=1e-12)
-
-
-@pytest.mark.parametrize(("task", "monitor"), MONITORED)
-def test_metrics_are_those_of_a_test_but_for_bins(task: TaskSpec, monitor: Metric) -> None:
-    tallies, outputs, labels = sent(task, monitor, 4)
-    sets = zip(outputs.split(SITES), labels.split(SITES), strict=True)
-    tested = [tallied(task, x, y, centre=0.2) for x, y in sets]
-    found, known = measured_on("validation", task, monitor, reduce(add, tallies)), summarise(task, reduce(add, tested))
-    expected = dict(known.values) | {"auc_within": within_sites(task, tested).get("auc")}
-    assert found.values["loss"] == pytest.approx(expected["loss"], rel=1e-9)
-    assert found.values[monitor] == pytest.approx(expected[monitor], abs=2e-3)
 
 
 @pytest.mark.parametrize("task", TASKS)

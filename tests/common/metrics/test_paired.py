@@ -34,6 +34,8 @@ from rankdad.common.metrics.paired_sums import Difference, Sums, contradiction, 
 from rankdad.common.metrics.repeats import mean_intervals
 from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from tests.common.metrics.samples import losses as losses_of
+from tests.conftest import sampled
 
 BINARY, TERNARY = Classification(classes=2), Classification(classes=3)
 LABELS, NUMBER = MultiLabel(name="multi-label", labels=3), Regression(name="regression")
@@ -63,14 +65,6 @@ def drawn_models(task: TaskSpec, n: int, seed: int = 0, groups: int = 0) -> tupl
     shared = noise(task.outputs)
     first, second = (truth + 0.8 * shared + size * noise(task.outputs) for size in (0.5, 0.8))
     return labels, [first, 1.2 * second], of
-
-
-def losses_of(task: TaskSpec, outputs: Tensor, labels: Tensor) -> Tensor:
-    if isinstance(task, Classification):
-        return F.cross_entropy(outputs, labels, reduction="none")
-    if isinstance(task, MultiLabel):
-        return F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
-    return (outputs[:, 0] - labels).square()
 
 
 def test_of(task: TaskSpec, outputs: Tensor, labels: Tensor, of: Tensor | None) -> tuple[Rows, Tally]:
@@ -141,9 +135,10 @@ def expected(
     return found
 
 
-@TASKS
-@pytest.mark.parametrize("groups", [0, 120], ids=["rows", "groups"])
-@pytest.mark.parametrize("folds", [1, 3], ids=["holdout", "folds"])
+@pytest.mark.parametrize(
+    ("task", "groups", "folds"),
+    sampled([(task, g, f) for g in (0, 120) for f in (3, 1) for task in (BINARY, TERNARY, LABELS, NUMBER)], every=3),
+)
 def test_differences_and_their_intervals_are_those_of_the_paired_bootstrap(
     task: TaskSpec, groups: int, folds: int
 ) -> None:

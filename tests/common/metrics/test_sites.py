@@ -12,29 +12,11 @@ from sklearn.metrics import r2_score
 from rankdad.common.metrics.sites import Spread, mean_over_sites, within_sites
 from rankdad.common.metrics.summary import Metrics, summarise
 from rankdad.common.metrics.sums import empty
-from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
+from rankdad.common.spec.tasks import Classification, Regression
 from tests.common.metrics.samples import TASKS, draw, pooled, tallied
 
 SIZES = [40, 0, 1, 70]
 NUMBER = Regression(name="regression")
-
-
-@pytest.mark.parametrize("task", TASKS[:3])
-def test_auc_over_pairs_of_one_site(task: Classification | MultiLabel) -> None:
-    outputs, labels = draw(task, sum(SIZES), 0)
-    sites = list(zip(outputs.split(SIZES), labels.split(SIZES), strict=True))
-    areas = []
-    for index in range(task.outputs):
-        right, pairs = 0.0, 0
-        for x, y in sites:
-            score = x[:, index] - x[:, [k for k in range(task.outputs) if k != index]].logsumexp(1)
-            score, own = (score, y == index) if y.dim() == 1 else (x[:, index], y[:, index] > 0.5)
-            difference = score[own].unsqueeze(1) - score[~own]
-            right += float((difference > 0).sum())
-            pairs += difference.numel()
-        areas.append(right / pairs)
-    found = within_sites(task, [tallied(task, x, y) for x, y in sites])
-    assert found == {"auc": pytest.approx(sum(areas) / len(areas), abs=2e-3)}
 
 
 def test_numbers_less_their_sites_means() -> None:

@@ -23,6 +23,8 @@ from rankdad.common.metrics.summary import summarise
 from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, tally
 from rankdad.common.metrics.tally_codec import pack_tally, unpack_tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from tests.common.metrics.samples import losses as losses_of
+from tests.conftest import sampled
 
 TWO = Classification(classes=2)
 LABELS, NUMBERS = MultiLabel(name="multi-label", labels=3), Regression(name="regression")
@@ -30,14 +32,8 @@ LABELS, NUMBERS = MultiLabel(name="multi-label", labels=3), Regression(name="reg
 
 def left(task: TaskSpec, outputs: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tally:
     """Return what leaves of a site's test, as it arrives."""
-    if isinstance(task, Regression):
-        losses = (outputs[:, 0] - labels).square()
-    elif isinstance(task, Classification):
-        losses = F.cross_entropy(outputs, labels, reduction="none")
-    else:
-        losses = F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
     bent = smooth(task, outputs, labels, people=groups, clustered=groups is not None)
-    counted = tally(task, outputs, labels, losses, groups=groups, smooth=bent[:2])
+    counted = tally(task, outputs, labels, losses_of(task, outputs, labels), groups=groups, smooth=bent[:2])
     return unpack_tally(task, pack_tally(bent.order + counted), groups is not None)
 
 
@@ -51,11 +47,20 @@ def site(draw: torch.Generator, people: int, shape: str, apart: float) -> tuple[
     return torch.stack([torch.zeros(people, dtype=torch.float64), scores], dim=1), labels
 
 
-@pytest.mark.parametrize(("people", "most"), [(12, 0.03), (40, 0.01), (200, 0.003)])
-@pytest.mark.parametrize("shape", ["normal", "saturated", "few values"])
+@pytest.mark.parametrize(
+    ("people", "most", "shape"),
+    sampled(
+        [
+            (people, most, shape)
+            for shape in ("normal", "saturated", "few values")
+            for people, most in ((12, 0.03), (40, 0.01), (200, 0.003))
+        ],
+        every=9,
+    ),
+)
 def test_the_auc_of_six_sites_is_near_the_exact_one_and_says_how_near(people: int, most: float, shape: str) -> None:
     draw, off, said = torch.Generator().manual_seed(people), [], []
-    for turn in range(20):
+    for turn in range(10):
         sites = [site(draw, people, shape, (0.5, 1.5)[turn % 2]) for _ in range(6)]
         total = summarise(TWO, reduce(add, (left(TWO, *one) for one in sites)))
         scores, labels = torch.cat([one[:, 1] for one, _ in sites]), torch.cat([of for _, of in sites])
@@ -64,31 +69,25 @@ def test_the_auc_of_six_sites_is_near_the_exact_one_and_says_how_near(people: in
         off.append(abs(total.values["auc"] - oracle.roc_auc_score(labels, scores)))
         said.append(total.auc_error)
     assert sum(off) / len(off) < most
-    assert sum(off) < 1.5 * sum(said) + 20 * 1e-4
+    assert sum(off) < 1.5 * sum(said) + len(off) * 1e-4
 
 
-def test_the_auc_of_one_site_is_exact() -> None:
-    outputs, labels = site(torch.Generator().manual_seed(1), 57, "normal", 1.0)
-    found = summarise(TWO, left(TWO, outputs, labels))
-    exact = oracle.roc_auc_score(labels, outputs[:, 1])
-    assert found.values["auc"] == pytest.approx(exact, abs=1e-12)
-    assert found.auc_error == pytest.approx(0, abs=1e-12)
-    assert within_sites(TWO, [left(TWO, outputs, labels)])["auc"] == pytest.approx(exact, abs=1e-12)
-
-
-def test_the_auc_of_one_site_is_exact_over_all_its_folds() -> None:
+@pytest.mark.parametrize("rows", [60, 12])
+def test_the_auc_of_one_site_is_exact_over_all_its_folds(rows: int) -> None:
     """A site remembers its earlier tests: pairs of samples of two folds are counted exactly, too."""
     outputs, labels = site(torch.Generator().manual_seed(1), 60, "normal", 1.0)
+    exact = pytest.approx(oracle.roc_auc_score(labels, outputs[:, 1]), abs=1e-12)
     earlier, tests = list[Scored](), list[Tally]()
-    for rows in torch.arange(60).split(12):
-        bent = smooth(TWO, outputs[rows], labels[rows], earlier=earlier)
-        losses = F.cross_entropy(outputs[rows], labels[rows], reduction="none")
+    for own in torch.arange(60).split(rows):
+        bent = smooth(TWO, outputs[own], labels[own], earlier=earlier)
+        losses = F.cross_entropy(outputs[own], labels[own], reduction="none")
         assert bent.scored is not None
         earlier.append(bent.scored)
-        tests.append(bent.order + tally(TWO, outputs[rows], labels[rows], losses, smooth=bent[:2]))
+        tests.append(bent.order + tally(TWO, outputs[own], labels[own], losses, smooth=bent[:2]))
     found = summarise(TWO, reduce(add, (unpack_tally(TWO, pack_tally(one)) for one in tests)))
-    assert found.values["auc"] == pytest.approx(oracle.roc_auc_score(labels, outputs[:, 1]), abs=1e-12)
+    assert found.values["auc"] == exact
     assert found.auc_error == pytest.approx(0, abs=1e-12)
+    assert rows < 60 or within_sites(TWO, tests)["auc"] == exact
 
 
 def test_all_else_is_exact() -> None:
@@ -104,7 +103,7 @@ def test_all_else_is_exact() -> None:
     assert float(found.confidence.sum()) == pytest.approx(float(exact.confidence.sum()), rel=1e-9)
 
 
-@pytest.mark.parametrize("people", [2, 3, 5, 12, 60, 300])
+@pytest.mark.parametrize("people", [2, 3, 5, 12, 60, 130])
 def test_a_curve_is_of_a_quarter_as_many_numbers_as_people(people: int) -> None:
     """The change of all values that a change of one makes has so few dimensions, and order stays."""
     values = torch.randn(people, generator=torch.Generator().manual_seed(people), dtype=torch.float64)
@@ -128,10 +127,12 @@ def test_nobodys_score_stays() -> None:
     assert one[7].equal(other[7])
 
 
-def test_visits_of_few_people_are_few() -> None:
-    values = torch.randn(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    flat = curve(values, torch.arange(24) // 8)
-    assert int(flat.unique().numel()) == 1, "three people have one number"
+def test_of_few_people_one_number_leaves() -> None:
+    draw = torch.Generator().manual_seed(6)
+    values = torch.randn(24, generator=draw, dtype=torch.float64)
+    assert int(curve(values, torch.arange(24) // 8).unique().numel()) == 1, "eight visits of each of three"
+    outputs, labels = torch.randn(11, 1, generator=draw).double(), torch.randn(11, generator=draw).double()
+    assert int(smooth(NUMBERS, outputs, labels).levels.unique().numel()) == 1
 
 
 def test_a_person_with_many_visits_is_no_piece_of_a_curve() -> None:
@@ -140,12 +141,6 @@ def test_a_person_with_many_visits_is_no_piece_of_a_curve() -> None:
     whose = torch.cat([torch.arange(100), torch.full((100,), 99)])
     mean = float(values[100:].mean())
     assert float((curve(values, whose)[100:] - mean).abs().min()) > 1e-3
-
-
-def test_of_the_numbers_of_few_people_the_mean_leaves() -> None:
-    draw = torch.Generator().manual_seed(6)
-    outputs, labels = torch.randn(11, 1, generator=draw).double(), torch.randn(11, generator=draw).double()
-    assert int(smooth(NUMBERS, outputs, labels).levels.unique().numel()) == 1
 
 
 def test_scores_that_many_have_stay() -> None:
@@ -190,6 +185,7 @@ def test_the_interval_has_what_smooth_scores_are_off() -> None:
     assert (found.values["auc"] or 0) - interval.low >= off / 2 * 1.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(24, 12, 7), (24, 12, 5), (60, 40, 40), (30, 30)])
 def test_an_auc_is_off_by_more_than_it_says_in_one_test_of_twenty_at_most(sizes: tuple[int, ...]) -> None:
     """Hospitals of a dozen patients, too: of few pairs a site may know of none that is out of order."""
@@ -208,7 +204,7 @@ def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
     """These had been counted: of half the folds the AUC was called exact, and was off by up to 0.03."""
     draw, task = torch.Generator().manual_seed(11), TWO
     covered, errors = list[bool](), list[float]()
-    for _ in range(60):
+    for _ in range(10):
         tests, exact = list[Tally](), list[tuple[Tensor, Tensor]]()
         for people in (14, 9, 20):
             (scores, labels), past = (site(draw, people, "normal", 1.0) for _ in range(2))
@@ -225,10 +221,10 @@ def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
         off = abs((found.values["auc"] or 0) - oracle.roc_auc_score(labels, outputs[:, 1]))
         covered.append(off <= found.auc_error + 1e-12)
     assert min(errors) > 0
-    assert sum(covered) >= 57
+    assert all(covered)
 
 
-@pytest.mark.parametrize(("patients", "bias"), [(40, 0.08), (100, 0.05)])
+@pytest.mark.parametrize(("patients", "bias"), sampled([(40, 0.08), (100, 0.05)], every=2))
 def test_slopes_of_smooth_scores_are_right_on_average(patients: int, bias: float) -> None:
     """In five tests, each with few of a class: of 40 patients the slope had been half too large."""
     task, draw, away = Classification(classes=2), np.random.default_rng(patients), list[float]()

@@ -162,32 +162,33 @@ def test_numbers_that_contradict_one_another_are_refused(
         unpack_tally(task, pack_tally(total))
 
 
+def set_order(*order: float) -> Callable[[TaskSpec, Tally], None]:
+    def change(task: TaskSpec, total: Tally) -> None:
+        parts(task, total).order[0] = torch.tensor(order)
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("at", "value", "reason"),
-    [(7, 500.0, "squares"), (8, -500.0, "squares"), (9, -1.0, "negative"), (11, 1e9, "squares"), (12, 500.0, "squares"),
-     (12, -1.0, "negative"), (13, 1e-3, "squares"), (13, 400.0, "not those"), (0, -1e-9, "loss"), (3, 21.0, "order")],
+    ("task", "change", "reason"),
+    [
+        *[(NUMBER, set_sum(at, value), reason) for at, value, reason in (
+            (7, 500.0, "squares"), (8, -500.0, "squares"), (9, -1.0, "negative"), (11, 1e9, "squares"),
+            (12, 500.0, "squares"), (12, -1.0, "negative"), (13, 1e-3, "squares"), (13, 400.0, "not those"),
+            (0, -1e-9, "loss"), (3, 21.0, "order"),
+        )],
+        *[(CLASSES, set_order(*order), "order") for order in ((9, 1, 5), (-1, 1, 1e3), (0, -1, 0), (3, 99, 9))],
+        (NUMBER, one_more("grid"), "grid"),
+    ],
 )  # fmt: skip
-def test_moments_that_contradict_one_another_are_refused(at: int, value: float, reason: str) -> None:
-    outputs, labels = draw(NUMBER, 20, 5)
-    total = tallied(NUMBER, outputs, labels)
-    total.sums[at] = value
+def test_moments_orders_and_grids_that_contradict_one_another_are_refused(
+    task: TaskSpec, change: Callable[[TaskSpec, Tally], None], reason: str
+) -> None:
+    total = tallied(task, *draw(task, 20, 5))
+    unpack_tally(task, pack_tally(total))
+    change(task, total)
     with pytest.raises(ValueError, match=reason):
-        unpack_tally(NUMBER, pack_tally(total))
-
-
-@pytest.mark.parametrize("order", [(9.0, 1.0, 5.0), (-1.0, 1.0, 1e3), (0.0, -1.0, 0.0), (3.0, 99.0, 9.0)])
-def test_an_order_of_pairs_that_samples_do_not_have_is_refused(order: tuple[float, float, float]) -> None:
-    total = tallied(CLASSES, *draw(CLASSES, 20, 5))
-    parts(CLASSES, total).order[0] = torch.tensor(order)
-    with pytest.raises(ValueError, match="order"):
-        unpack_tally(CLASSES, pack_tally(total))
-
-
-def test_a_grid_of_other_samples_is_refused() -> None:
-    total = tallied(NUMBER, *draw(NUMBER, 20, 6))
-    one_more("grid")(NUMBER, total)
-    with pytest.raises(ValueError, match="grid"):
-        unpack_tally(NUMBER, pack_tally(total))
+        unpack_tally(task, pack_tally(total))
 
 
 def change_products(name: str, change: Callable[[Tensor], object]) -> Callable[[TaskSpec, Tally], None]:

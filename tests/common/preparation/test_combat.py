@@ -232,8 +232,7 @@ def test_a_fit_is_saved_and_read_again(keep: int) -> None:
         Fit.of(combat_spec(1), fit.tensors())
 
 
-@pytest.mark.parametrize("gaps", [False, True])
-@pytest.mark.parametrize("seed", sampled(range(5), every=3))
+@pytest.mark.parametrize(("gaps", "seed"), sampled([(gaps, seed) for seed in range(5) for gaps in (True, False)], 10))
 def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fit(gaps: bool, seed: int) -> None:
     """Sums at their limits, and sums that contradict one another, where that is not refused."""
     data = {"missing": "impute"} if gaps else None
@@ -246,7 +245,7 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fi
     for stage in preparing.stages:
         true = preparing.contribution(stage, totals, honest)
         told = preparing.contribution(stage, totals, liar)
-        for place in generator.permutation(len(told))[:60]:
+        for place in generator.permutation(len(told))[:30]:
             for value in generator.permutation([10.0**power for power in (*range(-300, 300, 15), 99, 114, 259, 269)]):
                 wild = told.clone()
                 wild[place] = float(value * generator.choice([-1, 1]))
@@ -254,6 +253,6 @@ def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fi
                     told, lies = wild, lies + 1
                     break
         totals[stage] = true + told
-    assert lies > 50
+    assert lies > 25
     fit = preparing.fit(totals)
     assert applied(preparing, fit, preparing.own(fit, honest), honest.inputs, honest.covariates).isfinite().all()

@@ -83,7 +83,7 @@ def some_inputs(model: SavedModel, count: int) -> Tensor:
     return inputs
 
 
-@pytest.mark.parametrize("kind", sampled(TRAINED, 4))
+@pytest.mark.parametrize("kind", sampled(TRAINED, 6))
 def test_a_torch_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     model = trained(**TRAINED[kind])
     save_torch(model, tmp_path / "model.pt2")
@@ -101,7 +101,8 @@ def test_a_torch_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     assert (by_predict(again, inputs) == by_predict(model, inputs)).all()
 
 
-@pytest.mark.parametrize("kind", sampled(["classes", "a number", "pictures"], 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classes", "a number", "pictures"])
 def test_an_onnx_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     model = trained(**TRAINED[kind])
     save_onnx(model, tmp_path / "model.onnx")

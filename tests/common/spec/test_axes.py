@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from rankdad.common.errors import SpecError
 from rankdad.common.models import build_network
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.preparation.moments import along_channels, sums
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.axes import channel_axis, space
+from tests.common.faults import fault
 from tests.conftest import run_spec
 
 TABLE: dict[str, Any] = {"file": "t.csv", "label": "y", "values": [0, 1, 2]}
@@ -97,9 +97,10 @@ def test_there_is_one_answer(
     if axes:
         spec_of(data, model, training={"augmentation": flips})
     if axis is not None and data["reader"] != "series":
-        with pytest.raises(SpecError) as error:
-            spec_of(data, model, training={"augmentation": [{"name": "flip", "axes": [axis]}]})
-        assert error.value.field == "training"
+        assert (
+            fault(lambda: spec_of(data, model, training={"augmentation": [{"name": "flip", "axes": [axis]}]}))[1]
+            == "training"
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,9 +119,7 @@ def test_what_does_not_tell_or_contradicts_itself_is_refused(
     data: dict[str, Any], model: dict[str, Any], code: str, field: str
 ) -> None:
     spec = run_spec(data=data, model=model)
-    with pytest.raises(SpecError) as error:
-        Layout.of(spec)
-    assert (error.value.code, error.value.field) == (code, field)
+    assert fault(lambda: Layout.of(spec))[:2] == (code, field)
 
 
 def test_it_is_asked_in_one_place() -> None:
