@@ -1,8 +1,8 @@
 """The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged.
 
-Of uvicorn's options none waits for headers no longer than so long, or tells what name a certificate has. `limit_concurrency`
-counts connections on which nothing was asked, so that a dozen idle ones keep all others out.
-`h11_max_incomplete_event_size` bounds headers, trailers and extensions, but not chunks of one byte, and not for httptools.
+None of uvicorn's options limits the time of headers, or tells what name a certificate has. `limit_concurrency` counts
+connections on which nothing was asked, so that a dozen idle ones keep all others out. `h11_max_incomplete_event_size`
+bounds headers, trailers and extensions, but not chunks of one byte, and nothing for httptools.
 """
 
 from __future__ import annotations
