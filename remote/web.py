@@ -1,4 +1,9 @@
-"""The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged."""
+"""The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged.
+
+None of uvicorn's options limits the time of headers, or tells what name a certificate has. `limit_concurrency` counts
+connections on which nothing was asked, so that a dozen idle ones keep all others out. `h11_max_incomplete_event_size`
+bounds headers, trailers and extensions, but not chunks of one byte, and nothing for httptools.
+"""
 
 from __future__ import annotations
 

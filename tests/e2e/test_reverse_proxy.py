@@ -44,13 +44,14 @@ def documented(beginning: str, changes: dict[str, str]) -> str:
     return text
 
 
-def command(name: str, folder: Path, outside: int, inside: int, certificates: Path) -> list[str]:
+def command(name: str, folder: Path, outside: int, inside: int, certificates: Path, **changes: str) -> list[str]:
     """Write a proxy's settings, and return what starts it."""
     pem, key = certificates / "server.pem", certificates / "server.key"
     if name == "nginx":
         block = documented(
-            "server {",
-            {
+            "limit_conn_zone ",
+            changes
+            | {
                 "443": f"127.0.0.1:{outside}",
                 "8765": str(inside),
                 "/etc/rankdad/server.pem": str(pem),
@@ -63,7 +64,7 @@ def command(name: str, folder: Path, outside: int, inside: int, certificates: Pa
         http = f"http {{ access_log off; {paths}\n{block}\n}}"
         (folder / "conf").write_text(f"daemon off; pid {folder}/pid; events {{}}\n{http}\n")
         return ["nginx", "-e", str(folder / "error.log"), "-c", str(folder / "conf")]
-    changes = {"aggregator.example {": f"https://127.0.0.1:{outside} {{\n tls {pem} {key}", "8765": str(inside)}
+    changes |= {"aggregator.example {": f"https://127.0.0.1:{outside} {{\n tls {pem} {key}", "8765": str(inside)}
     (folder / "conf").write_text(
         f"{{\n admin off\n auto_https off\n}}\n{documented('aggregator.example {', changes)}\n"
     )

@@ -1,0 +1,161 @@
+"""A real nginx with the settings of docs/operation.md holds off what an unpatched server would not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rankdad.remote.auth import Identity, hashed
+from rankdad.remote.connections import Timeouts
+from tests.conftest import SITES
+from tests.e2e.test_reverse_proxy import command, port, proxy
+from tests.remote.certificates import Authority
+from tests.remote.serving import Served, serving
+from tests.remote.test_web import ENDLESS, all_of, head, resident, statuses
+
+pytestmark = [
+    pytest.mark.nginx,
+    pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx (Debian: apt-get install nginx)"),
+]
+TOKEN = "a" * 64
+SHORT = {"client_header_timeout 10s": "client_header_timeout 1s", "client_body_timeout 10s": "client_body_timeout 1s"}
+
+
+@dataclass
+class Behind:
+    """An aggregator behind a proxy, whose own deadline for headers is out of reach: nginx has cut off what is."""
+
+    served: Served
+    connect: Callable[[], socket.socket]
+
+    def answers(self) -> bool:
+        """Whether somebody else is answered."""
+        with self.connect() as caller:
+            caller.sendall(head(self.served, "GET /run", "connection: close\r\n"))
+            return all_of(caller).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.fixture
+def behind(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Behind]:
+    certificates, outside = tmp_path / "certificates", port()
+    Authority(certificates).issue("server", ["127.0.0.1"])
+    context = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+    identity = Identity(SITES, dict.fromkeys(SITES, hashed(TOKEN)))
+    timeouts = Timeouts(headers=300, body=2, refused=0.1, hold=0.3)
+
+    def connect() -> socket.socket:
+        raw = socket.create_connection(("127.0.0.1", outside), 10)
+        return context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+    changes = SHORT | getattr(request, "param", {})
+    with serving(tmp_path / "run", identity, timeouts=timeouts) as served:
+        words = command("nginx", tmp_path, outside, served.port, certificates, **changes)
+        with proxy(words, outside, tmp_path / "proxy.log"):
+            yield Behind(served, connect)
+
+
+def cut_off(caller: socket.socket, begun: bytes, endless: bytes) -> None:
+    """Send without end, and see that nginx does not take it for long."""
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        caller.sendall(begun)
+        while time.monotonic() - began < 20:
+            caller.sendall(endless)
+            time.sleep(0.001)  # of a fast network: without a pause nginx reads on and looks at no clock
+        pytest.fail("it is cut off")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /ru", b"GET /run HTTP/1.1\r\nhost: x\r\nx: y"])
+def test_headers_that_do_not_come_are_not_waited_for(behind: Behind, sent: bytes) -> None:
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(behind.connect()) for _ in range(20)]
+        for caller in callers:
+            caller.sendall(sent)
+        assert behind.answers(), "meanwhile"
+        for caller in callers:
+            assert b" 200 " not in all_of(caller)
+    assert 0.9 < time.monotonic() - began < 5
+    assert statuses(behind.served) == [], "the aggregator has seen nothing of it"
+
+
+def test_headers_that_trickle_are_not_waited_for_either(behind: Behind) -> None:
+    began = time.monotonic()
+    with behind.connect() as slow, contextlib.suppress(OSError):
+        for letter in head(behind.served, "GET /status") * 2:
+            slow.sendall(bytes([letter]))
+            time.sleep(0.02)
+        pytest.fail("it is cut off")
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("piece", [b"y" * 10_000, b"y\r\nx: " * 1000], ids=["a value", "headers"])
+def test_headers_without_end_are_refused(behind: Behind, piece: bytes) -> None:
+    before = resident()
+    with behind.connect() as caller:
+        cut_off(caller, head(behind.served, "GET /run")[:-2] + b"x: ", piece)
+    assert resident() - before < 20_000_000
+    assert statuses(behind.served) == []
+    assert behind.answers()
+
+
+def test_requests_before_the_last_is_answered_come_one_after_another(behind: Behind) -> None:
+    body = behind.served.hello("alpha")
+    one = head(behind.served, more=f"content-length: {len(body)}\r\n") + body
+    with behind.connect() as caller:
+        caller.sendall(one * 5)
+        began, most, answer = time.monotonic(), 0, b""
+        caller.settimeout(0.05)
+        while answer.count(b"HTTP/1.1 202 ") < 5 and time.monotonic() - began < 10:
+            most = max(most, len(behind.served.host._held.get("alpha", ())))
+            with contextlib.suppress(TimeoutError):
+                answer += caller.recv(65536)
+        assert (answer.count(b"HTTP/1.1 202 "), most) == (5, 1)
+        assert time.monotonic() - began > 1.2, "each is held, and none beside another"
+
+
+def test_requests_without_end_take_no_memory(behind: Behind) -> None:
+    body = behind.served.hello("alpha")
+    one = head(behind.served, more=f"content-length: {len(body)}\r\n") + body
+    before, sent = resident(), 0
+    with behind.connect() as caller:
+        caller.settimeout(0.5)
+        with contextlib.suppress(OSError):
+            while sent < 50_000_000:
+                caller.sendall(one * 100)
+                sent += len(one) * 100
+        assert sent < 50_000_000, "it is not read on"
+        assert len(behind.served.host._held.get("alpha", ())) <= 1
+        assert behind.answers()
+    assert resident() - before < 20_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [what for what in ENDLESS if what != "empty lines"])
+def test_whatever_frames_a_request_is_cut_off(behind: Behind, what: str) -> None:
+    more, begun, endless = ENDLESS[what]
+    before = resident()
+    with behind.connect() as caller:
+        cut_off(caller, head(behind.served, "POST /rounds/alpha", more) + begun, endless * 1000)
+    assert resident() - before < 30_000_000
+    assert behind.answers()
+
+
+@pytest.mark.parametrize("behind", [{"limit_conn rankdad 100": "limit_conn rankdad 4"}], indirect=True)
+def test_one_address_has_so_many_requests_at_once(behind: Behind) -> None:
+    body = behind.served.hello("alpha")
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(behind.connect()) for _ in range(6)]
+        for caller in callers:
+            caller.sendall(head(behind.served, more=f"content-length: {len(body)}\r\nconnection: close\r\n") + body)
+        found = [re.match(rb"HTTP/1\.1 (\d+) ", all_of(caller)) for caller in callers]
+    assert sorted(int(one[1]) for one in found if one) == [202] * 4 + [429] * 2
