@@ -19,10 +19,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import asdict
 from functools import partial
-from ipaddress import ip_address
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -36,19 +35,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rankdad.common import __version__
-from rankdad.common.errors import ProtocolError, visible
+from rankdad.common.errors import ProtocolError
 from rankdad.common.logs import log_names
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.retention import Receipt
 from rankdad.page.serving import HEADERS
 from rankdad.remote.auth import Identity
+from rankdad.remote.browsers import check_host, check_origin, is_loopback
 from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import Host
 from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
 RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
-HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]*)(?::[0-9]{1,5})?", re.ASCII)
 
 Find = Callable[[Request], Awaitable["Routes"]]
 
@@ -122,60 +121,6 @@ def application(find: Find, registry: ConnectionRegistry, others: Iterable[APIRo
     return app
 
 
-def check_host(request: Request, names: Collection[str]) -> None:
-    """Check by which name a server without tokens is asked: a page may have made one of its own lead here.
-
-    Args:
-        request: to the server.
-        names: by which it may be asked, beside addresses and names without a dot.
-
-    Raises:
-        ProtocolError: 421, for a name that a stranger can have; 400, for what is no name, or several.
-    """
-    hosts = request.headers.getlist("host")
-    found = HOST.fullmatch(",".join(hosts))
-    if found is None:
-        raise ProtocolError(400, "host: expected one name or address", code="request-malformed", field="host")
-    name = found[1].strip("[]").lower().rstrip(".")
-    if "." in name and not _is_address(name) and name not in names:
-        raise ProtocolError(
-            421,
-            f"host: a server without tokens is asked by its address, or by a name of its own; got {visible(name)}",
-            code="host-unknown",
-            field="host",
-        )
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(request: Request) -> bool:
-    """Tell whether a request has come to an address of this machine alone."""
-    server = (request.scope.get("server") or ("",))[0]
-    return _is_address(server) and ip_address(server).is_loopback
-
-
-async def check_origin(request: Request) -> None:
-    """Check that nothing is changed because a page of another site has made a browser ask.
-
-    Raises:
-        ProtocolError: 403.
-    """
-    if request.method != "POST":
-        return
-    fetched, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    elsewhere = origin is not None and origin.partition("://")[2] != request.headers.get("host")
-    if fetched is not None:  # through TLS, and on one machine; no proxy changes that
-        elsewhere = fetched not in ("same-origin", "none")
-    if elsewhere:
-        raise ProtocolError(403, "a page of another site asks for that", code="other-page")
-
-
 async def refuse(request: Request, error: Exception, **more: object) -> Response:
     """Answer with a refusal, and whatever is said beside, and take note of it in the audit log."""
     assert isinstance(error, ProtocolError)
@@ -221,7 +166,7 @@ class Routes:
 
     async def _check_browser(self, request: Request) -> None:
         """Check that no page of somebody else asks through a browser; who listens to the network asks for proof."""
-        if not self._identity.required and _is_loopback(request):
+        if not self._identity.required and is_loopback(request):
             check_host(request, ())
         await check_origin(request)
 

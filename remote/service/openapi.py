@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse
@@ -35,9 +35,8 @@ def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[ty
 
     def document(request: Request) -> dict[str, Any]:
         found: dict[str, Any] = request.app.openapi()
-        _, named = models_json_schema(
-            [(model, "validation") for model in (*bodies, Refused)], ref_template=SCHEMAS + "{model}"
-        )
+        models: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in (*bodies, Refused)]
+        _, named = models_json_schema(models, ref_template=SCHEMAS + "{model}")
         found["components"]["schemas"].update(named["$defs"])
         return found
 
