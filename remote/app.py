@@ -42,7 +42,7 @@ from rankdad.common.protocol.retention import Receipt
 from rankdad.page.serving import HEADERS
 from rankdad.remote.auth import Identity
 from rankdad.remote.browsers import check_host, check_origin, is_loopback
-from rankdad.remote.connections import ConnectionRegistry, Timeouts
+from rankdad.remote.connections import ConnectionRegistry, read_body
 from rankdad.remote.host import Host
 from rankdad.remote.web import HttpConnection
 
@@ -358,37 +358,6 @@ async def standing(routes: Admitted) -> StatusAnswer:
     status = asdict(routes.aggregator.status)
     waiting = perf_counter() - status["round_began"]
     return StatusAnswer(**status, name=routes.aggregator.spec.name, waiting_seconds=waiting)
-
-
-async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
-    """Read a body, counting its bytes and its time as they come.
-
-    Raises:
-        ProtocolError: 413 for a body beyond the limit, 408 for one that is too slow.
-    """
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > limit:
-        raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}", code="body-too-large")
-    chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(began + timeouts.body) as deadline:
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                chunk, more = message.get("body", b""), message.get("more_body", False)
-                size += len(chunk)
-                if size > limit:
-                    raise ProtocolError(413, f"the body has more than {limit} bytes", code="body-too-large")
-                chunks.append(chunk)
-                if more:
-                    deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
-    except TimeoutError:
-        raise ProtocolError(
-            408, f"the body came slower than {timeouts.bytes_per_second} bytes per second", code="body-too-slow"
-        ) from None
-    request.scope["state"]["read"] = True
-    return b"".join(chunks)
 
 
 def _computed(request: Request) -> float | None:

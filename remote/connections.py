@@ -6,10 +6,14 @@ names a site. Of unauthenticated connections there are few, and the newest of a 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
+from starlette.requests import ClientDisconnect, Request
+
+from rankdad.common.errors import ProtocolError
 from rankdad.remote.audit import Audit
 
 MAX_UNAUTHENTICATED = 64  # connections
@@ -100,3 +104,34 @@ def _add(connections: dict[Connection, None], connection: Connection, limit: int
         oldest = next(other for other in connections if other.address == address)
         del connections[oldest]
         oldest.evict()
+
+
+async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
+    """Read a body, counting its bytes and its time as they come.
+
+    Raises:
+        ProtocolError: 413 for a body beyond the limit, 408 for one that is too slow.
+    """
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}", code="body-too-large")
+    chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(began + timeouts.body) as deadline:
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk, more = message.get("body", b""), message.get("more_body", False)
+                size += len(chunk)
+                if size > limit:
+                    raise ProtocolError(413, f"the body has more than {limit} bytes", code="body-too-large")
+                chunks.append(chunk)
+                if more:
+                    deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
+    except TimeoutError:
+        raise ProtocolError(
+            408, f"the body came slower than {timeouts.bytes_per_second} bytes per second", code="body-too-slow"
+        ) from None
+    request.scope["state"]["read"] = True
+    return b"".join(chunks)

@@ -52,8 +52,9 @@ from rankdad.common.protocol.service import (
     Stance,
     Submission,
 )
-from rankdad.remote.app import Routes, application, read_body, refuse
+from rankdad.remote.app import Routes, application, refuse
 from rankdad.remote.browsers import check_host, check_origin
+from rankdad.remote.connections import read_body
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.board import MAX_SHOWN
 from rankdad.remote.service.logs import LOGS, read_log
