@@ -159,8 +159,16 @@ def test_a_files_rows_are_counted_before_they_are_read(
     assert fault(lambda: read_table(path))[0] == "out-of-memory"
 
 
+DAMAGED = {
+    "empty": b"",
+    "zip": b"PK\x03\x04 bad",
+    "parquet": b"PAR1 bad PAR1",
+    "gzip": gzip.compress(ROWS.encode())[:40],
+}
+
+
 @pytest.mark.parametrize("name", ["data.xlsx", "data.parquet", "data.csv.gz"])
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 bad", b"PAR1 bad PAR1", gzip.compress(ROWS.encode())[:40]])
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_damage_is_told_as_such(tmp_path: Path, name: str, content: bytes) -> None:
     codes = {"data.xlsx": "workbook-unreadable", "data.parquet": "parquet-unreadable", "data.csv.gz": "gzip-damaged"}
     code = codes[name] if content or not name.endswith("gz") else "table-empty"
