@@ -133,6 +133,7 @@ def test_figures_come_as_documented(run: rankdad.Run) -> None:
     assert path.read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "patient"])
 def test_predictions_are_those_of_the_command_and_stand_in_the_frames_rows(
     run: rankdad.Run, folder: Path, tmp_path: Path, key: str | None
@@ -254,6 +255,7 @@ def test_every_kind_of_data_is_the_same_samples(frame: pd.DataFrame, tmp_path: P
     assert len(dealt_data(given_simulation(run_document(), tmp_path / "npz", data=pool), tmp_path / "npz")) == 3
 
 
+@pytest.mark.slow
 def test_a_frame_is_written_as_the_schema_reads(frame: pd.DataFrame, tmp_path: Path) -> None:
     """Decimal commas, gaps of any kind, text that looks like numbers, numbers that look like thousands."""
     rows = frame.assign(
@@ -413,6 +415,7 @@ def test_so_are_mistakes_in_what_is_to_be_predicted(run: rankdad.Run, change: Ca
         run.predict(change(patients(10, 3)))
 
 
+@pytest.mark.slow
 def test_a_running_loop_a_thread_and_strange_settings_change_neither_the_weights_nor_the_process(
     run: rankdad.Run, frame: pd.DataFrame
 ) -> None:
@@ -479,6 +482,7 @@ def test_what_a_run_leaves_can_be_loaded_whoever_made_it(run: rankdad.Run, folde
         _ = aggregator.predictions
 
 
+@pytest.mark.slow
 def test_a_site_may_have_fewer_test_samples_than_its_policy_lets_it_evaluate(tmp_path: Path) -> None:
     spec = {"run": RUN, "simulation": {"policy": OPEN | {"min_rows": 5}}}
     frames = {"large": patients(60, 6), "small": patients(15, 7)}
@@ -491,6 +495,7 @@ def test_a_site_may_have_fewer_test_samples_than_its_policy_lets_it_evaluate(tmp
         _ = alone.predictions
 
 
+@pytest.mark.slow
 def test_columns_called_site_and_fold_come_back_beside_ours(frame: pd.DataFrame) -> None:
     schema = SCHEMA | {"group": "site", "key": "fold"}
     given = frame.rename(columns={"patient": "site"}).assign(fold=lambda f: f.index.map("k{}".format))
@@ -563,6 +568,7 @@ def test_a_model_without_its_preparation_predicts_nothing(run: rankdad.Run, tmp_
         rankdad.load(tmp_path / "run").predict(patients(3, 4))
 
 
+@pytest.mark.slow
 def test_texts_that_spreadsheets_take_for_formulas_and_sites_called_null_come_back_as_they_were(tmp_path: Path) -> None:
     frame = patients(90, 5).assign(
         ill=lambda f: f["ill"].map({0: "-", 1: "+"}), patient=lambda f: f.index.map("00{}".format)

@@ -48,6 +48,7 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_imports_run_one_way(package: str) -> None:
     files = list((ROOT / package).rglob("*.py"))

@@ -28,6 +28,7 @@ def test_interrupted_runs_go_on_and_differences_are_from_free_folds(tmp_path: Pa
     assert (apart, error) == (found[1].test["mae"], 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 @pytest.mark.skipif(not (SHARED / "heart").is_dir(), reason="the shared data are not here")
 def test_a_part_has_rare_levels_more_often_than_a_hospital(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path, monkeypatch: 
     assert ordinary.least_count("exact", 2, high=300) == 190
 
 
+@pytest.mark.slow
 def test_a_check_knows_earlier_runs_and_makes_no_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an optimizer imports took two of the seconds in which a check has to answer."""
     used = check.write_site(tmp_path, 400, 12, 3)

@@ -31,6 +31,7 @@ def logged(options: LogOptions, work: Callable[[], None]) -> str:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_sites_records_name_the_run_and_the_site_and_hold_no_token(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,7 @@ def weights_of(model: dict[str, Any] = MLP) -> dict[str, Tensor]:
     return build_network(run_spec(model=model, seed=7), ["torch.nn:Linear@torch==*"]).state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [MLP, FACTORY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_network_begins_with_the_files_weights(tmp_path: Path, model: dict[str, Any], dtype: torch.dtype) -> None:

@@ -100,6 +100,7 @@ def test_a_folder_stays_its_owner_s(tmp_path: Path) -> None:
     assert refused.value.code == "cannot-write"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", ["beta", "alpha"])
 def test_a_second_site_in_one_output_folder_is_refused(tmp_path: Path, owner: str) -> None:
     write_site(tmp_path / "data", 30, 0)

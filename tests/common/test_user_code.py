@@ -65,6 +65,7 @@ def test_what_is_not_listed_is_not_imported(installed: Path, entries: list[str],
     assert not hasattr(sys, IMPORTED)
 
 
+@pytest.mark.slow
 def test_a_file_that_hides_a_distribution_is_of_none(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_file_that_hides_a_distribution_is_of_none(
         permit(NAME, [HERE.entry], "model.factory")
 
 
+@pytest.mark.slow
 def test_an_editable_checkout_is_its_distributions(installed: Path, tmp_path: Path) -> None:
     checkout, metadata = tmp_path / "checkout", tmp_path / "own" / "heart_models-1.2.3.dist-info"
     shutil.copytree(installed / metadata.name, metadata)
@@ -90,6 +92,7 @@ def test_an_editable_checkout_is_its_distributions(installed: Path, tmp_path: Pa
     assert origin(NAME) == HERE
 
 
+@pytest.mark.slow
 def test_what_is_of_no_distribution_has_no_version() -> None:
     names = ("os:getcwd", "nowhere.at_all:make", "rankdad.models:make")
     assert [origin(name) for name in names] == [CodeOrigin(name) for name in names]

@@ -210,6 +210,7 @@ def options() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_options_are_taken_or_refused_by_name() -> None:
     for found in run_ranks(2, options):
         assert found["dtype"] == found["dtype, hook"] == ("dtype-not-name", "wire")

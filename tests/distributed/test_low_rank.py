@@ -49,6 +49,7 @@ def all_exact() -> list[tuple[Any, ...]]:
     return [(setting, *step_by_step(*setting)) for setting in settings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", sampled([2, 3, 4], 3))
 def test_nothing_left_out_is_the_pooled_gradient_at_every_rank_unequal_and_empty_batches_included(places: int) -> None:
     for (rank, dtype, up_to), worst, *_ in (ranks := run_ranks(places, all_exact))[0]:
@@ -86,6 +87,7 @@ def transposed() -> tuple[list[float], list[Any]]:
     return errors, described
 
 
+@pytest.mark.slow
 def test_a_layer_of_weights_turned_round_has_a_factor_and_says_so() -> None:
     errors, described = run_ranks(2, transposed)[0]
     assert max(errors) <= TOLERANCE[torch.float64]  # eight samples: rank 8 leaves nothing out

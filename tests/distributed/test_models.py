@@ -79,6 +79,7 @@ def refuses_divided() -> dict[str, tuple[Refusal, Refusal, bool]]:
     return found
 
 
+@pytest.mark.slow
 def test_divided_models_are_refused_before_a_weight_is_touched() -> None:
     for found in run_ranks(2, refuses_divided):
         codes = {name: (low_rank[0], state[0]) for name, (low_rank, state, _) in found.items()}
@@ -203,6 +204,7 @@ def changes() -> tuple[dict[str, Refusal], list[tuple[float, list[list[str]], st
     return replaced(), [followed(rank, up_to) for rank in (None, 2) for up_to in (8, 1)]
 
 
+@pytest.mark.slow
 def test_what_changes_after_the_constructor_is_followed_or_named_at_all_ranks() -> None:
     ranks = run_ranks(2, changes)
     assert (
@@ -335,6 +337,7 @@ def what_stays() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_none_stays_none_sparse_stays_sparse_and_strides_stay() -> None:
     ranks = run_ranks(2, what_stays)
     for found in ranks:
@@ -465,6 +468,7 @@ def described_by_the_hook() -> list[tuple[str, str, int | None, int | None]]:
     return [(one.name, one.how, one.rows, one.bytes) for one in state.describe()]
 
 
+@pytest.mark.slow
 def test_the_hook_says_how_parameters_travel() -> None:
     assert run_ranks(2, described_by_the_hook)[0] == [
         ("1.weight", "reduced", 2, 2 * (16 + 64) * 4),

@@ -131,6 +131,7 @@ class Attack:
         return [rows for payload in self.left for rows in rows_of(payload)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [DSGD, RANK_DAD], ids=["dsgd", "rank-dad"])
 def test_steps_of_one_sample_give_all_of_them_away_and_are_refused(tmp_path: Path, method: dict[str, Any]) -> None:
     spec = spec_of(method, batch_size=1)
@@ -248,6 +249,7 @@ def test_a_replica_within_the_limit_is_taken_over_and_brings_no_moments(tmp_path
         attack.run_state.replica.check_parameters(with_moments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "steps", "said"), [(1e12, 8, ""), (1e30, 0, "the training loss in step 1 holds NaN")])
 def test_huge_weights_at_the_beginning_single_nobody_out(tmp_path: Path, size: float, steps: int, said: str) -> None:
     """Of a folder of pretrained weights, at an aggregator that refuses nothing and leaves them as they are.

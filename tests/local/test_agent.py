@@ -37,6 +37,7 @@ def test_a_line_of_the_audit_log_is_whole_or_not_there(tmp_path: Path) -> None:
     assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["asked", "refused"]
 
 
+@pytest.mark.slow
 def test_a_service_that_answers_at_once_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = list[float]()
 

@@ -214,6 +214,7 @@ def test_an_answer_without_an_end_is_left_while_memory_is_flat(first: bytes, pie
     assert hostile.sent < MOST_FLOODED / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "piece"), sampled(ENDLESS, 10), ids=ids)
 def test_an_answer_that_drips_does_not_outlast_patience(first: bytes, piece: bytes) -> None:
     with Hostile(answers(b"")) as hostile:
@@ -237,6 +238,7 @@ def test_nor_does_a_proxy(tmp_path: Path, scheme: str, how: Callable[..., None],
     assert hostile.sent < MOST_FLOODED / 2
 
 
+@pytest.mark.slow
 def test_a_burst_pays_for_no_drip() -> None:
     with Hostile(answers(b"")) as hostile:
         hostile.drip(b"x", OK + b"content-length: 8000000\r\n\r\n" + b"x" * 7_000_000)
@@ -264,6 +266,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert not target.heads
 
 
+@pytest.mark.slow
 def test_a_contribution_that_nobody_takes_is_not_waited_for() -> None:
     def behaviour(connection: socket.socket) -> None:
         if hostile.heads[-1].startswith(b"GET"):
@@ -330,6 +333,7 @@ OFFERED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offered", OFFERED.values(), ids=OFFERED)
 @pytest.mark.parametrize("take_part", [run_site, check_site])
 def test_a_run_that_asks_for_the_impossible_is_refused_before_anything_is_made(

@@ -49,6 +49,7 @@ def remarks(found: Description, table: str, column: str) -> list[tuple[str, str]
     return [(told.code, told.value) for told in found.tables[table].by_name[column].remarks]
 
 
+@pytest.mark.slow
 def test_what_looks_odd_in_messy_tables_is_said(described: Description) -> None:
     for table, column, expected in (
         ("bern", "CRP", [("column-sparse", "")]),
@@ -113,6 +114,7 @@ def test_only_what_cannot_be_measured_is_read_as_missing() -> None:
     assert [[remark.value for remark in column.remarks] for column in columns] == [["-9"], ["-9"], ["9"], ["9"]]
 
 
+@pytest.mark.slow
 def test_other_units_and_levels_at_one_hospital_are_named(tmp_path: Path) -> None:
     for site, factor, sexes in (("a", 1, "mf"), ("b", 1, "mf"), ("c", 10, "mx")):
         (tmp_path / site).mkdir()
@@ -138,6 +140,7 @@ def test_a_number_that_decides_one_other_column_is_only_asked_about(tmp_path: Pa
     assert "may-name-patients" in [remark.code for remark in profile.by_name["age"].remarks]
 
 
+@pytest.mark.slow
 def test_numbers_around_zero_are_in_no_other_units(tmp_path: Path) -> None:
     for seed, site in enumerate(("a", "b", "c")):
         (tmp_path / site).mkdir()
@@ -196,6 +199,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 def test_columns_that_are_called_so_name_patients_only_where_they_look_so() -> None:
     for name in ("subject_id", "PatientID", "MRN", "patient_nr", "Fall ID"):
         assert [kind_of(name, cells) for cells in LIKE_NAMES] == ["id"] * 4, name
@@ -230,6 +234,7 @@ def test_a_number_whose_rows_are_alike_elsewhere_names_patients_and_a_measuremen
     assert profile.by_name["nummer"].most == rows["nummer"].value_counts().max()
 
 
+@pytest.mark.slow
 def test_a_hospital_where_the_outcome_never_occurs_is_asked_for_its_coding(tmp_path: Path) -> None:
     for place, (site, ill) in enumerate((("lyon", "00"), ("bern", "01"))):
         (tmp_path / site).mkdir()

@@ -173,6 +173,7 @@ def test_a_snapshot_is_asked_for(server: Server) -> None:
     assert server.asked[1:] == ["POST /snapshots/alpha"] * 2
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server) -> None:
     server.script = [None] * 9
     with client_of(server, 0.2, prompt=0.4) as client, pytest.raises(UnreachableError, match="no answer within"):
@@ -372,6 +373,7 @@ def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answer
     assert ["is its address one with https://?" in line for line in caplog.messages] == [True, False]
 
 
+@pytest.mark.slow
 def test_results_that_come_in_crumbs_break_off_in_a_sentence() -> None:
     def serve() -> None:
         connection, _ = listening.accept()

@@ -103,6 +103,7 @@ def written(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "new.csv"
 
 
+@pytest.mark.slow
 def test_predictions_stand_beside_ids_and_what_is_kept(hospitals: Path, tmp_path: Path) -> None:
     new = patients(20, 9)
     data = written(tmp_path, new.drop(columns="ill"))
@@ -119,6 +120,7 @@ def test_predictions_stand_beside_ids_and_what_is_kept(hospitals: Path, tmp_path
     assert "has no column wart; did you mean ward?" in str(failed)
 
 
+@pytest.mark.slow
 def test_new_patients_need_no_name(tmp_path: Path) -> None:
     """A model that was trained on patients with a key predicts for a table without it."""
     schema = SCHEMA | {"key": "patient", "group": None}
@@ -134,6 +136,7 @@ def test_new_patients_need_no_name(tmp_path: Path) -> None:
     assert found[0].drop(columns="patient").equals(found[1].drop(columns="row"))
 
 
+@pytest.mark.slow
 def test_of_what_was_the_same_in_all_rows_a_model_has_learned_nothing(tmp_path: Path) -> None:
     """Its weight is the one it began with: predictions moved by that, and nothing was said."""
     schema = SCHEMA | {"features": ["age", "sex", "chol", "dial"], "dates": {}}
@@ -154,6 +157,7 @@ def test_of_what_was_the_same_in_all_rows_a_model_has_learned_nothing(tmp_path: 
         assert f"column {column}: 20 of 20 values are none of training's" in done.output
 
 
+@pytest.mark.slow
 def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospitals: Path, tmp_path: Path) -> None:
     whole = patients(12, 9)
     spoiled = whole.astype(object)
@@ -199,6 +203,7 @@ def test_values_far_from_those_of_training_are_counted_by_column(hospitals: Path
     assert "standard deviations" not in predict(hospitals / "run", written(tmp_path, patients(20, 9))).output
 
 
+@pytest.mark.slow
 def test_rows_that_were_trained_on_are_told(hospitals: Path, tmp_path: Path) -> None:
     own = hospitals / "data" / "alpha" / "heart.csv"
     trained = len(np.load(hospitals / "run" / "sites" / "alpha" / FILE))
@@ -259,6 +264,7 @@ def test_what_holds_no_weights_is_told(tmp_path: Path, name: str, content: bytes
     assert said in str(failed)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_predicts_from_its_checkpoint(tmp_path: Path) -> None:
     spec = run_spec(data={"shape": [6]}, preparation={"standardise": "federated"})
     data: Any = written_data(tmp_path / "data", spec)

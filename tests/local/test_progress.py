@@ -116,6 +116,7 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path, asked: str)
     assert {word: word in told for word in words} == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["cell", "policy"])
 def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str

@@ -70,6 +70,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(RUNS, len(RUNS)))
 def test_alone_is_a_run_of_one_site_bit_for_bit(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -119,6 +120,7 @@ def test_alone_is_a_run_of_one_site_bit_for_bit(
         assert all(torch.equal(heard[site, place], outputs[site, fold]) for place, fold in enumerate(last))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [None, 2, "epoch"])
 def test_a_model_alone_is_trained_when_the_run_is(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, most: int | str | None
@@ -162,6 +164,7 @@ def test_repeats_that_are_alike_at_a_site_alone_have_models_of_their_own(
     assert tested == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_what_does_not_count_any_more_trains_nothing_alone(tmp_path: Path, site_data: Data) -> None:
     """A site that only catches up needs its predictions, and nothing to compare them with."""
     spec, bodies = referenced("local", training=ONE_STEP), list[Evaluation]()
@@ -279,6 +282,7 @@ def test_classes_that_are_told_apart_without_error_converge() -> None:
     assert weights[0, 1:].sum() == pytest.approx(model[-1].coef_.sum(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_linear_model_that_does_not_converge_is_left_out_with_a_notice(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +299,7 @@ def test_a_linear_model_that_does_not_converge_is_left_out_with_a_notice(
     assert {line.partition(":")[0] for line in told} == set(SITES)
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_the_reference_site_is_scikit_learns_on_a_hospital_with_levels_that_a_fold_lacks(tmp_path: Path) -> None:
     """Hungarian's rows of UCI heart: levels of slope and ca, and indicators of gaps, are constant in some folds."""
@@ -335,6 +340,7 @@ def fold_of(data: SiteData, fold: int) -> tuple[Rows, Rows]:
     return train, test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: Data, task: str) -> None:
     """Pooled over the sites for `linear`, each site's own for `site`; each row predicted by a model of other rows."""
@@ -371,6 +377,7 @@ def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: 
             assert found["values"]["auc"] == pytest.approx(roc_auc_score(known, scores, multi_class="ovr"), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_site_that_cannot_train_alone_says_so_and_the_run_goes_on(tmp_path: Path, site_data: Data) -> None:
     """A model that diverges alone is no reason to end everybody's run."""
     spec = referenced("local", training=ONE_STEP)

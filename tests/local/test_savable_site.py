@@ -74,6 +74,7 @@ SPECS = {name: {"method": method} for name, method in zip(NAMES, METHODS, strict
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", sampled(SPECS.values(), len(SPECS)), ids=SPECS)
 def test_what_is_saved_at_every_round_is_all_that_a_site_needs(
     tmp_path: Path, site_data: Data, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -92,6 +93,7 @@ def test_what_has_come_late_is_saved_too(tmp_path: Path, site_data: Data, monkey
     assert digest_of(spec, site_data(spec), tmp_path / "saved", Straggling) == living
 
 
+@pytest.mark.slow
 def test_what_was_saved_is_nobody_elses(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(method=METHODS[0], training={"epochs": 1})
     data = site_data(spec)
@@ -202,6 +204,7 @@ def test_an_answer_that_is_none_changes_nothing(tmp_path: Path, site_data: Data)
         assert plan.sites == SITES
 
 
+@pytest.mark.slow
 def test_an_older_value_goes_on_with_the_same_updates_alone(tmp_path: Path, site_data: Data) -> None:
     """At another update's weights the batch would be sent twice: 80 such told all eight of a batch their rows."""
     spec = run_spec(method=METHODS[0])

@@ -139,6 +139,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", sampled(["x", "y", "split"], 3))
 def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> None:
     """Other samples, labels or splits of the same size are found out by themselves; nobody else's run ends."""

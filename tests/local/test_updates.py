@@ -73,6 +73,7 @@ def follow(
 QUICK = ("factors", "int8")  # of which one update of each kind is attacked; of the others all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "whole"),
     [*((own, False) for own in QUICK), *(pytest.param(own, True, marks=pytest.mark.slow) for own in SPECS)],

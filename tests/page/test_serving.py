@@ -60,6 +60,7 @@ def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
     raise AssertionError("the stream has ended")
 
 
+@pytest.mark.slow
 def test_a_form_makes_the_token_a_cookie_that_scripts_and_other_sites_cannot_use(client: httpx.Client) -> None:
     assert client.get("/page").headers["location"] == "page/"
     form = client.get("/page/")
@@ -81,6 +82,7 @@ def test_a_form_makes_the_token_a_cookie_that_scripts_and_other_sites_cannot_use
     assert client.get("/page/state").status_code == 401
 
 
+@pytest.mark.slow
 def test_a_viewer_is_no_site_and_a_site_no_viewer(served: Served, client: httpx.Client) -> None:
     refused = client.post("/rounds/alpha", headers=bearer(), content=served.hello())
     assert refused.status_code == 401
@@ -92,6 +94,7 @@ def test_a_viewer_is_no_site_and_a_site_no_viewer(served: Served, client: httpx.
     assert client.get("/page/state", headers=bearer()).json()["waiting"]["sites"] == list(SITES)
 
 
+@pytest.mark.slow
 def test_without_plotly_the_page_says_what_to_install(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     script = client.get("/page/plotly.js", headers=bearer())
     assert (script.status_code, "Plotly" in script.text) == (200, True)

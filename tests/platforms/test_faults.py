@@ -56,6 +56,7 @@ def patients(folder: Path, rows: int = 60, **form: Any) -> dict[str, dict[str, A
     return inputs
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_is_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -294,6 +295,7 @@ OTHER_RUNS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["fields", "whole specification"])
 def test_a_site_takes_no_run_but_the_one_that_the_form_asks_for(tmp_path: Path, whole: bool) -> None:
     inputs = patients(tmp_path)

@@ -132,6 +132,7 @@ def no_model(folder: Path) -> None:
         (folder / "a3" / "base" / name).unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [TEST, GIVEN])
 @pytest.mark.parametrize(
     ("form", "change", "code"),

@@ -242,6 +242,7 @@ def test_rounds_that_a_late_site_asks_for(tmp_path: Path) -> None:
         assert error.value.status == 410
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ledger", [None, LedgerOptions()])
 def test_a_run_that_a_site_refuses_is_refused_and_leaves_its_directory_free(
     tmp_path: Path, ledger: LedgerOptions | None

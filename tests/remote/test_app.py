@@ -183,6 +183,7 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
     assert json.loads(ask(served, "GET", "/status")[1])["problems"] == {}
 
 
+@pytest.mark.slow
 def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

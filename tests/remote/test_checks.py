@@ -179,6 +179,7 @@ def test_lies_are_named_and_the_run_ends_as_if_nobody_had_lied(
     assert found[0].told == STEPS | ALWAYS | said
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_not_recorded_and_a_restart_goes_on(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,7 @@ def test_every_lie_is_refused_and_the_others_end_as_if_the_liar_were_silent(
         assert any(reason.startswith(said) for reason in run.refused), (name, run.refused)
 
 
+@pytest.mark.slow
 def test_a_site_that_takes_its_weight_out_of_a_step_s_later_exchange_is_refused(
     tmp_path: Path, data: dict[str, SiteData]
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_norm_below_0_is_refused(tmp_path: Path, data: dict[str, SiteData]) ->
     assert "422 m: got norm -1.0, expected at most 1e+300 and at least 0" in run.refused
 
 
+@pytest.mark.slow
 def test_projections_that_would_be_infinite_in_the_weights_precision_are_refused(
     tmp_path: Path, data: dict[str, SiteData]
 ) -> None:
@@ -298,6 +300,7 @@ def test_projections_that_would_be_infinite_in_the_weights_precision_are_refused
     assert any(said.startswith("422 b: projections of norm 6.93e+25, expected at most 1e+17") for said in run.refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", TAKEN)
 def test_a_liar_ends_its_own_part_alone(tmp_path: Path, data: dict[str, SiteData], lie: str) -> None:
     honest_digest(Run(tmp_path / "run", data), TAKEN[lie])

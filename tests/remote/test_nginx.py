@@ -74,6 +74,7 @@ def cut_off(caller: socket.socket, begun: bytes, endless: bytes) -> None:
         pytest.fail("it is cut off")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /ru", b"GET /run HTTP/1.1\r\nhost: x\r\nx: y"])
 def test_headers_that_do_not_come_are_not_waited_for(behind: Behind, sent: bytes) -> None:
     began = time.monotonic()
@@ -88,6 +89,7 @@ def test_headers_that_do_not_come_are_not_waited_for(behind: Behind, sent: bytes
     assert statuses(behind.served) == [], "the aggregator has seen nothing of it"
 
 
+@pytest.mark.slow
 def test_headers_that_trickle_are_not_waited_for_either(behind: Behind) -> None:
     began = time.monotonic()
     with behind.connect() as slow, contextlib.suppress(OSError):
@@ -98,6 +100,7 @@ def test_headers_that_trickle_are_not_waited_for_either(behind: Behind) -> None:
     assert time.monotonic() - began < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [b"y" * 10_000, b"y\r\nx: " * 1000], ids=["a value", "headers"])
 def test_headers_without_end_are_refused(behind: Behind, piece: bytes) -> None:
     before = resident()
@@ -108,6 +111,7 @@ def test_headers_without_end_are_refused(behind: Behind, piece: bytes) -> None:
     assert behind.answers()
 
 
+@pytest.mark.slow
 def test_requests_before_the_last_is_answered_come_one_after_another(behind: Behind) -> None:
     body = behind.served.hello("alpha")
     one = head(behind.served, more=f"content-length: {len(body)}\r\n") + body
@@ -123,6 +127,7 @@ def test_requests_before_the_last_is_answered_come_one_after_another(behind: Beh
         assert time.monotonic() - began > 1.2, "each is held, and none beside another"
 
 
+@pytest.mark.slow
 def test_requests_without_end_take_no_memory(behind: Behind) -> None:
     body = behind.served.hello("alpha")
     one = head(behind.served, more=f"content-length: {len(body)}\r\n") + body
@@ -150,6 +155,7 @@ def test_whatever_frames_a_request_is_cut_off(behind: Behind, what: str) -> None
     assert behind.answers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [{"limit_conn rankdad 100": "limit_conn rankdad 4"}], indirect=True)
 def test_one_address_has_so_many_requests_at_once(behind: Behind) -> None:
     body = behind.served.hello("alpha")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from rankdad.page import serving as page
 from rankdad.remote import app as run
@@ -40,6 +41,7 @@ def refs(value: Any) -> set[str]:
     return set[str]().union(*(refs(inner) for inner in value)) if isinstance(value, list) else set()
 
 
+@pytest.mark.slow
 def test_an_owner_reads_of_every_route_and_its_refusals_and_nobody_else(tmp_path: Path) -> None:
     async def test(service: Service) -> None:
         async with asking(service) as client:

@@ -21,6 +21,7 @@ ID, OTHER = "0123456789abcdef", "1" * 16
 REFUSED = Stance(refusals=(Refusal(line="min_rows", field="training.batch_size", code="policy-refuses", needed="4"),))
 
 
+@pytest.mark.slow
 def test_sites_answer_once_and_only_the_owner_who_asks_reads_it(tmp_path: Path) -> None:
     async def ask(service: Service) -> None:
         body = {"id": ID, "version": __version__, "spec": run_document(federation={"sites": SITES[:2]})}
@@ -62,6 +63,7 @@ def test_sites_answer_once_and_only_the_owner_who_asks_reads_it(tmp_path: Path) 
     with_service(ask, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "who", "body", "code"),
     [

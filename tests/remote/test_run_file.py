@@ -91,6 +91,7 @@ def test_what_no_checkpoint_needs_goes(tmp_path: Path, updates: bool) -> None:
                 list(file.updates())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["shortened", "changed"])
 def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: Path, way: str) -> None:
     """Whatever of the journal has come to the disk when the power goes."""
@@ -175,6 +176,7 @@ def test_all_that_is_damaged_or_missing_is_listed(tmp_path: Path) -> None:
     assert any("the update of round 4 is missing" in fault for fault in faults)
 
 
+@pytest.mark.slow
 def test_what_sites_have_sent_is_in_no_file_once_it_is_deleted(tmp_path: Path) -> None:
     write(tmp_path, 100)
     with closing(opened(tmp_path)) as file:

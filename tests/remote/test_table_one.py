@@ -109,6 +109,7 @@ def test_table_1_is_that_of_pandas_on_all_rows(tmp_path: Path, evaluation: dict[
     assert table1["warnings"] == []
 
 
+@pytest.mark.slow
 def test_other_levels_and_indicators_take_no_place_of_the_columns_after_them(tmp_path: Path) -> None:
     found = tables()
     for table in found.values():
@@ -124,6 +125,7 @@ def test_other_levels_and_indicators_take_no_place_of_the_columns_after_them(tmp
             assert shown["mean"] == pytest.approx(cells.mean(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_label_that_is_a_number_has_mean_and_deviation(tmp_path: Path) -> None:
     found = tables()
     for table in found.values():
@@ -213,6 +215,7 @@ def test_a_policy_lets_nothing_of_few_values_out(tmp_path: Path) -> None:
     assert (shown["missing"], shown["held_back"]) == (0, True)
 
 
+@pytest.mark.slow
 def test_warnings_say_about_where_counts_are_rounded_and_name_what_is_held_back(tmp_path: Path) -> None:
     """A column of which six patients have a value was in no warning, and 43 of 123 rows were said to be 40."""
     found = tables(123)
@@ -261,6 +264,7 @@ def gap_in(found: dict[str, pd.DataFrame], site: str, column: str, rows: int) ->
     found[site].loc[: rows - 1, column] = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_out", [False, True])
 def test_what_is_held_back_is_not_missing_and_a_small_count_cannot_be_told(tmp_path: Path, held_out: bool) -> None:
     """One gap among 60 rows was "8 (13 %)": what was held out and so held back counted as missing."""
@@ -308,6 +312,7 @@ def test_what_is_held_back_is_not_missing_and_a_small_count_cannot_be_told(tmp_p
     assert cells["sex missing"] == expected
 
 
+@pytest.mark.slow
 def test_gaps_of_few_patients_are_few_however_many_rows_they_have(tmp_path: Path) -> None:
     found = tables(240)
     for table in found.values():
@@ -349,6 +354,7 @@ def test_of_two_sites_that_disagree_both_are_named(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_two_sites_that_have_a_column_are_two_whatever_the_others_have(tmp_path: Path) -> None:
     found = tables()
     found["alpha"]["age"] = np.nan

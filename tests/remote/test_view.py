@@ -217,6 +217,7 @@ def test_a_row_for_each_site_says_its_rows_lag_seconds_and_state() -> None:
     assert "AUC       ▁▅ █ best 0.9000 in epoch 1" in text
 
 
+@pytest.mark.slow
 def test_fifty_sites_fit_into_a_terminal_and_those_that_are_waited_for_come_first() -> None:
     names = tuple(f"hospital-{number:02}-of-a-country-far-away" for number in range(50))
     standings = [Standing(name, "gone" if name == names[7] else "awaited", 100) for name in names]

@@ -164,6 +164,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("what", ENDLESS)
 def test_whatever_frames_a_request_is_counted_and_takes_no_memory(served: Served, what: str, known: bool) -> None:
@@ -189,6 +190,7 @@ def test_whatever_frames_a_request_is_counted_and_takes_no_memory(served: Served
     assert set(statuses(served)) <= {400, 401, 408, 413, 431}
 
 
+@pytest.mark.slow
 def test_chunks_as_a_proxy_makes_them_are_taken(served: Served) -> None:
     body = served.hello("alpha")
     parts = [body[at : at + 64] for at in range(0, len(body), 64)]

@@ -27,6 +27,7 @@ Data = Callable[..., dict[str, SiteData]]
 RANK_DAD = {"name": "rank-dad", "rank": 2, "reducer": "exact"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_exact_methods_are_exact_and_the_rest_is_near_optimal(site_data: Data, dtype: str) -> None:
     spec = run_spec(model={"name": "mlp", "hidden": [64, 64]}, method=RANK_DAD, training={"dtype": dtype})

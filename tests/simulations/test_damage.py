@@ -232,6 +232,7 @@ def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
     assert not caplog.messages, "both are whole"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_short: CutShort) -> None:
     """What the older one needs of the ledger is then kept."""
     replica = Replica(cut_short.spec)
@@ -252,12 +253,14 @@ def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_shor
     assert len(list(folder.glob("*.damaged"))) == 1
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_the_older_checkpoint_changes_nothing(cut_short: CutShort) -> None:
     for of in ("run/checkpoints", "alpha"):
         flip(cut_short.checkpoints(of)[0], 700)
     assert cut_short.go_on() == cut_short.digest
 
 
+@pytest.mark.slow
 def test_a_site_without_a_whole_checkpoint_begins_anew_and_ends_alike(cut_short: CutShort) -> None:
     """Not from the aggregator's, as one that has lost its disk does: that would cost its residuals."""
     for path in cut_short.checkpoints("alpha"):
@@ -341,6 +344,7 @@ def test_what_a_run_cannot_go_on_without_is_named(cut_short: CutShort, statement
         cut_short.go_on()
 
 
+@pytest.mark.slow
 def test_all_of_a_run_is_checked_and_its_tables_written_by_command(cut_short: CutShort) -> None:
     directory = cut_short.folder / "run"
     done = CliRunner().invoke(app, ["check-run", str(directory)])

@@ -53,6 +53,7 @@ def test_a_quorum_goes_on_without_a_site_which_catches_up(
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
 
 
+@pytest.mark.slow
 def test_a_step_that_left_a_site_out_changes_none_of_its_moments(tmp_path: Path, site_data: Data) -> None:
     training = {"epochs": 1, "batch_size": 4}
     spec = run_spec(method={"name": "dsgd", "local_steps": 2}, training=training, federation=QUORUM)
@@ -70,6 +71,7 @@ def test_a_step_that_left_a_site_out_changes_none_of_its_moments(tmp_path: Path,
     assert [one is other for one, other in pairwise(steps)] == [False, True, False, False]
 
 
+@pytest.mark.slow
 def test_a_site_that_is_away_where_models_are_compared_is_named(tmp_path: Path, site_data: Data) -> None:
     """Nothing is known of any difference then, and nobody said why."""
     evaluation = {"name": "holdout", "references": ["site"]}

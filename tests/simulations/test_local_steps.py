@@ -48,6 +48,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+@pytest.mark.slow
 def test_one_local_step_of_sgd_averaged_is_dsgd(tmp_path: Path, site_data: Data) -> None:
     """Over unequal sites, one of which runs out of data."""
     model = {"name": "mlp", "hidden": [16, 16], "dropout": 0.2}
@@ -130,6 +131,7 @@ def test_a_rank_that_holds_every_difference_is_dense_fedavg(tmp_path: Path, site
     assert apart(dense, fewer) > 1e-6
 
 
+@pytest.mark.slow
 def test_the_proximal_term_and_the_shares_by_hand(tmp_path: Path) -> None:
     """Where all of a site's samples are the same, the order of its batches says nothing."""
     generator = torch.Generator().manual_seed(0)

@@ -273,6 +273,7 @@ def test_a_site_that_cannot_go_on_ends_the_run_also_if_it_is_every_site(
     assert summary["reason"].startswith(f"{ill[0]}: ")
 
 
+@pytest.mark.slow
 def test_one_site_alone_is_a_run(tmp_path: Path, site_data: Data) -> None:
     spec = run_spec(
         federation={"sites": ["alpha"]}, method={"name": "rank-dad", "rank": 2}, training={"validation": 0.0}
@@ -392,6 +393,7 @@ def test_a_gradient_that_is_not_finite_is_named_with_site_and_step(tmp_path: Pat
     assert rows_of(tmp_path / "run" / "steps.csv") == [], "nothing of it was applied"
 
 
+@pytest.mark.slow
 def test_unequal_sites_train_as_one_pooled_batch_clipped_after_pooling(tmp_path: Path, site_data: Data) -> None:
     """One batch of everything a step, against plain torch on all samples together."""
     training = {"dtype": "float64", "epochs": 4, "batch_size": 500, "clip": 0.05, "validation": 0.0}
@@ -414,6 +416,7 @@ def test_unequal_sites_train_as_one_pooled_batch_clipped_after_pooling(tmp_path:
         assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
 
 
+@pytest.mark.slow
 def test_unequal_sites_divide_by_the_squares_of_one_pooled_batch(tmp_path: Path, site_data: Data) -> None:
     """A factored second moment is that of all samples together, however they are dealt out."""
     adam = {"name": "adam", "lr": 0.01, "second_moment": "factored"}

@@ -104,6 +104,7 @@ def test_effective_ranks(ranks: Sequence[int], verdict: str) -> None:
     assert claim.measured.startswith(f"{(ranks[0] + ranks[1]) / 2:.1f} in the first tenth, ")
 
 
+@pytest.mark.slow
 def test_time_to_the_baseline_s_auc() -> None:
     """The baseline has 0.7 after 40 steps of 1 s, rank-dAD 0.75 after 20 of 0.5 s, the other never."""
     curves = pd.concat(

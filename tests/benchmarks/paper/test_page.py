@@ -14,6 +14,7 @@ from tests.e2e.test_processes import ROOT
 META = Meta(SETTINGS["middle"], " --quick", "2 processors, torch 9.9.", frozenset({"figure-3", "figure-6"}))
 
 
+@pytest.mark.slow
 def test_a_page_of_nothing_and_of_everything() -> None:
     assert write({}, META).count("Not measured yet") == len(TITLES)
     vit = pd.concat([curve("top-rows", (0.6, 0.7), "cifar10"), curve("dsgd", (0.6, 0.9), "cifar10", folds=(0,))])

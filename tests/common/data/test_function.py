@@ -61,6 +61,7 @@ def read(folder: Path, name: str = "load", task: str = "classification", tokens:
     return read_samples(run_spec(task=TASKS[task], data=data), folder, allowed=(function,))
 
 
+@pytest.mark.slow
 def test_what_the_function_returns_are_the_samples(tmp_path: Path) -> None:
     found = read(tmp_path, count=2, key=["a", "b"], group=[7, 8], split=[0, 2])
     assert (inputs_of(found), labels_of(found)) == ([[0, 1], [2, 3]], [0, 1])

@@ -61,6 +61,7 @@ def test_what_is_read_at_once_is_what_cells_say(rows: list[tuple[str, ...]], fir
         assert said(Path(name), plain=True) == said(Path(name), plain=False)
 
 
+@pytest.mark.slow
 def test_a_truth_value_far_down_is_no_number(tmp_path: Path) -> None:
     cells = ["1"] * FAR + ["True"] * FAR
     rows = (f"{cell},a,{row % 2}\n" for row, cell in enumerate(cells))

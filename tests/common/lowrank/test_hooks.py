@@ -185,6 +185,7 @@ def wide() -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(256, 256), nn.ReLU())])
 
 
+@pytest.mark.slow
 def test_forward_passes_without_backward_and_steps_of_a_copy_keep_no_memory() -> None:
     model, inputs = wide(), torch.randn(64, 256)
     model(inputs).sum().backward()

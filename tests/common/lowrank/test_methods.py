@@ -84,6 +84,7 @@ def layers() -> nn.Module:
     return Layers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reducer", "dtype"),
     sampled(itertools.product(["auto", "block", "exact", "spi"], ["float32", "float64"]), every=4),

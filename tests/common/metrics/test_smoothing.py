@@ -47,6 +47,7 @@ def site(draw: torch.Generator, people: int, shape: str, apart: float) -> tuple[
     return torch.stack([torch.zeros(people, dtype=torch.float64), scores], dim=1), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("people", "most", "shape"),
     sampled(
@@ -149,6 +150,7 @@ def test_scores_that_many_have_stay() -> None:
     assert curve(values, torch.arange(17) // 2).unique().numel() > 2, "of four or five people each"
 
 
+@pytest.mark.slow
 def test_groups_classes_labels_and_numbers_arrive() -> None:
     """What leaves of every task passes the checks of what arrives, at one sample as at many."""
     draw = torch.Generator().manual_seed(3)
@@ -200,6 +202,7 @@ def test_an_auc_is_off_by_more_than_it_says_in_one_test_of_twenty_at_most(sizes:
     assert sum(covered) >= 95
 
 
+@pytest.mark.slow
 def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
     """These had been counted: of half the folds the AUC was called exact, and was off by up to 0.03."""
     draw, task = torch.Generator().manual_seed(11), TWO
@@ -224,6 +227,7 @@ def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
     assert all(covered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("patients", "bias"), sampled([(40, 0.08), (100, 0.05)], every=2))
 def test_slopes_of_smooth_scores_are_right_on_average(patients: int, bias: float) -> None:
     """In five tests, each with few of a class: of 40 patients the slope had been half too large."""

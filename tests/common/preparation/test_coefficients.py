@@ -134,6 +134,7 @@ def changed(rows: Rows, **columns: Any) -> Rows:
     return Rows(inputs, rows.labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "problem", "change"),
     [
@@ -158,6 +159,7 @@ def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, p
         assert {1, 2} <= set(pooled.collinear)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "problem", "own"), [("three classes", "no-class", "separated"), ("two classes", "no-level", "")]
 )
@@ -172,6 +174,7 @@ def test_rows_without_a_class_or_a_first_level_are_called_so_and_a_site_does_not
     assert ("stage" in as_json(spec, pooled)["why"]) == (problem == "no-level")
 
 
+@pytest.mark.slow
 def test_a_loss_that_no_rows_have_leads_to_no_coefficients() -> None:
     """Of a lie R² was −4.5e216, and its coefficients stood in the report."""
     spec, found = spec_of("two classes"), tables("two classes")
@@ -270,6 +273,7 @@ def test_more_columns_than_a_third_of_the_patients_have_no_errors() -> None:
     assert not own
 
 
+@pytest.mark.slow
 def test_a_column_that_never_changes_has_no_coefficient_and_spoils_no_other() -> None:
     spec, table = spec_of("two classes"), tables("two classes")["alpha"]
     rows = changed(rows_of("two classes", table), at1=lambda inputs, labels: torch.full((len(inputs),), 7.0))

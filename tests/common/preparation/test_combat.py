@@ -232,6 +232,7 @@ def test_a_fit_is_saved_and_read_again(keep: int) -> None:
         Fit.of(combat_spec(1), fit.tensors())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gaps", "seed"), sampled([(gaps, seed) for seed in range(5) for gaps in (True, False)], 10))
 def test_whatever_one_site_may_send_the_others_sums_are_numbers_and_so_is_the_fit(gaps: bool, seed: int) -> None:
     """Sums at their limits, and sums that contradict one another, where that is not refused."""

@@ -83,6 +83,7 @@ def some_inputs(model: SavedModel, count: int) -> Tensor:
     return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(TRAINED, 6))
 def test_a_torch_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     model = trained(**TRAINED[kind])
@@ -132,6 +133,7 @@ def test_a_site_that_standardises_by_itself_exports_its_own(tmp_path: Path) -> N
         save_torch(saved_model(tmp_path / "run", "best"), tmp_path / "model.pt2")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = trained(**CLASSES)
 

@@ -116,6 +116,7 @@ def test_patterns_are_checked_when_they_are_resolved() -> None:
         assert fault(lambda columns=columns: resolve_features(data, columns))[0] == code  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_a_schema_of_ten_thousand_columns_is_checked_in_seconds() -> None:
     columns = [f"c{number}" for number in range(10_000)]
     some = columns[:5000]

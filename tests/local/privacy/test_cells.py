@@ -79,6 +79,7 @@ def test_columns_that_are_the_same_in_all_rows_are_neither_numbers_nor_cells() -
     assert numbers(asked(16), table(alike=8)).most(ROWS) == float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("units", "rank"), [(40, 2), (70, 0)])
 def test_a_step_is_solved_without_the_limit_and_not_with_it(units: int, rank: int) -> None:
     if not rank:

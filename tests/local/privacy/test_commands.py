@@ -73,6 +73,7 @@ def code(*words: object) -> str:
     return raised.value.code
 
 
+@pytest.mark.slow
 def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(site: Path, tmp_path: Path) -> None:
     listed = said("disclosures", site)
     assert "stroke" in listed
@@ -127,6 +128,7 @@ def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_nam
     assert raised.value.code == "patient-withdrawn"
 
 
+@pytest.mark.slow
 def test_a_name_is_withdrawn_as_tables_have_it_or_refused(tmp_path: Path, site: Path) -> None:
     """It was done, said the command, and the patient stayed in use."""
     log = DisclosureLog(tmp_path / "alpha", "alpha")
@@ -140,6 +142,7 @@ def test_a_name_is_withdrawn_as_tables_have_it_or_refused(tmp_path: Path, site: 
     assert log.parts("3" * 16, "{}", "key", everyone, 8).keys() == set(NAMES)
 
 
+@pytest.mark.slow
 def test_the_log_moves_encrypted_and_never_onto_another(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +228,7 @@ def test_an_export_of_another_shape_is_refused(tmp_path: Path, site: Path, docum
     assert code("privacy", "import", tmp_path / "moved.json", export) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cheap")
 def test_an_export_is_no_way_to_an_older_log(tmp_path: Path, site: Path) -> None:
     export = tmp_path / "log.rankdad"

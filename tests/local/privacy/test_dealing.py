@@ -131,6 +131,7 @@ PAIRS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", PAIRS)
 def test_runs_that_an_owner_subtracts_tell_of_no_fewer_patients_than_a_part_has(tmp_path: Path, attack: str) -> None:
     """Where folds follow from keys, each of these reaches one patient: the same specs, the same rows."""
@@ -516,6 +517,7 @@ def test_a_column_is_one_whatever_it_is_used_for(tmp_path: Path, change: str) ->
     assert len(used[0] - used[1]) >= 8
 
 
+@pytest.mark.slow
 def test_an_array_is_one_whatever_its_shape_and_scale(tmp_path: Path) -> None:
     log, used = DisclosureLog(tmp_path / "privacy", "alpha", SECRET), list[set[str]]()
     random = np.random.default_rng(0)

@@ -122,6 +122,7 @@ def test_runs_add_up_in_the_log_and_one_that_goes_on_is_as_it_was(tmp_path: Path
     assert raised.value.code == "run-told-already"
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_anew_under_its_name_counts_each_time(tmp_path: Path) -> None:
     """Twelve replays of a run, others saying something else each time, told 240 losses of 17 patients."""
     log, spec, starts = DisclosureLog(tmp_path, "alpha", SECRET), asked(10), 0
@@ -158,6 +159,7 @@ def test_levels_that_nobody_has_are_no_cells() -> None:
     assert cells_of_row(spec, SiteData(Samples(inputs, torch.zeros(8)), ())) == 2
 
 
+@pytest.mark.slow
 def test_steps_of_all_are_refused_once_earlier_runs_have_told_as_much(tmp_path: Path) -> None:
     """Thirty runs of three epochs each gave the table of a hospital of eight patients."""
     log, refused = DisclosureLog(tmp_path, "alpha", SECRET), list[str]()

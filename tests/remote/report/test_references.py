@@ -136,6 +136,7 @@ def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None
     assert forest.count("var(--orange)") >= 2
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_show_their_references(finished: Path, tmp_path: Path) -> None:
     local = {"samples": 90, "values": {"auc": 0.6}}
     other = made(tmp_path / "other", {"auc": 0.7}, "site,samples\n", local=local)

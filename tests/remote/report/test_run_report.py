@@ -184,6 +184,7 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
     assert "://" not in html
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((finished / "summary.json").read_text())
@@ -197,6 +198,7 @@ def test_the_best_epoch_is_one_number_everywhere(finished: Path, capsys: pytest.
     assert f"best epoch {best}," in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     hostile = "<script>alert('x')</script> & \"quotes\""
