@@ -35,9 +35,8 @@ def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[ty
 
     def document(request: Request) -> dict[str, Any]:
         found: dict[str, Any] = request.app.openapi()
-        _, named = models_json_schema(
-            [(model, "validation") for model in (*bodies, Refused)], ref_template=SCHEMAS + "{model}"
-        )
+        models: tuple[type[BaseModel], ...] = (*bodies, Refused)
+        _, named = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMAS + "{model}")
         found["components"]["schemas"].update(named["$defs"])
         return found
 
