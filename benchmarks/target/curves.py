@@ -24,7 +24,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Classification, MultiLabel, TaskSpec
 from rankdad.local.evaluation import outputs_of
 from rankdad.remote.aggregator import Aggregator
-from rankdad.simulations.command import command, summary_of
+from rankdad.simulate_command import command, summary_of
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import first_fit, first_test_rows
 from rankdad.simulations.spec import SimulationFile

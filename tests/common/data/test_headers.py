@@ -14,7 +14,7 @@ from rankdad.common.data import read_samples
 from rankdad.common.data.files import tables_in
 from rankdad.common.data.tables import Table
 from rankdad.common.errors import DataError
-from rankdad.simulations.given import write_frame
+from rankdad.given import write_frame
 from rankdad.simulations.table_dataset import TableDataset
 from tests.conftest import SHARED, run_spec
 
