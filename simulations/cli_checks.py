@@ -141,7 +141,7 @@ def verify(
     import torch
 
     from rankdad.simulations.dealing import dealt_data
-    from rankdad.simulations.pooling import first_training_rows
+    from rankdad.simulations.pooling import first_rows
     from rankdad.simulations.resolving import with_columns
     from rankdad.simulations.spec import read_simulation
     from rankdad.simulations.verifying import show_verification
@@ -150,7 +150,7 @@ def verify(
     read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data, device=device))
     torch.set_num_threads(read.run.training.threads)
     with TemporaryDirectory() as folder:
-        rows = first_training_rows(read.run, dealt_data(read, Path(folder)))
+        rows = first_rows(read.run, dealt_data(read, Path(folder)))
     verifications, misfits = run(read.run, rows, allow_factory or (), weights, read.simulation.here()[0])
     right = show_verification(read.run, verifications, _wide_console())
     for sentence in misfits:
