@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.step import step_seconds
 from benchmarks.turns import NETWORKS, WAYS
 from rankdad.common.errors import UserError
-from rankdad.simulations.command import command
+from rankdad.simulate_command import command
 
 HERE = Path(__file__).parent.parent
 WARM_UP = 2  # turns

@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.paired.data import HEART, LABEL, heart
 from rankdad.common.errors import DataError
 from rankdad.common.policy import EVERYTHING
-from rankdad.simulations.given import given_simulation
+from rankdad.given import given_simulation
 from rankdad.simulations.lockstep import simulate
 
 Arrays = dict[str, NDArray[Any]]

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from rankdad.common.policy import EVERYTHING
-from rankdad.simulations.command import command, summary_of
+from rankdad.simulate_command import command, summary_of
 from rankdad.simulations.spec import read_simulation
 
 COLUMNS = (

@@ -21,9 +21,9 @@ from rankdad.common.policy import MinLevel, Policy
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.given import given_simulation
 from rankdad.local.admission import usual
 from rankdad.simulations.dealing import dealt_data
-from rankdad.simulations.given import given_simulation
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from rankdad.simulations.command import command
+from rankdad.simulate_command import command
 
 
 def bench_start(file: Path, runs: int) -> float:

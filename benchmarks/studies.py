@@ -16,7 +16,7 @@ from rich.table import Table
 from rankdad.common.documents import load_json, validate
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.tasks import Classification, shown
-from rankdad.simulations.command import command, summary_of
+from rankdad.simulate_command import command, summary_of
 from rankdad.simulations.spec import read_simulation
 
 Found = dict[str, Any]

@@ -9,12 +9,12 @@ from typing import Any
 
 from rankdad.common.errors import UserError
 from rankdad.common.files import write_json
+from rankdad.given import Data, Names, Place, Spec, given_simulation
 from rankdad.remote.run_directory import new_directory
 from rankdad.runs import Run
 from rankdad.settings import TemporaryFolder, settings_kept
 from rankdad.showing import Onlooker
-from rankdad.simulations.command import command, summary_of
-from rankdad.simulations.given import Data, Names, Place, Spec, given_simulation
+from rankdad.simulate_command import command, summary_of
 from rankdad.simulations.lockstep import simulate as in_lockstep
 from rankdad.simulations.spec import SimulationFile
 

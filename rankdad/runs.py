@@ -26,12 +26,12 @@ from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import Standalone
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
+from rankdad.given import Place, write_frame
 from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
 from rankdad.remote.results.run_results import read_table
 from rankdad.remote.results.run_summary import RunSummary
 from rankdad.settings import TemporaryFolder, settings_kept
-from rankdad.simulations.given import Place, write_frame
 
 NO_RUN = "holds no run, expected the directory of a simulation, of an aggregator or of a site"
 DIGITS = 4  # of figures that are shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,20 +38,39 @@ MAX_NAMES, MAX_CELL = 5, 400  # names of files or columns in a cell, characters
 PROJECTED = "a pair of random projections of every matrix"  # for a factored second moment
 
 
+def admitted_together(
+    policies: Mapping[str, Policy], spec: RunSpec, plan: Plan, data: Mapping[str, SiteData]
+) -> dict[str, SiteData]:
+    """Check a run of several sites as each of them would, and return what of its data each admits.
+
+    Args:
+        policies: of the sites, by name.
+        spec: the run.
+        plan: of the run.
+        data: of those sites whose data are known, by name.
+
+    Raises:
+        PolicyError: one of them would refuse it.
+    """
+    own = dict[str, SiteData]()
+
+    def admit(site: str, policy: Policy) -> None:
+        check_run(policy, spec.at(site), plan)
+        if site in data:
+            own[site] = admitted(policy, spec.at(site), plan, data[site])
+
+    refuse_together({site: partial(admit, site) for site in policies}, policies)
+    return own
+
+
 def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
     """Check a run of all these sites as each of them would.
 
     Raises:
         PolicyError: one of them would refuse it.
     """
-    found, own = dict(zip(plan.sites, data, strict=bool(data))), dict[str, SiteData]()
-
-    def admit(name: str, policy: Policy) -> None:
-        check_run(policy, spec.at(name), plan)
-        if name in found:
-            own[name] = admitted(policy, spec.at(name), plan, found[name])
-
-    refuse_together({name: partial(admit, name) for name in plan.sites}, dict.fromkeys(plan.sites, policy))
+    found = dict(zip(plan.sites, data, strict=bool(data)))
+    own = admitted_together(dict.fromkeys(plan.sites, policy), spec, plan, found)
     if not data or is_exact(spec, [warning for site in own.values() for warning in site.warnings]):
         return
     counts = list(zip(*([len(split.train) for split in site.splits] for site in data), strict=True))

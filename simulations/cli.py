@@ -8,38 +8,27 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankdad.command import ColumnsOption, DeviceOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
-from rankdad.common.errors import UserError, counted, visible
-from rankdad.common.logs import LogOptions, end_with, set_up
+from rankdad.common.errors import UserError, visible
+from rankdad.common.logs import LogOptions, set_up
+from rankdad.simulations.cli_checks import check, verify
+from rankdad.simulations.options import (
+    AllowOption,
+    DataOption,
+    FileArgument,
+    RegionsOption,
+    SetOption,
+    SitesOption,
+    WeightsOption,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rankdad.common.spec import RunSpec
-    from rankdad.local.config import SiteConfig
-    from rankdad.local.drivers.http import RefusedError
     from rankdad.simulations.spec import SimulationFile, SimulationSpec
-
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
-SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites, in place of the file's.")]
-RegionsOption = Annotated[
-    int | None, typer.Option(min=1, max=500, help="Number of regions to deal the sites out to, in place of the file's.")
-]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
-DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
-WeightsOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the pretrained weights that the run's spec names.")
-]
-AllowOption = Annotated[
-    list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
-]
-
-CHECK_PATIENCE = 5.0  # seconds in which an aggregator that is there answers
 
 
 def mount(app: typer.Typer) -> None:
@@ -263,134 +252,6 @@ def _as_simulated(simulation: SimulationSpec) -> list[str]:
     return [*notes, "for patients of your own make kits with `rankdad provision`"] if notes else []
 
 
-def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="A run, a simulation, or a site's file.")],
-    sites: SitesOption = None,
-    regions: RegionsOption = None,
-    data: DataOption = None,
-    set_: SetOption = None,
-    allow_factory: AllowOption = None,
-    weights: WeightsOption = None,
-    offline: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN.json", help="With a site's file: its run, where no aggregator is there yet."),
-    ] = None,
-) -> None:
-    """Validate a file, and print what would be sent; for a site's file, reach its aggregator, or read its data."""
-    from rankdad.common.documents import load_json, replace
-
-    document = replace(load_json(file), set_ or [])
-    typer.echo(f"checking {file} …", err=True)  # at once: what the rest needs is imported in ten seconds
-    from rankdad.common.spec import RunSpec
-    from rankdad.simulations.checking import check_policy, show_contribution, show_needs, show_plan
-
-    document = load_json(file)
-    dealt = {"--sites": sites, "--regions": regions, "--data": data}
-    if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
-        from rankdad.local.config import SiteConfig
-        from rankdad.local.drivers.http import NOT_FOUND, RefusedError
-        from rankdad.local.taking_part import check_site
-
-        refuse_options(
-            {**dealt, "--set": set_, "--allow-factory": allow_factory, "--weights": weights},
-            f"is for a run or a simulation, and {file} is a site's own file: write it there",
-        )
-        config = SiteConfig.read(file)
-        if offline is not None:
-            run = RunSpec.read(offline)
-            try:
-                lines = partial(show_needs, console=_wide_console())
-                show_contribution(config.name, *check_site(config, run, lines), _wide_console())
-            except UserError as error:
-                end_with(error)
-                raise typer.Exit(1) from None
-            return
-        config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
-        try:
-            check_site(config, told=partial(show_needs, console=_wide_console()))
-        except RefusedError as error:
-            if error.status != NOT_FOUND:
-                raise
-            _check_agent(config, error)
-        return
-    if offline is not None:
-        raise UserError(
-            f"--offline: {file} is no site's file: name, aggregator, data, output",
-            code="option-unused",
-            field="--offline",
-        )
-    from rankdad.common.memory import check_memory
-    from rankdad.common.policy import EVERYTHING
-    from rankdad.common.protocol.plan import make_plan
-    from rankdad.common.run.replica import Replica
-    from rankdad.simulations.dealing import dealt_data, told_of_identifiers
-    from rankdad.simulations.resolving import with_columns
-    from rankdad.simulations.spec import read_simulation
-
-    document = replace(document, set_ or [])
-    if isinstance(document, dict) and "simulation" in document:
-        read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
-        spec, policy = read.run, read.simulation.policy
-        with TemporaryDirectory() as folder:
-            dealt_out = dealt_data(read, Path(folder))
-        sites_data = list(dealt_out.values())
-        for told in told_of_identifiers(spec, dealt_out):
-            typer.echo(f"warning: {told}")
-    else:
-        refuse_options(dealt, f"is for a simulation, which deals data out, and {file} is a run alone: leave it out")
-        spec, policy, sites_data = RunSpec.read(file, set_ or []), EVERYTHING, []
-    check_memory(spec)
-    plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)
-    check_policy(policy, spec, plan, sites_data)
-    show_plan(spec, plan, _wide_console())
-
-
-def _check_agent(config: SiteConfig, refusal: RefusedError) -> None:
-    """Say that a service knows the site; raise the refusal if no service is there."""
-    from rankdad.local.drivers.http import NOT_FOUND, RefusedError
-    from rankdad.local.drivers.service import ServiceClient
-
-    try:
-        with ServiceClient(config) as service:
-            runs = len(service.offers("").runs)
-    except RefusedError as error:
-        raise (refusal if error.status == NOT_FOUND else error) from None
-    found = f"the service at {config.aggregator} knows this site, and has {counted(runs, 'run')} for it"
-    typer.echo(f"{config.name}: {found}: start it with --stay; --offline RUN.json tries its data")
-
-
-def verify(
-    file: FileArgument,
-    sites: SitesOption = None,
-    regions: RegionsOption = None,
-    data: DataOption = None,
-    set_: SetOption = None,
-    allow_factory: AllowOption = None,
-    weights: WeightsOption = None,
-    device: DeviceOption = None,
-) -> None:
-    """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
-    import torch
-
-    from rankdad.simulations.dealing import dealt_data
-    from rankdad.simulations.pooling import first_training_rows
-    from rankdad.simulations.resolving import with_columns
-    from rankdad.simulations.spec import read_simulation
-    from rankdad.simulations.verifying import show_verification
-    from rankdad.simulations.verifying import verify as run
-
-    read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data, device=device))
-    torch.set_num_threads(read.run.training.threads)
-    with TemporaryDirectory() as folder:
-        rows = first_training_rows(read.run, dealt_data(read, Path(folder)))
-    verifications, misfits = run(read.run, rows, allow_factory or (), weights, read.simulation.here()[0])
-    right = show_verification(read.run, verifications, _wide_console())
-    for sentence in misfits:
-        typer.echo(sentence)
-    if not right:
-        raise typer.Exit(1)
-
-
 def relay(
     file: Annotated[Path, typer.Argument(metavar="FILE.json", help="What to disturb, and how.")],
     to: Annotated[str, typer.Option(help="HOST:PORT of the aggregator.")],
@@ -479,11 +340,3 @@ def _changed_batch(spec: RunSpec, before: int) -> str:
         f"{sites} sites instead of {before}: a global batch of {sites * training.step_size} samples instead of "
         f"{before * training.step_size}; learning rate {change} (training.lr_scaling: {training.lr_scaling})"
     )
-
-
-def _wide_console() -> Console:
-    """Return a console on which tables are not squeezed when nobody looks."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=120)

@@ -75,7 +75,7 @@ def choose_inputs(found: Sequence[Hospital], names: Iterable[str], categorical: 
     chosen.notes += _may_be_codes(found, [name for name in numbers if name not in categorical], chosen.missing)
     for name in chosen.features:
         columns = [one.columns[name] for one in found]
-        stand_ins = sum(_count(column, token) for column in columns for token in chosen.missing.get(name, ()))
+        stand_ins = sum(count_of(column, token) for column in columns for token in chosen.missing.get(name, ()))
         levels = sum(sum(column.others.values()) for column in columns) if name in chosen.categorical else 0
         lacking = sum(column.missing for column in columns) + stand_ins - levels
         chosen.gaps[name] = max(0, lacking) / max(1, sum(one.rows for one in found))
@@ -83,7 +83,7 @@ def choose_inputs(found: Sequence[Hospital], names: Iterable[str], categorical: 
     return chosen
 
 
-def _count(column: Column, token: str) -> int:
+def count_of(column: Column, token: str) -> int:
     """Return how many cells hold a token that is not counted as missing."""
     if token == "0":
         return column.zeros
@@ -158,8 +158,8 @@ def missing_cells(
     numbers = [token for token in numbers if not any(_measures(column, token) for column in columns)]
     numbers += ["0"] if zeros and _zeros_stand_in(columns) else []
     for token in numbers:
-        count = sum(_count(column, token) for column in columns)
-        where = ", ".join(one.site for one in found if one.site and _count(one.columns[name], token))
+        count = sum(count_of(column, token) for column in columns)
+        where = ", ".join(one.site for one in found if one.site and count_of(one.columns[name], token))
         said = f"{token} in {counted(count, 'row')}{f' ({where})' * bool(where)}, far from all other values,"
         notes.append(
             f"column {name}: {said} is read as missing (data.missing_values): if it was measured, take it out there"

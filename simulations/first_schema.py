@@ -21,6 +21,7 @@ from rankdad.simulations.first_inputs import (
     check_codes,
     check_read,
     choose_inputs,
+    count_of,
     missing_cells,
     read_as_missing,
 )
@@ -151,8 +152,7 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
 
 def _unlabelled(column: Column, tokens: Iterable[str]) -> int:
     """Return how many rows lack a label, or have a token in its place."""
-    marked = sum(column.others.get(token, 0) or column.stand_ins.get(token, 0) for token in tokens)
-    return column.missing + marked
+    return column.missing + sum(count_of(column, token) for token in tokens)
 
 
 def _words(name: str) -> set[str]:

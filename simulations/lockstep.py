@@ -24,16 +24,13 @@ from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.models import build_network
 from rankdad.common.policy import EVERYTHING, Policy
-from rankdad.common.policy_checks import check_run
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.refusals import refuse_together
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
-from rankdad.local.admission import admitted
 from rankdad.local.alone import own_splits
 from rankdad.local.observer import Observer
 from rankdad.local.prediction import write_predictions
@@ -43,7 +40,7 @@ from rankdad.local.training import Result, TrainingState
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
-from rankdad.simulations.checking import check_policy
+from rankdad.simulations.checking import admitted_together, check_policy
 from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from rankdad.simulations.spec import SimulationFile
@@ -91,18 +88,11 @@ class Trainers:
         self._sites = dict[str, Site[Result]]()
         here = dict(zip(data, cycle(devices), strict=False))
         everyone = dict.fromkeys(data, EVERYTHING) if policies is None else policies
-        own = dict[str, SiteData]()
-
-        def admit(site: str, policy: Policy) -> None:
-            check_run(policy, spec.at(site), plan)
-            own[site] = admitted(policy, spec.at(site), plan, data[site])
-
-        refuse_together({site: partial(admit, site) for site in data}, everyone)
-        for site, admitted_data in own.items():
-            policy = everyone[site]
+        everyone = {site: everyone[site] for site in data}
+        for site, admitted_data in admitted_together(everyone, spec, plan, data).items():
             run_state = RunState(spec, plan, Replica(spec, allowed_factories, here[site], weights))
             state, observer = TrainingState(site, run_state), Observer(tested=partial(tested, site))
-            self._sites[site] = site_of(spec, plan, admitted_data, state, policy, observer)
+            self._sites[site] = site_of(spec, plan, admitted_data, state, everyone[site], observer)
 
     def advance(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
         """Answer sites, and yield what each says that has not ended; None is the answer that there is none."""

@@ -64,17 +64,10 @@ def first_fit(spec: RunSpec, data: Mapping[str, SiteData]) -> Fit:
     return Preparing(spec).fitted([site.rows(0) for site in data.values()])
 
 
-def first_training_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
-    """Return what every site trains on in the first fold, prepared as the sites would together."""
-    return _prepared(spec, data, "train")
-
-
-def first_test_rows(spec: RunSpec, data: Mapping[str, SiteData]) -> dict[str, Samples]:
-    """Return what every site tests with in the first fold, prepared likewise."""
-    return _prepared(spec, data, "test")
-
-
-def _prepared(spec: RunSpec, data: Mapping[str, SiteData], part: Literal["train", "test"]) -> dict[str, Samples]:
+def first_rows(
+    spec: RunSpec, data: Mapping[str, SiteData], part: Literal["train", "test"] = "train"
+) -> dict[str, Samples]:
+    """Return what every site trains on, or tests with, in the first fold, prepared as the sites would together."""
     preparing, fit, dtype = Preparing(spec), first_fit(spec, data), getattr(torch, spec.training.dtype)
     prepared = {}
     for name, site in data.items():

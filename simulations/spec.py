@@ -136,8 +136,9 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
     """
     sites, regions, data = options.get("sites"), options.get("regions"), options.get("data")
     relay, weights, device = options.get("relay"), options.get("weights"), options.get("device")
+    source = _found(document, "simulation", "source", "name")
     if sites is not None:
-        if _source(document) == "folders":
+        if source == "folders":
             raise SpecError(
                 "--sites",
                 "the source 'folders' has its own sites; run.federation.sites chooses",
@@ -145,12 +146,13 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
             )
         document = _assign(document, ("run", "federation", "sites"), numbered(sites))
     if regions is not None:
-        document = _assign(document, ("run", "federation", "regions"), _dealt(_sites(document), regions))
+        everyone = _found(document, "run", "federation", "sites")
+        document = _assign(document, ("run", "federation", "regions"), _dealt(everyone, regions))
     if data is not None:
-        if _source(document) in BUNDLED:
+        if isinstance(source, str) and source in BUNDLED:
             raise SpecError(
                 "--data",
-                f"the source '{_source(document)}' comes with its data and takes no file",
+                f"the source '{source}' comes with its data and takes no file",
                 code="options-exclude",
             )
         document = _assign(document, ("simulation", "source", "path"), str(data))
@@ -169,19 +171,20 @@ def numbered(sites: int) -> list[str]:
     return [f"site-{number + 1:02d}" for number in range(sites)]
 
 
-def _sites(document: Any) -> list[Any]:
-    """Return the sites in a document, before anything else is known of it."""
-    for key in ("run", "federation", "sites"):
+def _found(document: Any, *path: str) -> Any:
+    """Return what stands at a path in a document, before anything else is known of it; None if nothing does."""
+    for key in path:
         document = document.get(key) if isinstance(document, dict) else None
-    return document if isinstance(document, list) else []
+    return document
 
 
-def _dealt(sites: list[Any], regions: int) -> dict[str, list[Any]]:
+def _dealt(sites: Any, regions: int) -> dict[str, list[Any]]:
     """Return regions of equally many sites, one more or less.
 
     Raises:
         SpecError: there are fewer sites than regions.
     """
+    sites = sites if isinstance(sites, list) else []
     if regions > len(sites):
         raise SpecError(
             "--regions",
@@ -192,18 +195,9 @@ def _dealt(sites: list[Any], regions: int) -> dict[str, list[Any]]:
     return {f"region-{at + 1}": sites[ends[at] : ends[at + 1]] for at in range(regions)}
 
 
-def _source(document: Any) -> object:
-    """Return the name of a document's source, before anything else is known of it."""
-    for key in ("simulation", "source"):
-        document = document.get(key) if isinstance(document, dict) else None
-    return document.get("name") if isinstance(document, dict) else None
-
-
 def _assign(document: Any, path: tuple[str, ...], value: object) -> Any:
-    target = document
-    for key in path[:-1]:
-        if not isinstance(target, dict) or not isinstance(target.get(key), dict):
-            raise SpecError(".".join(path[:-1]), "is missing", code="missing")
-        target = target[key]
+    target = _found(document, *path[:-1])
+    if not isinstance(target, dict):
+        raise SpecError(".".join(path[:-1]), "is missing", code="missing")
     target[path[-1]] = value
     return document

@@ -26,8 +26,8 @@ import rankdad
 from rankdad.__main__ import app
 from rankdad.common.errors import RankdadError
 from rankdad.common.spec.method import named_method
+from rankdad.given import Data, given_simulation
 from rankdad.simulations.dealing import dealt_data
-from rankdad.simulations.given import Data, given_simulation
 from tests.conftest import OPEN, run_document, write_site
 
 ROOT = Path(__file__).parent.parent

@@ -21,7 +21,7 @@ import pandas as pd
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError
 from rankdad.local.timings import STRETCHES
-from rankdad.simulations.command import command, summary_of
+from rankdad.simulate_command import command, summary_of
 from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.sources import Folders
 from rankdad.simulations.spec import SimulationFile

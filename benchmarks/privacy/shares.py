@@ -19,8 +19,8 @@ from torch import Tensor
 from benchmarks.fed_heart import centres
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.shares import scales
+from rankdad.given import given_simulation
 from rankdad.local import passes
-from rankdad.simulations.given import given_simulation
 from rankdad.simulations.lockstep import simulate
 
 SHOWN = {"digits": "accuracy", "heart": "auc", "diabetes": "mae"}

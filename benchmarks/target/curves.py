@@ -24,9 +24,9 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Classification, MultiLabel, TaskSpec
 from rankdad.local.evaluation import outputs_of
 from rankdad.remote.aggregator import Aggregator
-from rankdad.simulations.command import command, summary_of
+from rankdad.simulate_command import command, summary_of
 from rankdad.simulations.lockstep import run
-from rankdad.simulations.pooling import first_fit, first_test_rows
+from rankdad.simulations.pooling import first_fit, first_rows
 from rankdad.simulations.spec import SimulationFile
 
 LINK = 12.5e6  # bytes a second of a site's own link: 100 Mbit/s
@@ -171,7 +171,7 @@ class HeldOut:
     @classmethod
     def of(cls, spec: RunSpec, data: Mapping[str, SiteData]) -> HeldOut:
         """Return those of a run's sites."""
-        tests = first_test_rows(spec, data).values()
+        tests = first_rows(spec, data, "test").values()
         inputs, labels = (torch.cat([getattr(own, part) for own in tests]) for part in ("inputs", "labels"))
         return cls(spec.task, inputs, labels, first_fit(spec, data).target_scale)
 

@@ -21,7 +21,7 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.files import write_json
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec
-from rankdad.simulations.pooling import first_training_rows
+from rankdad.simulations.pooling import first_rows
 
 LABEL = "Flower FedAvg"
 
@@ -45,7 +45,7 @@ def train_with_flower(python: Path, spec: RunSpec, data: Mapping[str, SiteData])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_json(folder / "run.json", spec.model_dump(mode="json"))
-        for place, samples in enumerate(first_training_rows(spec, data).values()):
+        for place, samples in enumerate(first_rows(spec, data).values()):
             np.savez(folder / f"site-{place}.npz", x=in_memory(samples.inputs).numpy(), y=samples.labels.numpy())
         tests = HeldOut.of(spec, data)
         np.savez(folder / "test.npz", x=tests.inputs.numpy())

@@ -132,10 +132,7 @@ def whole_number(given: Any, minimum: int) -> int:
     Raises:
         ValueError: something else stands there, or a smaller one.
     """
-    try:
-        number = float("nan" if isinstance(given, bool) else given)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _number(given)
     if not number.is_integer() or not minimum <= number < 2**53:
         raise ValueError(f"expected a whole number of at least {minimum}")
     return int(number)
@@ -147,13 +144,18 @@ def rate(given: Any) -> float:
     Raises:
         ValueError: something else stands there.
     """
-    try:
-        number = float("nan" if isinstance(given, bool) else given)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _number(given)
     if not 0 < number <= 1:
         raise ValueError("expected a number above 0, and at most 1")
     return number
+
+
+def _number(given: Any) -> float:
+    """Return a number; NaN where something else stands there."""
+    try:
+        return float("nan" if isinstance(given, bool) else given)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def columns(given: Any) -> Columns:

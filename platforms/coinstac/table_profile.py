@@ -20,7 +20,7 @@ from rankdad.common.data.columns import all_columns
 from rankdad.common.data.files import read_one
 from rankdad.common.data.identifiers import names_patients
 from rankdad.common.data.levels import ordered, respelled
-from rankdad.common.data.profile import profile_of
+from rankdad.common.data.profile import MAX_LEVELS, profile_of
 from rankdad.common.data.reading import MISSING
 from rankdad.common.data.table_files import read_table
 from rankdad.common.data.tables import Table, nearest
@@ -34,7 +34,6 @@ from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled
 
 MAX_ROWS = 10**7
-MAX_LEVELS = 20  # values of a column beyond which nobody meant it to be categorical
 MIXED_SHARE = 0.5  # of a column's cells that are numbers: then the others are mistakes
 TOO_MANY = f"has more than {MAX_LEVELS} different values: choose another column, or regression if they are numbers"
 TEXT = "it holds text; if it is categorical, the owner can name it under Categorical columns"

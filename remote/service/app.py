@@ -340,13 +340,13 @@ async def metrics(service: TheService, request: Request) -> Response:
     return Response(found, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@_router.get("/healthz", response_class=PlainTextResponse)
+@_router.api_route("/healthz", methods=["GET", "HEAD"], response_class=PlainTextResponse)
 async def healthz() -> str:
     """Tell anyone that the process answers."""
     return "ok\n"
 
 
-@_router.get("/readyz", response_class=PlainTextResponse)
+@_router.api_route("/readyz", methods=["GET", "HEAD"], response_class=PlainTextResponse)
 async def readyz(service: TheService) -> Response:
     """Tell anyone whether the service can take a run."""
     if service.leaving:

@@ -14,7 +14,8 @@ from rankdad.common.errors import FewSamplesError, UserError
 from rankdad.common.methods.base import pooled
 from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
-from rankdad.simulations.cli import check, mount
+from rankdad.simulations.cli import mount
+from rankdad.simulations.cli_checks import check
 from tests.conftest import OPEN, SHARED, run_document, write_site
 
 

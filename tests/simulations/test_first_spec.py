@@ -247,3 +247,14 @@ def test_defaults_alone_reach_logistic_regression_on_sex(tmp_path: Path) -> None
         "auc"
     ]
     assert auc > reference(pooled.drop(columns=["subject", "sex"]), pooled["sex"] == "M") - 0.01
+
+
+def test_a_hospital_whose_label_is_the_same_stand_in_in_every_row_has_no_rows_with_a_label(tmp_path: Path) -> None:
+    generator = np.random.default_rng(4)
+    for site in ("a", "b"):
+        table = pd.DataFrame({"age": generator.normal(60, 9, 80), "score": generator.normal(50, 7, 80).round(2)})
+        (tmp_path / site).mkdir()
+        table.assign(score=table["score"] if site == "a" else -9).to_csv(tmp_path / site / "table.csv", index=False)
+    with pytest.raises(RankdadError) as caught:
+        first_spec(tmp_path, "score")
+    assert (caught.value.code, caught.value.field) == ("rows-too-few", "--label")

@@ -240,3 +240,9 @@ def test_partitions_and_readers_go_with_sources(tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(json.dumps({"simulation": {"source": {"name": "diabetes"}}}))
     with pytest.raises(SpecError, match="the source 'diabetes' comes with its data and takes no file"):
         read_simulation(tmp_path / "file.json", [], data=tmp_path)
+
+
+def test_an_option_beside_a_source_whose_name_is_no_name_is_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text('{"run": {}, "simulation": {"source": {"name": ["digits"]}}}')
+    with pytest.raises(SpecError):
+        read_simulation(tmp_path / "file.json", [], data=tmp_path)

@@ -13,7 +13,7 @@ from rankdad.common.data import SiteData
 from rankdad.common.preparation import in_memory
 from rankdad.local.alone import own_splits
 from rankdad.simulations.lockstep import run
-from rankdad.simulations.pooling import SITE, first_training_rows, pooled_data, pooled_spec
+from rankdad.simulations.pooling import SITE, first_rows, pooled_data, pooled_spec
 from tests.conftest import SITES, part_of, run_spec
 from tests.simulations.test_lockstep import rows_of
 
@@ -82,7 +82,7 @@ def test_one_step_an_epoch_trains_as_the_federation_does(tmp_path: Path, site_da
 def test_what_methods_are_compared_on_is_prepared_as_for_training(site_data: Data) -> None:
     spec = run_spec(preparation={"standardise": "federated"}, evaluation=FOLDS, training={"dtype": "float64"})
     data = site_data(spec)
-    prepared = first_training_rows(spec, data)
+    prepared = first_rows(spec, data)
     assert [len(own) for own in prepared.values()] == [len(site.splits[0].train) for site in data.values()]
     inputs = torch.cat([in_memory(own.inputs) for own in prepared.values()])
     torch.testing.assert_close(inputs.mean(dim=0), torch.zeros(6, dtype=torch.float64))

@@ -13,7 +13,7 @@ import pytest
 from rankdad.common.data import read_samples
 from rankdad.common.data.files import tables_in
 from rankdad.common.data.tables import Table
-from rankdad.simulations.given import write_frame
+from rankdad.given import write_frame
 from rankdad.simulations.table_dataset import TableDataset
 from tests.common.data.readings import inputs_of, labels_of, two_classes
 from tests.common.faults import Fault, fault
