@@ -171,6 +171,7 @@ def test_predictions_are_those_of_the_command_and_stand_in_the_frames_rows(
     assert pd.isna(found["label"]["row 7"])
 
 
+@pytest.mark.slow
 def test_the_model_takes_raw_rows(run: rankdad.Run, caplog: pytest.LogCaptureFixture) -> None:
     new = patients(12, 2).drop(columns="ill")
     rows = run.inputs(new)

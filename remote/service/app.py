@@ -340,13 +340,15 @@ async def metrics(service: TheService, request: Request) -> Response:
     return Response(found, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@_router.api_route("/healthz", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+@_router.head("/healthz", include_in_schema=False)
+@_router.get("/healthz", response_class=PlainTextResponse)
 async def healthz() -> str:
     """Tell anyone that the process answers."""
     return "ok\n"
 
 
-@_router.api_route("/readyz", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+@_router.head("/readyz", include_in_schema=False)
+@_router.get("/readyz", response_class=PlainTextResponse)
 async def readyz(service: TheService) -> Response:
     """Tell anyone whether the service can take a run."""
     if service.leaving:

@@ -135,6 +135,7 @@ def test_no_owner(tmp_path: Path) -> None:
     assert platform(tmp_path, check, owner=None).run() == {"sum": 108}
 
 
+@pytest.mark.slow
 def test_a_fresh_process_every_iteration(tmp_path: Path) -> None:
     run = platform(tmp_path, faults=Faults(fresh_every_iteration=True))
     assert run.run() == {"sum": 108}
@@ -142,6 +143,7 @@ def test_a_fresh_process_every_iteration(tmp_path: Path) -> None:
     assert len(run.remote.accepted) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "during", "answered"])
 def test_a_node_that_dies_is_replaced(tmp_path: Path, when: Any) -> None:
     seen, begun = list[int](), threading.Event()

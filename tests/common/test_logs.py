@@ -94,6 +94,7 @@ def test_a_log_that_nobody_can_write_ends_nothing() -> None:
     logging.getLogger("rankdad.x").info("the run goes on")
 
 
+@pytest.mark.slow
 def test_a_command_logs_json_lines_alone_and_its_error_is_the_last(tmp_path: Path, refused: Callable[..., str]) -> None:
     policy, paths = write_policy(tmp_path), {"data": "data", "output": "out"}
     config = {"name": "alpha", "aggregator": "http://127.0.0.1:1", "policy": policy} | paths

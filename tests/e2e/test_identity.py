@@ -103,6 +103,7 @@ def test_a_stopped_aggregator_goes_on_and_its_sites_wait_for_it(tmp_path: Path, 
     ]
 
 
+@pytest.mark.slow
 def test_an_aggregator_open_to_all_is_refused_before_it_listens(tmp_path: Path) -> None:
     file = simulation(tmp_path)
     done = rankdad("aggregator", file, "--output", tmp_path / "run", "--host", "0.0.0.0", "--port", 0)

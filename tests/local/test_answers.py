@@ -181,9 +181,11 @@ BROKEN: list[bytes] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "data"), [*(("http", each) for each in BROKEN), *(("https", each) for each in BROKEN[:3])]
-)
+BROKEN_BY = [*(("http", each) for each in BROKEN), *(("https", each) for each in BROKEN[:3])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "data"), BROKEN_BY, ids=range(len(BROKEN_BY)))
 def test_a_broken_answer_is_tried_again_until_patience_ends(scheme: str, data: bytes) -> None:
     with Hostile(answers(data), reads=scheme == "http") as hostile:
         sentence = ask(hostile.port, scheme)
@@ -227,6 +229,7 @@ PAIRS = zip(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "how", "endless"), sampled(PAIRS, 4))
 def test_nor_does_a_proxy(tmp_path: Path, scheme: str, how: Callable[..., None], endless: tuple[bytes, bytes]) -> None:
     with Hostile(answers(b"")) as hostile:

@@ -93,6 +93,7 @@ def client_of(server: Server, patience: float = 1.0, **seconds: Any) -> Aggregat
     return AggregatorClient(site_config(server.server_port, patience=patience), **seconds)
 
 
+@pytest.mark.slow
 def test_a_body_is_sent_once_however_long_the_others_take(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.script = [RUN, NOT_YET, NOT_YET, (200, b"update")]
     caplog.set_level(logging.INFO, "rankdad")
@@ -104,6 +105,7 @@ def test_a_body_is_sent_once_however_long_the_others_take(server: Server, caplog
     assert [line.split(" after")[0] for line in caplog.messages] == ["still waiting for the other sites"] * 2
 
 
+@pytest.mark.slow
 def test_a_body_that_was_lost_with_the_aggregator_is_sent_again(server: Server) -> None:
     server.script = [RUN, NOT_YET, NOTHING, (200, b"update")]
     with client_of(server) as client:
@@ -180,6 +182,7 @@ def test_a_request_that_waits_for_nobody_runs_out_of_patience(server: Server) ->
         client.run()
 
 
+@pytest.mark.slow
 def test_server_errors_are_tried_again_and_refusals_are_not(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     taken_up = (503, b'{"error": "digits-1 is being taken up"}')
     server.script = [RUN, (503, b"busy"), taken_up, (200, b"update"), (409, b'{"error": "the run is in round 7"}')]
@@ -361,6 +364,7 @@ def test_a_service_that_has_nothing_to_say_is_not_heard_for_long(server: Server)
         client.reply("small-1", reply)
 
 
+@pytest.mark.slow
 def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answered(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

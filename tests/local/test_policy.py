@@ -478,6 +478,7 @@ def test_the_aggregator_is_not_told_how_few_samples_there_are(tmp_path: Path, se
     assert not re.search(r"\d", told.reason)
 
 
+@pytest.mark.slow
 def test_a_check_says_what_the_policy_makes_of_the_run(
     tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

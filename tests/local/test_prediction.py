@@ -192,6 +192,7 @@ def test_single_rows_are_refused_with_a_reason_and_the_others_predicted(hospital
     assert found.loc[others, "probability_yes"].tolist() == predicted(data).loc[others, "probability_yes"].tolist()
 
 
+@pytest.mark.slow
 def test_values_far_from_those_of_training_are_counted_by_column(hospitals: Path, tmp_path: Path) -> None:
     new = patients(20, 9)
     new["age"] *= 10

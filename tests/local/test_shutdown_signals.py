@@ -111,6 +111,7 @@ def test_a_site_that_cannot_look_ends_as_if_it_were_killed(tmp_path: Path, phase
         assert not served.aggregator.ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["exchange", "run"])
 @pytest.mark.parametrize("answer", [None, NOT_YET, (503, b"")], ids=["held", "not-yet", "broken"])
 def test_every_wait_of_a_site_ends_with_the_flag(server: Server, what: str, answer: tuple[int, bytes] | None) -> None:

@@ -43,6 +43,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["0" * 16, None])
 def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served, number: str | None) -> None:
     config = SiteConfig(
@@ -52,6 +53,7 @@ def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served
         run_site(config, number=number or served.aggregator.run_id)  # which keeps no ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "told"),
     [

@@ -183,6 +183,7 @@ def test_files_that_are_no_model_are_refused_in_a_sentence(tmp_path: Path, model
             assert "b2: " in str(raised.value) or raised.value.code == "models-differ"
 
 
+@pytest.mark.slow
 def test_a_small_table_is_not_tested(tmp_path: Path, models: dict[str, Path]) -> None:
     earlier = models["classes"]
     inputs = with_model(tmp_path / "new", earlier, TEST, **CLASSES)

@@ -267,6 +267,7 @@ def test_an_output_that_no_site_makes_ends_the_run_and_names_the_member(tmp_path
         run.work(REMOTE, outputs)
 
 
+@pytest.mark.slow
 def test_what_may_still_join_a_later_step_survives_a_process(tmp_path: Path) -> None:
     _, inputs = consortium(tmp_path, METHODS[0], 2)
     run, client = Iterations(tmp_path, inputs), "9f0c"

@@ -137,6 +137,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_in_one_line_and_logged(served: Served) -> None:
     expected = []
     for verb, path, body, status, said in REFUSED:
@@ -159,6 +160,7 @@ def test_a_contribution_to_another_run_is_refused(served: Served) -> None:
     assert served.aggregator.barrier.missing() == SITES
 
 
+@pytest.mark.slow
 def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_o
         assert (served.aggregator.barrier.round, served.aggregator.recorder.progress.problems) == (2, {})
 
 
+@pytest.mark.slow
 def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +291,7 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
         assert served.aggregator.outcome[0] == "failed"
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_a_round_is_aggregated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path / "run", training={"threads": 1}) as served:
         make, go_on, at_work = served.aggregator.source.make, threading.Event(), list[tuple[str, int]]()
@@ -375,6 +379,7 @@ def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
     assert b"the body came slower than 100000 bytes per second" in answer
 
 
+@pytest.mark.slow
 def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
     """As `rankdad check SITE.json` does: it says by its token who it is, asks for the run, and sends nothing."""
     (tmp_path / "token").write_text("a" * 43)
@@ -398,6 +403,7 @@ def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
         assert alpha() == "gone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "status", "code"),
     [
@@ -418,6 +424,7 @@ def test_an_aggregator_without_tokens_answers_no_page_that_has_made_its_name_lea
     assert (answered, json.loads(body).get("code")) == (status, code)
 
 
+@pytest.mark.slow
 def test_no_page_of_another_site_sends_a_contribution(served: Served) -> None:
     answered, body = ask(served, "POST", "/rounds/alpha", b"x", **{"sec-fetch-site": "cross-site"})
     assert (answered, json.loads(body)["code"]) == (403, "other-page")

@@ -116,6 +116,7 @@ def test_nothing_is_learnt_without_the_right_token(guarded: Served, monkeypatch:
     assert not any(token in log for token in (*TOKENS.values(), "w" * 64))
 
 
+@pytest.mark.slow
 def test_a_refused_body_is_answered_before_it_is_all_there(guarded: Served) -> None:
     with guarded.connect() as caller:
         caller.sendall(b"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\nbeginning")
@@ -143,6 +144,7 @@ def shown(served: Served, authority: Authority, pair: tuple[Path, Path] | None) 
     return config_of(served.port, "https", ca=str(authority.pem), **own)
 
 
+@pytest.mark.slow
 def test_mutual_tls_lets_in_whom_the_certificate_names(mutual: tuple[Served, Authority], tmp_path: Path) -> None:
     served, authority = mutual
     for name, names in (("alpha", ["alpha"]), ("alpha", []), ("anything", ["rankdad://x", "alpha"])):
@@ -183,6 +185,7 @@ def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority]) ->
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "days", "foreign", "said"),
     [

@@ -142,6 +142,7 @@ def test_the_difference_within_sites_is_delongs_of_each_weighted_by_its_pairs() 
     assert [row["local_auc_difference"] is None for row in in_a_region.by_site()] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_repeats_of_models_on_other_scales_have_one_auc_in_figures_curves_and_thresholds() -> None:
     """Added up, scores of a model that is sure and of one that is not, or is biased, rank rows worse than either."""
     task = Classification(classes=2)

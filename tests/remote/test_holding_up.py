@@ -198,6 +198,7 @@ async def cookie_of(service: Service, **headers: str) -> str:
     return entered.headers["set-cookie"]
 
 
+@pytest.mark.slow
 def test_a_browser_is_given_no_token_that_submits_runs(tmp_path: Path) -> None:
     async def test(service: Service) -> None:
         given = (await cookie_of(service)).partition(";")[0].partition("=")[2]

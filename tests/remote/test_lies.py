@@ -270,6 +270,7 @@ def test_a_site_that_takes_its_weight_out_of_a_step_s_later_exchange_is_refused(
     assert any(said.startswith("422 m: the weight: is of 0 samples, expected the 8") for said in run.refused)
 
 
+@pytest.mark.slow
 def test_a_norm_below_0_is_refused(tmp_path: Path, data: dict[str, SiteData]) -> None:
     run = Run(tmp_path, data)
 

@@ -69,6 +69,7 @@ def test_an_owner_reads_of_every_route_and_its_refusals_and_nobody_else(tmp_path
     with_service(test, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_session_opens_it_and_a_cookie_of_no_session_does_not(tmp_path: Path) -> None:
     async def test(service: Service) -> None:
         async with asking(service) as client:

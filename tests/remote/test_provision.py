@@ -59,6 +59,7 @@ def meet(made: Path, site: str, config: SiteConfig | None = None) -> None:
             assert client.recorded(0) is None
 
 
+@pytest.mark.slow
 def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path) -> None:
     kit = made / "sites" / "beta"
     assert sorted(path.name for path in kit.iterdir()) == [
@@ -140,6 +141,7 @@ def test_a_renewed_site_leaves_its_old_token_worthless(made: Path) -> None:
         meet(made, "alpha", config.model_copy(update={"token_file": str(made / "old")}))
 
 
+@pytest.mark.slow
 def test_a_site_is_added_by_the_same_authority_and_the_aggregator_renewed(made: Path) -> None:
     larger = Kits(consortium(sites=[*SITES, "delta"]), made)
     larger.change("delta", None)

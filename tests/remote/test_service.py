@@ -205,6 +205,7 @@ def test_a_stranger_learns_of_no_run_and_writes_into_no_log(tmp_path: Path) -> N
     with_service(ask, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_site_that_never_has_enough_does_not_fill_the_memory_with_runs_that_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_headers_that_trickle_are_not_waited_for_either_nor_on_a_connection_that
         assert time.monotonic() - began < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [f"x: {'y' * 70_000}\r\n", "x: y\r\n" * 20_000])
 @pytest.mark.parametrize("ended", [True, False])
 def test_headers_without_end_are_refused(served: Served, more: str, ended: bool) -> None:
@@ -116,6 +117,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_an_endless_body_is_refused_early_and_takes_no_memory(served: Served, known: bool) -> None:
     chunk, before, sent = b"100000\r\n" + bytes(1 << 20) + b"\r\n", resident(), 0
@@ -139,6 +141,7 @@ def test_an_endless_body_is_refused_early_and_takes_no_memory(served: Served, kn
 CHUNKED = "transfer-encoding: chunked\r\n"
 
 
+@pytest.mark.slow
 def test_a_body_that_goes_on_after_its_answer_is_cut(served: Served) -> None:
     sent = 0
     with served.connect() as caller, contextlib.suppress(ConnectionError):
@@ -219,6 +222,7 @@ def test_the_unauthenticated_are_few_and_a_site_gets_in(served: Served) -> None:
             stranger.close()
 
 
+@pytest.mark.slow
 def test_a_fifth_request_of_a_site_takes_the_place_of_its_first(served: Served) -> None:
     body = served.hello("alpha")
     with contextlib.ExitStack() as stack:

@@ -116,6 +116,7 @@ def test_a_file_that_is_not_there_can_be_had_somewhere(source: str, tmp_path: Pa
     assert f"{archive(source).found_at}, with the arrays " in said
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 @pytest.mark.parametrize(
     ("source", "shape", "counts"),

@@ -268,6 +268,7 @@ def test_a_site_without_a_whole_checkpoint_begins_anew_and_ends_alike(cut_short:
     assert cut_short.go_on() == cut_short.digest
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> None:
     newest = cut_short.checkpoints("alpha")[-1]
     newest.rename(newest.with_name(f"{newest.name[:12]}.safetensors"))

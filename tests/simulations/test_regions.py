@@ -270,6 +270,7 @@ def test_a_region_that_crashes_before_its_update_sends_the_same_bytes_again(tmp_
         again.of(name).abandon()
 
 
+@pytest.mark.slow
 def test_one_site_that_cannot_go_on_ends_the_run_of_all_regions_and_is_named(tmp_path: Path) -> None:
     spec = spec_of()
     data = data_of(spec, tmp_path / "data")

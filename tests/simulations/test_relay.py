@@ -146,6 +146,7 @@ def test_with_nothing_to_do_it_costs_less_than_a_millisecond() -> None:
     assert min(asyncio.run(main()) for _ in range(3)) < 0.001
 
 
+@pytest.mark.slow
 def test_delay_is_one_way_and_keeps_the_order_of_bytes() -> None:
     async def main() -> None:
         body = bytes(range(256)) * 1000
@@ -254,6 +255,7 @@ def test_a_request_is_sent_twice_and_answered_once(message: bytes) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["request", "response"])
 def test_a_dropped_message_is_followed_by_silence_and_the_end(direction: str) -> None:
     async def main() -> None:

@@ -117,6 +117,7 @@ def test_an_onnx_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     assert [node.name for node in session.get_outputs()] == ["outputs"]
 
 
+@pytest.mark.slow
 def test_a_site_that_standardises_by_itself_exports_its_own(tmp_path: Path) -> None:
     spec = run_spec(preparation={"standardise": "site"})
     weights = build_network(spec).state_dict()

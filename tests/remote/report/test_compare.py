@@ -84,6 +84,7 @@ def test_of_an_exact_solution_rounds_of_sums_are_told_in_place_of_bytes_of_steps
     assert f"There were {said}." in report_page(runs[0])
 
 
+@pytest.mark.slow
 def test_no_run_is_the_best_within_chance_or_of_other_data(tmp_path: Path) -> None:
     runs = [made(tmp_path / "a", 0.8, 0.5), made(tmp_path / "b", 0.72, 0.5)]
     assert not any("*" in cell for row in compare(runs)[0].rows for cell in row)
