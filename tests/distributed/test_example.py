@@ -1,4 +1,4 @@
-"""The README's training loop is the one in docs, and runs."""
+"""The training loop of docs/library.md is docs/low_rank.py, and runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EXAMPLE = ROOT / "docs" / "low_rank.py"
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme_ends_with_equal_weights_at_both_ranks() -> None:
+def test_the_example_ends_with_equal_weights_at_both_ranks() -> None:
     code = EXAMPLE.read_text()
-    assert textwrap.indent(code.rstrip("\n"), "    ") in (ROOT / "README.md").read_text()
+    assert textwrap.indent(code.rstrip("\n"), "    ") in (ROOT / "docs" / "library.md").read_text()
     assert len(code.splitlines()) <= 40
     ended = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE)],
