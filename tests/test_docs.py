@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,15 @@ def test_every_page_is_reached_from_the_index_and_the_front_door_is_short() -> N
 def test_words_that_make_a_page_hard_to_read_do_not_come_back() -> None:
     most = words.known()
     assert {phrase: count for phrase, count in words.counts().items() if count > most.get(phrase, 0)} == {}
+
+
+def test_the_table_of_dependencies_has_all_of_them_in_the_versions_of_the_tests() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *(one for name, extra in extras.items() if name != "dev" for one in extra)]
+    names = [re.match(r"[\w.-]+", one)[0] for one in asked]  # type: ignore[index]
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    known = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
+    assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)] == []
+    assert [name for name in names if name in known and known[name] not in page] == []
