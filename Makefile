@@ -13,7 +13,7 @@ test: .venv/ready
 
 # Of what takes longer, some cases of each test: what CI runs. Processes often wait: three at once.
 sample: .venv/ready
-	$(BIN)/python -m pytest -m "slow and not alone" --sample -rs -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -m "slow and not alone" --sample -rs --durations=25 -n 3 --dist loadgroup
 	$(BIN)/python -m pytest -m "slow and alone" --sample -rs -s --reruns 2
 
 # All that takes longer, and all examples of properties: some hours, at night and before a release.

@@ -122,6 +122,7 @@ def test_what_is_moved_in_one_run_alone_does_not_differ_by_few() -> None:
 HOLDOUT = {"evaluation": {"name": "holdout"}, "training": {"epochs": 3, "batch_size": 32, "solver": "steps"}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_between_epochs_no_number_is_of_a_score_and_cells_of_a_test_are_nobodys(tmp_path: Path) -> None:
     """Of two classes five numbers leave for each epoch: they were 2,000 cells of one patient or none."""

@@ -42,6 +42,7 @@ def test_a_part_has_rare_levels_more_often_than_a_hospital(tmp_path: Path) -> No
     assert all(site.levels[0] < part.levels[0] for site, part in zip(by_site, by_part, strict=True))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_hospitals_of_a_hundred_take_part_in_an_ordinary_study_and_again_a_week_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from rankdad.simulations.lockstep import run
 from tests.conftest import SHARED
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_intervals_are_as_wide_as_the_bootstraps_and_verdicts_err_as_often_as_they_say(tmp_path: Path) -> None:
     found = bench_paired(250, 1000, 2, 10, tmp_path, tmp_path / "runs", Console())
@@ -56,6 +57,7 @@ def test_null_runs_have_rows_of_their_own(kind: str) -> None:
     assert {rate.tried for rate in rates(map(calls, runs))} == {3}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), list(zip(NULLS, (10, 60), strict=True)))
 def test_exact_solutions_on_exchangeable_inputs_seldom_differ(kind: str, count: int, tmp_path: Path) -> None:
@@ -71,6 +73,7 @@ def test_exact_solutions_on_exchangeable_inputs_seldom_differ(kind: str, count: 
     assert file.read_text() == lines
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NULLS)
 def test_a_run_of_the_benchmark_is_what_the_library_makes_of_the_rows(kind: str, tmp_path: Path) -> None:

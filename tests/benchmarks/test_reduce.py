@@ -142,6 +142,7 @@ def test_the_networks_read_their_images(name: str) -> None:
     assert getattr(networks, network.factory)()(inputs).shape == (2, 10)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_measures_what_it_has_data_for(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)

@@ -52,6 +52,7 @@ def test_a_step_without_training_costs_at_most_three_times_the_barest_one() -> N
     assert found.ratio <= 3
 
 
+@pytest.mark.exhaustive
 def test_a_tree_against_itself_costs_as_much(tmp_path: Path) -> None:
     changes = ("--set", "run.training.epochs=1", "--set", 'run.federation.sites=["a", "b"]')
     done = benchmark("step", "--against", ROOT, "--turns", "3", *changes, timeout=280)

@@ -17,6 +17,7 @@ NETWORK: dict[str, Any] = {"side": 64, "batch_size": 4, "filters": [16, 32, 64],
 LINEAR: dict[str, Any] = {"side": 64, "batch_size": 4, "filters": []}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_is_resident_does_not_grow_with_the_volumes(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_file_that_hides_a_distribution_is_of_none(
         permit(NAME, [HERE.entry], "model.factory")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_editable_checkout_is_its_distributions(installed: Path, tmp_path: Path) -> None:
     checkout, metadata = tmp_path / "checkout", tmp_path / "own" / "heart_models-1.2.3.dist-info"

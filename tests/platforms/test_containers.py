@@ -51,6 +51,7 @@ def test_containers_begin_soon_and_end_with_the_weights_of_the_run_over_http(tmp
     assert first <= 25  # 15 where nothing else runs
 
 
+@pytest.mark.exhaustive
 def test_containers_that_are_killed_change_nothing(tmp_path: Path) -> None:
     """Four sites; one dies between two iterations, one in the middle of one, and the aggregator twice."""
     run(

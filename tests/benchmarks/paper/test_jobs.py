@@ -83,6 +83,7 @@ def test_an_error_loses_nothing_that_was_done(tmp_path: Path) -> None:
     assert int((tmp_path / "a").read_text()) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_jobs_in_processes_of_their_own(tmp_path: Path) -> None:
     done([Count("a"), Count("b"), Alone("c")], tmp_path, processes=2)
