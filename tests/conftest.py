@@ -33,7 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help=f"of each test, the first of {SAMPLED} cases")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker("slow")
     if not config.getoption("--sample"):
         return
     cases: Counter[str] = Counter()
