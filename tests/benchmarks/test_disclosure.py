@@ -60,8 +60,7 @@ def test_hospitals_of_a_hundred_take_part_in_an_ordinary_study_and_again_a_week_
 
 
 @pytest.mark.slow
-def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordinary, "EPOCHS", 1)
+def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path) -> None:
     first = [one for one in ordinary.both_studies(80, "steps", tmp_path) if one.number == 1]
     assert [one.refused for one in first] == [""] * 3
     (refused,) = {one.refused for one in ordinary.both_studies(40, "steps", tmp_path / "forty")}

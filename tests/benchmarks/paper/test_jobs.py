@@ -96,9 +96,10 @@ def test_jobs_in_processes_of_their_own(tmp_path: Path) -> None:
 
 VALIDATED = """
 from benchmarks.paper.jobs import CurveJob
+from benchmarks.paper.parts import PARTS, jobs
+from benchmarks.paper.settings import SETTINGS
 from rankdad.common.documents import validate
 from rankdad.common.spec import RunSpec
-from tests.benchmarks.paper.test_jobs import PARTS, SETTINGS, jobs
 runs = [job.description["run"] for key in SETTINGS for job in jobs(PARTS, SETTINGS[key]) if isinstance(job, CurveJob)]
 assert [validate(RunSpec, run) for run in runs]
 """
