@@ -260,3 +260,26 @@ def test_resolve_writes_a_run_without_patterns_for_whoever_goes_on_with_it(tmp_p
     (tmp_path / "run.json").write_text(json.dumps({"run": run_document()}))
     said("resolve", str(tmp_path / "run.json"), str(tmp_path), "--output", str(tmp_path / "out.json"))
     assert RunSpec.read(tmp_path / "out.json") == RunSpec.read(tmp_path / "run.json")
+
+
+@pytest.mark.slow
+def test_with_a_schema_every_hospital_hears_what_check_would_say(folder: Path, tmp_path: Path) -> None:
+    data = {
+        "reader": "csv",
+        "file": "herz.*",
+        "features": ["Alter", "Größe"],
+        "label": "Stadium",
+        "values": [0, 1, 2, 3],
+    }
+    task = {"name": "classification", "classes": 4}
+    sites = {"federation": {"sites": [*messy.HOSPITALS, "florenz"]}}
+    spec = run_document(data=data, task=task, model={"name": "linear"}, **sites)
+    (tmp_path / "run.json").write_text(json.dumps(spec))
+    problems = json.loads(said("describe", str(folder), "--json", "--schema", str(tmp_path / "run.json")))["problems"]
+    for told in (
+        "florenz",
+        "aachen/herz.csv: is not text in UTF-8: save it as CSV with that encoding, or name its own in the schema",
+        "column Stadium: holds '4', expected one of 0, 1, 2, 3",
+        "column Größe: holds '?', expected a finite number",
+    ):
+        assert any(told in problem for problem in problems), (told, problems)

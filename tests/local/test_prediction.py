@@ -23,6 +23,7 @@ from rankdad.common.run.standalone import save_torch
 from rankdad.local.cli import SOME_REFUSED, mount
 from rankdad.local.trained_rows import FILE
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.cli import mount as mount_remote
 from rankdad.simulations.lockstep import run as run_lockstep
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
@@ -338,3 +339,20 @@ def test_a_damaged_torch_file_is_named(hospitals: Path, tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(DataError, match="is no file of `rankdad export --torch`"):
             saved_model(path, "best")
+
+
+@pytest.mark.slow
+def test_what_export_has_written_is_predicted_from(hospitals: Path, tmp_path: Path) -> None:
+    app = typer.Typer()
+    mount_remote(app)
+    run, exported = hospitals / "run", tmp_path / "exported"
+    words = ["export", str(run), "--output", str(exported), "--torch"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.exception
+    assert f"{exported}/model.pt2: {run}/model/best.safetensors, and what prepares its inputs" in done.output
+    data = written(tmp_path, patients(9, 9))
+    scores = []
+    for model in (run, exported / "model.pt2"):
+        assert predict(model, data).exit_code == 0
+        scores.append(predicted(data)["probability_yes"].tolist())
+    assert scores[0] == scores[1]

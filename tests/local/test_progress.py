@@ -133,3 +133,12 @@ def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
             run_site(config.model_copy(update={"aggregator": f"http://127.0.0.1:{served.port}"}))
     assert f"error: {error.value}" in done.output
     assert threading.active_count() < 20
+
+
+@pytest.mark.slow
+def test_offline_goes_with_a_sites_file(tmp_path: Path) -> None:
+    check(tmp_path, table())
+    app = typer.Typer()
+    mount(app)
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "run.json"), "--offline", str(tmp_path / "run.json")])
+    assert "is no site's file" in str(done.exception)

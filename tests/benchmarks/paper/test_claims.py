@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.paper.claims import Claim, claims
 from benchmarks.paper.comparing import differences, speedups
-from tests.benchmarks.paper.tables import curve, seconds, sizes, spectra
+from tests.benchmarks.paper.tables import curve, seconds, sizes, spectra, timing
 
 DSGD = (0.95, 0.98, 0.99)
 
@@ -133,3 +133,29 @@ def test_bytes() -> None:
     bad = claims({"figure-6": pd.concat([sizes("dsgd", 1, times=100), sizes("rank-dad-4", 2, header=-4)])})
     assert one(bad, "dSGD", "quadratically").outcome == "misses by 1.01"
     assert one(bad, "rank-dAD", "header").outcome == "misses by 4 bytes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["rank-dad-rows-2", "rank-dad-int8-8"])
+def test_what_sends_no_more_is_compared_whatever_its_rank(key: str) -> None:
+    ours = curve(key, (0.9,), size=1500)
+    found = claims(
+        {"figure-2": pd.concat([ours, curve("powersgd-2", (0.95,)), curve("powersgd-4", (0.8,), size=1600)])}
+    )
+    assert one(found, "equal bytes").measured.endswith("with 0.938 of the bytes of r=4")
+    if "rows" in key:
+        better = curve("rank-dad-2", (0.95,), size=1500)
+        both = claims({"figure-2": pd.concat([ours, better, curve("powersgd-2", (0.95,), size=1500)])})
+        assert "which forget nothing, ends 0.0500 above." in one(both, "in rows", "equal bytes").why
+    alone = claims({"figure-2": pd.concat([ours, curve("powersgd-2", (0.8,))])})
+    assert one(alone, "equal bytes").verdict == "open"
+
+
+@pytest.mark.slow
+def test_time_per_batch() -> None:
+    found = claims({"table-3": timing(published_10=(0.05, 0.076), rank_dad_10=(0.5, 1.5))})
+    assert one(found, "converged", "0.063 with 4 sites, 0.038 with 18").outcome == "up to 2.0 times the paper's"
+    assert one(found, "converged", "the more sites").outcome == "rises by 0.026"
+    assert one(found, "with feedback").outcome == "up to 1.50 times the time"
+    fast = claims({"table-3": timing(published_10=(0.05, 0.03))})
+    assert [claim.verdict for claim in fast] == ["holds", "holds"]
