@@ -97,14 +97,12 @@ def test_one_graph_has_factors_of_all_layers(make: Callable[[], nn.Module], capt
     assert all(torch.allclose(again[f"_orig_mod.{name}"], expected[name], atol=1e-13) for name in expected)
 
 
-@pytest.mark.slow
 def test_capture_breaks_no_graph() -> None:
     model = plain()
     with FactorCapture(model):
         assert torch._dynamo.explain(model)(torch.randn(4, 6)).graph_break_count == 0
 
 
-@pytest.mark.slow
 def test_a_layer_that_is_called_beside_its_graph_too_is_dense() -> None:
     model, x = nn.Sequential(nn.Linear(6, 6)).double(), torch.randn(4, 6, dtype=torch.float64)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

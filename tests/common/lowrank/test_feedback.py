@@ -58,7 +58,6 @@ SOME = ((0, 1, 2), (0, 1), (0, 1), (2,))  # who takes part, step by step
 SIZES = ((8, 8, 8), (8, 3, 5), (1, 8, 2), (8, 1, 0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method_spec", "wire", "present", "steps"),  # few, where rows are kept: many would be reduced
     [
@@ -96,7 +95,6 @@ def test_feedback_telescopes_through_the_aggregator_whoever_takes_part(
     assert (applied + kept - pooled).norm() <= (1e-6 if present is ALL else 1e-9) * pooled.norm()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire", "name"),
     sampled(itertools.product(["float32", "bfloat16", "float16", "int8"], ["rank-dad", "powersgd"]), every=3),
@@ -121,7 +119,6 @@ def test_what_travels_dense_is_the_pooled_gradient_and_what_is_rounded_off_comes
         assert torch.linalg.vector_norm(applied[key] - pooled[key]) <= most * torch.linalg.vector_norm(pooled[key])
 
 
-@pytest.mark.slow
 def test_powersgds_residual_stays_small_where_sites_differ() -> None:
     """One class a site: each keeps what of its own gradient was not applied, not how it differs from the others."""
     plan, replica, method = prepare({"name": "powersgd", "rank": 2, "wire": "float64"}, "float64")
@@ -137,7 +134,6 @@ def test_powersgds_residual_stays_small_where_sites_differ() -> None:
     assert max(sizes[40:]) < 2 * max(sizes[:20])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("residual", "reducer"),
     [("dense", "auto"), *(pytest.param("factors", own, marks=pytest.mark.slow) for own in ("auto", "spi"))],
@@ -159,7 +155,6 @@ def test_a_lazy_site_waits_until_enough_has_gathered(residual: str, reducer: str
             assert torch.allclose(rows.gradient(), times * once, rtol=0, atol=1e-6 * float(once.abs().max()))
 
 
-@pytest.mark.slow
 def test_tolerance_holds_in_the_steps_that_reduce_the_residual_too() -> None:
     spec = {"name": "rank-dad", "rank": 8, "tolerance": 0.3, "reducer": "exact"}
     plan, replica, method = prepare(spec, "float32", hidden=(256, 256))
@@ -221,7 +216,6 @@ def exchange_on_the_wire(
     return exchange(Rounding(), gradients, states, aggregator, present=present)
 
 
-@pytest.mark.slow
 def test_residual_rows_never_pile_up_and_hold_nearly_all() -> None:
     """Reduced to 64 once there are too many: few rows, and little of what was meant is neither sent nor kept."""
     plan, replica, method = prepare({"name": "rank-dad", "rank": 4}, "float32", hidden=(256, 256))

@@ -44,7 +44,6 @@ def test_projections_are_those_of_the_gradient_that_is_not_formed(
     assert least_norm([found]) <= float(torch.linalg.matrix_norm(factor.gradient(), ord=2)) * (1 + 1e-9) + 1e-12
 
 
-@pytest.mark.slow
 def test_squares_of_projections_are_in_the_mean_those_of_rows_and_columns() -> None:
     """Of 4,000 draws: as far off as draws are, and signs of rows and of columns are drawn apart."""
     gradient = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

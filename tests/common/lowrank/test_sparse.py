@@ -152,7 +152,6 @@ def test_all_entries_are_the_pooled_gradient(dtype: str) -> None:
         assert_equal(scatter(plan.routes, update), pooled_gradients(replica, batches), tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire", "dtype"), sampled([(w, d) for w in ("int8", "float32", "int4", "int2") for d in TOLERANCE], every=4)
 )

@@ -135,7 +135,6 @@ def test_rows_of_one_patient_are_no_more_than_one() -> None:
             assert three["high"] - three["low"] == pytest.approx(one["high"] - one["low"], rel=0.1)
 
 
-@pytest.mark.slow
 def test_several_labels_and_classes_have_a_calibration_each() -> None:
     for task, outcomes in ((MultiLabel(name="multi-label", labels=3), 3), (Classification(classes=4), 4)):
         study = FoldMetrics(task, ("alpha", "beta"))

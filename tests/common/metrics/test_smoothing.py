@@ -150,7 +150,6 @@ def test_scores_that_many_have_stay() -> None:
     assert curve(values, torch.arange(17) // 2).unique().numel() > 2, "of four or five people each"
 
 
-@pytest.mark.slow
 def test_groups_classes_labels_and_numbers_arrive() -> None:
     """What leaves of every task passes the checks of what arrives, at one sample as at many."""
     draw = torch.Generator().manual_seed(3)

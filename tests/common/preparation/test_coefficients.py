@@ -134,7 +134,6 @@ def changed(rows: Rows, **columns: Any) -> Rows:
     return Rows(inputs, rows.labels)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "problem", "change"),
     [
@@ -159,7 +158,6 @@ def test_where_there_is_no_such_fit_the_ridge_stands_without_errors(task: str, p
         assert {1, 2} <= set(pooled.collinear)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "problem", "own"), [("three classes", "no-class", "separated"), ("two classes", "no-level", "")]
 )
@@ -174,7 +172,6 @@ def test_rows_without_a_class_or_a_first_level_are_called_so_and_a_site_does_not
     assert ("stage" in as_json(spec, pooled)["why"]) == (problem == "no-level")
 
 
-@pytest.mark.slow
 def test_a_loss_that_no_rows_have_leads_to_no_coefficients() -> None:
     """Of a lie R² was −4.5e216, and its coefficients stood in the report."""
     spec, found = spec_of("two classes"), tables("two classes")

@@ -38,7 +38,6 @@ def test_the_digits_network_is_67_times_smaller_with_its_biases() -> None:
     assert plan.layout(0, up=True).payload_bytes("float32") == 4 * 4 * (65 + 1024 + 1025 + 1024 + 1025 + 10)
 
 
-@pytest.mark.slow
 def test_without_feedback_at_both_ends_biases_travel_dense() -> None:
     for feedback in ("none", "site", "aggregator"):
         plan = plan_of({"name": "rank-dad", "rank": 4, "feedback": feedback}, **DIGITS)

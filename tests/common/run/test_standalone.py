@@ -117,7 +117,6 @@ def test_an_onnx_file_says_what_predict_says(tmp_path: Path, kind: str) -> None:
     assert [node.name for node in session.get_outputs()] == ["outputs"]
 
 
-@pytest.mark.slow
 def test_a_site_that_standardises_by_itself_exports_its_own(tmp_path: Path) -> None:
     spec = run_spec(preparation={"standardise": "site"})
     weights = build_network(spec).state_dict()
@@ -134,7 +133,6 @@ def test_a_site_that_standardises_by_itself_exports_its_own(tmp_path: Path) -> N
         save_torch(saved_model(tmp_path / "run", "best"), tmp_path / "model.pt2")
 
 
-@pytest.mark.slow
 def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = trained(**CLASSES)
 

@@ -50,7 +50,6 @@ def test_a_sketch_from_the_network_is_finite_and_as_long_as_it_should_be() -> No
             unpack_sketch(bad)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("nudge", "agrees"), [(1e-5, False), (0.3, True)])
 def test_a_replica_that_drifts_is_measured_and_past_the_limit_taken_back(
     tmp_path: Path,
