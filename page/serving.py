@@ -198,7 +198,7 @@ class Page:
         """Tell everything, then what changes.
 
         Raises:
-            ProtocolError: as many are told already.
+            ProtocolError: as many viewers are connected already.
         """
         if self.stream.is_full(self.guard.token(request)):
             raise ProtocolError(503, "too many pages are open by this token", code="too-many-pages")

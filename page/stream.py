@@ -1,4 +1,4 @@
-"""What viewers are told: everything when they come, then once a second what has changed, made once for all of them."""
+"""What viewers receive: everything when they come, then once a second what has changed, made once for all of them."""
 
 from __future__ import annotations
 

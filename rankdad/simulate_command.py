@@ -14,7 +14,7 @@ from typing import Any
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import ended_with
 
-LAST_LINES = 20  # that are told of a command that ends without a sentence
+LAST_LINES = 20  # shown of a command that ends without a sentence
 
 
 def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: Path | None = None) -> list[str]:

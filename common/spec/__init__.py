@@ -1,7 +1,7 @@
 """The run's specification, one file a subject.
 
 Every part is a frozen pydantic model that forbids unknown keys: a typing mistake is an error, never a default.
-Unions are told apart by their field `name`, data by their `reader`.
+Members of a union differ by their field `name`, data by their `reader`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from rankdad.platforms.coinstac.mounts import Member, clear, find_member, name_o
 from rankdad.platforms.coinstac.site_run import STATE, Say, SiteRun, read_data, write_results
 from rankdad.platforms.coinstac.table_profile import Profile, describe
 
-INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what only its first iterations are told
+INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what its first iterations alone receive
 ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
 PREDICTIONS = "predictions"  # there too, for the site's own eyes
 OTHER = "another-site"  # in the place of the other members, whose names are not known yet

@@ -103,7 +103,7 @@ class Entry:
         return self.state is State.REFUSED and now - (self.ended or 0.0) < ASKS_ON
 
     def described(self, step: int = 0, steps: int = 0) -> Described:
-        """Return what owners and viewers are told."""
+        """Return what owners and viewers see."""
         fields = {name: value for name, value in vars(self).items() if name not in ("number", "reason")}
         refused = {site: self.answers[site].reason for site in self.said("refused")}
         all_said = "; ".join(f"{site}: {reason}" for site, reason in refused.items())

@@ -293,7 +293,7 @@ class Service:
         return entry
 
     def described(self, entry: Entry) -> Described:
-        """Return what owners and viewers are told of a run."""
+        """Return what owners and viewers see of a run."""
         running = self.running.get(entry.run)
         if running is None:
             return entry.described()
