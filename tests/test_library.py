@@ -599,7 +599,7 @@ def test_progress_is_shown_to_a_terminal_alone(
     assert "completed" in shown.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_processes_of_their_own_give_the_same_weights_and_the_same_sentences(
     run: rankdad.Run, frame: pd.DataFrame, tmp_path: Path

@@ -89,6 +89,7 @@ def proxy(words: list[str], outside: int, log: Path) -> Iterator[subprocess.Pope
         process.wait(20)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["nginx", "caddy"])
 def test_a_run_behind_a_proxy_that_is_started_again_ends_with_one_digest(tmp_path: Path, name: str) -> None:
     if shutil.which(name) is None:
