@@ -621,7 +621,7 @@ def test_the_notebook_runs_from_beginning_to_end() -> None:
     import nbclient
     import nbformat
 
-    path = ROOT / "docs" / "library.ipynb"
+    path = ROOT / "docs" / "tutorials" / "library.ipynb"
     notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     nbformat.validate(notebook)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
