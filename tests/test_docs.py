@@ -70,7 +70,7 @@ def test_the_page_of_the_spec_is_what_its_schema_says() -> None:
 
 
 def test_the_script_for_slurm_is_one_that_bash_reads() -> None:
-    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "how-to" / "clusters.md").read_text(), re.DOTALL)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
@@ -94,7 +94,7 @@ def test_the_table_of_dependencies_has_all_of_them_in_the_versions_of_the_tests(
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *(one for name, extra in extras.items() if name != "dev" for one in extra)]
     names = [re.match(r"[\w.-]+", one)[0] for one in asked]  # type: ignore[index]
-    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "dependencies.md").read_text(encoding="utf-8")
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     known = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)] == []
