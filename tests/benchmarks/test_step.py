@@ -46,6 +46,7 @@ def test_no_sites_and_a_client_that_ends_early_are_sentences() -> None:
         barrier_seconds(floor.streams_server, lambda *arguments: os._exit(1), 1, 1000, 10)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_a_step_without_training_costs_at_most_three_times_the_barest_one() -> None:
     import_before_forking()

@@ -64,6 +64,7 @@ def test_mnist_two_epochs() -> None:
     assert bytes_of(dsgd) / bytes_of(rank_dad) >= 35
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_a_step_costs_about_three_times_the_floor() -> None:
     done = benchmark("step", "--sites", "4", timeout=300)
@@ -81,6 +82,7 @@ def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
     assert float(done.stdout.split()[-1]) <= 2 * 2.5, "machines differ"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_a_step_that_can_be_gone_on_with_costs_a_tenth_or_two_milliseconds_more() -> None:
     """Run's file, checkpoints every 50 steps and tokens; what fails costs twice as much, since machines differ."""

@@ -41,6 +41,7 @@ def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ())
     return platform
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_containers_begin_soon_and_end_with_the_weights_of_the_run_over_http(tmp_path: Path) -> None:
     platform = run(tmp_path, 2)
