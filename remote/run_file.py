@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder, sync_path
+from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
@@ -97,7 +98,12 @@ class RunFile(RunReader):
                 with self._writing():
                     for statement in TABLES:
                         self._db.execute(statement)
-                    for name, value in (("format", FORMAT), ("plan", plan_sha256), ("run", run_id)):
+                    for name, value in (
+                        ("format", FORMAT),
+                        ("wire", str(WIRE)),
+                        ("plan", plan_sha256),
+                        ("run", run_id),
+                    ):
                         self._set(name, value)
                 if sync:
                     sync_path(self.path.parent)
