@@ -24,7 +24,7 @@ from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.protocol.versions import versions_differ
+from rankdad.common.protocol.versions import check_versions
 from rankdad.common.refusals import refuse_together
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -231,8 +231,7 @@ def amounts(data: SiteData) -> str:
 
 def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
     """Return the aggregator's spec, if the site can take part in it."""
-    if differ := versions_differ(config.aggregator, offered, "this site"):
-        raise UserError(differ, code="version-differs", field="version")
+    check_versions(config.aggregator, offered, "this site")
     try:
         spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
     except SpecError as error:

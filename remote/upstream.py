@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError, UnreachableError, UserError, visible
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.protocol.versions import versions_differ
+from rankdad.common.protocol.versions import check_versions
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.federation import Federation
@@ -134,8 +134,7 @@ class Upstream:
                 offered = client.run()
             except RefusedError as error:
                 raise UserError(f"--upstream: {error}", code=error.code, field="--upstream") from None
-        if differ := versions_differ(address, offered, name):
-            raise UserError(f"--upstream: {differ}", code="version-differs", field="--upstream")
+        check_versions(address, offered, name)
         if (got := offered.get("plan_sha256")) != (own := self._plan.sha256()):
             raise UserError(
                 f"--upstream: {address} has another run than this file: its plan_sha256 is {visible(str(got), 64)}, "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankdad.common import __version__
-from rankdad.common.errors import visible
+from rankdad.common.errors import UserError, visible
 
 WIRE = 1
 """Of messages, plan and spec, and of what sites compute from an update; CONTRIBUTING.md says what raises it."""
@@ -27,18 +27,23 @@ def run_together(version: object, wire: object) -> bool:
     return bool(own and other and own[1] == other[1] and abs(int(own[2]) - int(other[2])) <= 1)
 
 
-def versions_differ(who: str, said: Mapping[str, object], here: str) -> str:
-    """Return the sentence that refuses another process; "" if it may run with this one.
+def check_versions(who: str, said: Mapping[str, object], here: str) -> None:
+    """Check that another process may run with this one.
 
     Args:
         who: the other one.
         said: its `version` and its `wire`; anything may be there.
         here: this one.
+
+    Raises:
+        UserError: it may not.
     """
     version, wire = said.get("version"), said.get("wire")
-    if run_together(version, wire):
-        return ""
-    return (
-        f"{who} is rankdad {visible(str(version), 63)} (wire {visible(str(wire), 20)}), {here} {__version__} (wire "
-        f"{WIRE}): install one version, or two of one wire that are at most one minor version apart"
-    )
+    if not run_together(version, wire):
+        raise UserError(
+            f"version: {who} is rankdad {visible(str(version), 63)} (wire {visible(str(wire), 20)}), {here} "
+            f"{__version__} (wire {WIRE}): install one version, or two of one wire that are at most one minor version "
+            "apart",
+            code="version-differs",
+            field="version",
+        )

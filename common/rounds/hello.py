@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, ValidationInfo, model_validator
 
 from rankdad.common import user_code
-from rankdad.common.errors import ProtocolError, RunFailedError
+from rankdad.common.errors import ProtocolError, RunFailedError, UserError
 from rankdad.common.privacy import heads
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.protocol.arrays import pack_counts, unpack_counts
 from rankdad.common.protocol.messages import Body, Control, Count, DataWarning, Digest, Kind, Message, Name, packed
-from rankdad.common.protocol.versions import OUR_VERSION, WIRE, versions_differ
+from rankdad.common.protocol.versions import OUR_VERSION, WIRE, check_versions
 from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.run.batches import MAX_STEPS, idle
@@ -59,7 +59,7 @@ class Introduction(Control):
     def _fits(cls, said: Any, info: ValidationInfo) -> Any:
         """Refuse another wire before the other fields are looked at, which need not be ours."""
         if info.context is not None and isinstance(said, dict) and said.get("wire") != WIRE:
-            check_versions("the sender", said)
+            _check_version("the sender", said)
         return said
 
 
@@ -250,7 +250,7 @@ def _check_hello(
     functions: Sequence[Sequence[CodeOrigin]],
 ) -> None:
     plan = checks.plan
-    check_versions(who, dict(hello))
+    _check_version(who, dict(hello))
     for own in functions:  # before the weights, of which another model has others
         _check_functions(checks, own)
     expected = {"spec_sha256": plan.spec_sha256, "weights_sha256": plan.weights_sha256, "plan_sha256": plan.sha256()}
@@ -275,14 +275,16 @@ def _check_hello(
             )
 
 
-def check_versions(who: str, said: Mapping[str, object]) -> None:
+def _check_version(who: str, said: Mapping[str, object]) -> None:
     """Check that a sender of a hello may run with this process.
 
     Raises:
         ProtocolError: it is of a version or a wire that may not.
     """
-    if differ := versions_differ(who, said, "the aggregator"):
-        raise ProtocolError(422, f"d.version: {differ}", code="version-differs", field="d.version")
+    try:
+        check_versions(who, said, "the aggregator")
+    except UserError as error:
+        raise ProtocolError(422, f"d.{error}", code=error.code, field=f"d.{error.field}") from None
 
 
 def _check_functions(checks: Checks, told: Sequence[CodeOrigin]) -> None:

@@ -21,7 +21,7 @@ from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.plan import make_plan
-from rankdad.common.protocol.versions import OUR_VERSION, versions_differ
+from rankdad.common.protocol.versions import OUR_VERSION, check_versions
 from rankdad.common.spec import RunSpec
 from rankdad.local.prediction import inert, inert_cell
 from rankdad.platforms.coinstac import outputs
@@ -243,8 +243,7 @@ class SiteNode:
                 f"{path.parent}: does not hold what this node wrote there in earlier iterations", code="state-lost"
             )
         opened = validate(outputs.Opened, load_json(path), file=path)
-        if differ := versions_differ("the aggregator", opened.model_dump(include={"version", "wire"}), "this site"):
-            raise UserError(differ, code="version-differs", field="version")
+        check_versions("the aggregator", dict(opened), "this site")
         member = self._find_member(state)[1]
         try:
             return SiteRun(opened, member, path.parent, self._allow_factories, self._say)

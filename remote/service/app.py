@@ -53,7 +53,7 @@ from rankdad.common.protocol.service import (
     Submission,
     Writer,
 )
-from rankdad.common.protocol.versions import versions_differ
+from rankdad.common.protocol.versions import check_versions
 from rankdad.remote.app import Routes, application, refuse
 from rankdad.remote.browsers import check_host, check_origin
 from rankdad.remote.connections import read_body
@@ -197,9 +197,16 @@ async def _site(site: str, request: Request) -> str:
 class OtherVersionError(ProtocolError):
     """A body is of a version that does not run with this one."""
 
-    def __init__(self, sentence: str, version: str) -> None:
-        super().__init__(409, sentence, code="version-differs", field="version")
+    def __init__(self, error: UserError, version: str) -> None:
+        super().__init__(409, str(error), code=error.code, field=error.field)
         self.version = version
+
+
+def _check_writer(writer: Writer, who: str) -> None:
+    try:
+        check_versions(who, writer.model_dump(), "the service")
+    except UserError as error:
+        raise OtherVersionError(error, writer.version) from None
 
 
 async def _poll(site: Site, service: TheService, request: Request) -> Poll:
@@ -376,9 +383,7 @@ def _read(model: type[M], body: bytes, who: str = "the sender") -> M:
     try:
         document = parse_json(body)
         if issubclass(model, FromVersion):  # before the rest, which another version may write otherwise
-            writer = validate(Writer, document)
-            if differ := versions_differ(who, writer.model_dump(), "the service"):
-                raise OtherVersionError(differ, writer.version)
+            _check_writer(validate(Writer, document), who)
         return validate(model, document)
     except (ValueError, UserError) as error:
         raise ProtocolError(422, f"the body: {error}", code="body-malformed") from None
