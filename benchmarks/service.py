@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from benchmarks.step import bare_clients, bare_run
 from rankdad.common import __version__
 from rankdad.common.protocol.service import Reply, Submission
+from rankdad.local.drivers.http_library import httpx
 
 MOST_OFFERS, MOST_HEALTHZ = 5.0, 50.0  # milliseconds that are promised
 POLLS = 40  # of every site, between which memory is read

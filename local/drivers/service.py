@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import httpx
 from pydantic import BaseModel
 
 from rankdad.common import __version__
@@ -30,6 +29,7 @@ from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.local.config import Member
 from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.http import Client
+from rankdad.local.drivers.http_library import httpx
 
 MAX_LISTING = 4 * MAX_RUN_BYTES
 MAX_ACKNOWLEDGED = 1 << 16  # of an answer that says nothing

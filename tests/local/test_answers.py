@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpcore
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +28,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.http_library import httpcore, httpx
 from rankdad.local.drivers.running import run_site
 from rankdad.local.site import Site
 from rankdad.local.taking_part import check_site

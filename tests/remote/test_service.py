@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from rankdad.common import __version__
@@ -23,6 +22,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.service import Described, Listing, Reply, State, Submission
 from rankdad.common.protocol.versions import OUR_VERSION, WIRE
+from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
