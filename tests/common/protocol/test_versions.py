@@ -107,9 +107,13 @@ def numbers(*shape: int) -> torch.Tensor:
 
 def messages_of(plan: Plan) -> dict[str, tuple[Message, bool]]:
     """Messages to and from a site, by name."""
-    digests = {"spec_sha256": plan.spec_sha256, "plan_sha256": plan.sha256(), "weights_sha256": plan.weights_sha256}
+    digests: dict[str, Any] = {
+        "spec_sha256": plan.spec_sha256,
+        "plan_sha256": plan.sha256(),
+        "weights_sha256": plan.weights_sha256,
+    }
     samples = ((10, 2, 2),) * plan.folds
-    fixed = {"version": "0.1.0", "wire": WIRE}
+    fixed: dict[str, Any] = {"version": "0.1.0", "wire": WIRE}
     up: dict[str, tuple[Kind, Body]] = {
         "hello": (Kind.HELLO, Hello(**fixed, **digests, samples=samples, dropped=1, warnings=["one-class"])),
         "failure": (Kind.FAILURE, Failure(site="alpha", reason="data: file-missing", code="file-missing")),
@@ -161,7 +165,7 @@ def test_a_change_of_what_travels_is_a_new_wire() -> None:
 
 def test_a_hello_of_another_wire_is_refused_before_its_other_fields() -> None:
     plan = plan_of("dsgd")
-    later = {"version": "0.2.0", "wire": WIRE + 1, "new": 1}
+    later: dict[str, Any] = {"version": "0.2.0", "wire": WIRE + 1, "new": 1}
 
     class Later(Hello, extra="allow"):
         pass
