@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from benchmarks.step import bare_clients, bare_run
-from rankdad.common import __version__
 from rankdad.common.protocol.service import Reply, Submission
+from rankdad.common.protocol.versions import OUR_VERSION
+from rankdad.local.drivers.http_library import httpx
 
 MOST_OFFERS, MOST_HEALTHZ = 5.0, 50.0  # milliseconds that are promised
 POLLS = 40  # of every site, between which memory is read
@@ -118,14 +118,14 @@ def _until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 def _submitted(client: httpx.Client, url: str, spec: dict[str, Any]) -> tuple[str, str]:
     """Submit a run; return its name and number."""
     id_ = secrets.token_hex(8)
-    content = Submission(id=id_, version=__version__, spec=spec).model_dump_json()
+    content = Submission(id=id_, **OUR_VERSION, spec=spec).model_dump_json()
     return client.post(f"{url}/runs", content=content).raise_for_status().json()["run"], id_
 
 
 def _polled(url: str, sites: list[str], runs: int, memory: Callable[[], float]) -> tuple[float, float]:
     """Return milliseconds of an agent's answer, and by how much memory grows."""
     spec = bare_run(len(sites), 4000).model_dump(mode="json")
-    poll, times, used = json.dumps({"version": __version__, "known": ""}), list[float](), list[float]()
+    poll, times, used = json.dumps({**OUR_VERSION, "known": ""}), list[float](), list[float]()
     with httpx.Client(trust_env=False, timeout=60) as client:
         for _ in range(runs):
             _submitted(client, url, spec)

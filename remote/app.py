@@ -313,6 +313,7 @@ class RunAnswer(BaseModel):
     """What the run is: its spec, and what a site compares before it reads any data."""
 
     version: str
+    wire: int
     aggregator: str
     run: dict[str, Any]
     plan_sha256: str
@@ -328,8 +329,9 @@ async def describe(routes: Admitted) -> RunAnswer:
     plan, status = routes.aggregator.plan, routes.aggregator.status
     return RunAnswer(
         version=plan.version,
+        wire=plan.protocol,
         aggregator=routes.aggregator.node.name,
-        run=routes.aggregator.spec.model_dump(mode="json"),
+        run=routes.aggregator.spec.document(),
         plan_sha256=plan.sha256(),
         id=routes.aggregator.run_id,
         resumes=routes.aggregator.persistence.keeps,

@@ -73,6 +73,13 @@ def test_lowrank_needs_torch_alone_and_nothing_of_ours() -> None:
         assert tops - sys.stdlib_module_names <= {"torch", "numpy"}, path
 
 
+def test_the_http_library_is_imported_in_one_place() -> None:
+    """So that its continuation, httpx2, is a change of that file."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = {name for name in listed.split() if imports_of(ROOT / name) & {"httpx", "httpx2", "httpcore", "httpcore2"}}
+    assert named == {"local/drivers/http_library.py"}
+
+
 def test_results_are_computed_without_what_shows_them() -> None:
     shows = ("rankdad.remote.report", "rankdad.remote.view", "jinja2", "markupsafe", "matplotlib", "rich")
     for path in (ROOT / "remote" / "results").glob("*.py"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.spec.patterns import fits
@@ -91,10 +91,6 @@ def _comparison(text: str) -> str:
 class Tabular(Written):
     """A table with a row per sample."""
 
-    since_the_first: ClassVar[frozenset[str]] = frozenset(  # left out of the hashed form where they say nothing
-        (*Written.model_fields, "positive", "merge", "categorical_other", "dates", "log", "clip", "missing_indicators")
-    )
-
     label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)]
     """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
     values: Annotated[tuple[Level, ...], Field(max_length=1000)] = ()
@@ -131,15 +127,6 @@ class Tabular(Written):
         if twice and len(set(self.values)) == len(self.values):
             raise ValueError(f"merge: {twice[0]} is in two classes")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields, held = type(self).model_fields, handler(self)
-        return {
-            name: value
-            for name, value in held.items()
-            if name not in self.since_the_first or getattr(self, name) != fields[name].default
-        }
 
 
 class Date(Part):

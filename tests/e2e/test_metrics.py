@@ -10,9 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
+from rankdad.local.drivers.http_library import httpx
 from tests.conftest import SITES, run_document, write_site
 from tests.e2e.consortium import Consortium
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from rankdad.common.documents import load_json
+from rankdad.local.drivers.http_library import httpx
 from tests.conftest import SITES, run_document, write_policy, write_site
 from tests.e2e.test_service import rankdad
 from tests.warm import Warm

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from rankdad.common import __version__
 from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.remote.tables import count_of
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_policy, write_site
@@ -34,7 +34,7 @@ LONG: dict[str, Any] = {"training": {"epochs": 200}}
 OTHER_VERSION = """
 import sys
 import rankdad.common
-rankdad.common.__version__ = "0.0.9"
+rankdad.common.__version__ = "0.9.0"
 from rankdad.__main__ import app
 app(sys.argv[1:])
 """
@@ -81,7 +81,7 @@ def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_pat
             other.kill()
             other.wait()
         said = (tmp_path / "other.log").read_text()
-        assert "beta's agent is rankdad 0.0.9, the service 0.1.0: install the same" in said
+        assert "beta's agent is rankdad 0.9.0 (wire 1), the service 0.1.0 (wire 1): install one version" in said
         assert "Traceback" not in said
         all_.start("beta")
         assert all_.until_over(whole)[whole].state is State.ENDED, all_.said()
@@ -152,7 +152,7 @@ class HostileHandler(BaseHTTPRequestHandler):
         if run == "stuck-1":
             self.server.released.wait(60)
         spec = run_document(federation={"sites": ["alpha"]})
-        self.say({"run": run, "id": "0" * 16, "owner": "eve", "version": __version__, "spec": spec})
+        self.say({"run": run, "id": "0" * 16, "owner": "eve", **OUR_VERSION, "spec": spec})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

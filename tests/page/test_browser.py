@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.auth import hashed
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from rankdad.common.protocol.service import State
+from rankdad.local.drivers.http_library import httpx
 from rankdad.page.stream import MAX_VIEWERS
 from tests.conftest import SITES, run_document, write_site
 from tests.e2e.consortium import OVER, Consortium

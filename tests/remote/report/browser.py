@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 from websockets.sync.client import ClientConnection, connect
+
+from rankdad.local.drivers.http_library import httpx
 
 PATIENCE = 30.0  # seconds for the browser to start
 
