@@ -166,8 +166,10 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
         said.setdefault((kind, where), []).append(what)
 
     rounded = {site for site, group in sites.items() if _is_rounded(group)}
-    for name in next(iter(sites.values()))["columns"] if sites else ():
-        columns = {site: group["columns"][name] for site, group in sites.items()}
+    captions = spec.data.captions if isinstance(spec.data, TableData) else {}
+    for key in next(iter(sites.values()))["columns"] if sites else ():
+        columns = {site: group["columns"][key] for site, group in sites.items()}
+        name = f"{captions[key]} ({key})" if key in captions else key
         for site, column in columns.items():
             rows, missing = sites[site]["rows"], column["missing"]
             if missing / rows > GAPS:
@@ -355,9 +357,7 @@ def outcome_names(spec: RunSpec) -> Callable[[int], str]:
     data, task = spec.data, spec.task
     if not isinstance(data, Tabular):
         return lambda place: f"class {place}" if isinstance(task, Classification) else f"label {place}"
-    if isinstance(task, Classification):
-        return lambda place: f"{data.targets[0]} = {data.values[place]}"
-    return lambda place: data.targets[place]
+    return data.outcome if isinstance(task, Classification) else lambda place: data.called(data.targets[place])
 
 
 def _short(value: float) -> str:
