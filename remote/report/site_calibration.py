@@ -59,7 +59,7 @@ def side_by_side(run: RunResults, outcome: int) -> Iterator[Sentence]:
         return
     if len(known) <= MAX_NAMED:
         each = ", ".join(f"{site} {estimate(ratio)}" for site, ratio in known.items())
-        yield Sentence("calibration-by-hospital", f"Observed/expected, 1 being right: {each}.", tuple(known))
+        yield Sentence("calibration-by-hospital", f"Observed/expected, 1 being right: {each}.")
         return
     off = [site for site, ratio in known.items() if not ratio["low"] <= 1 <= ratio["high"]]
     ends = [pick(known, key=lambda site: known[site]["value"]) for pick in (min, max)]

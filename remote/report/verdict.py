@@ -48,7 +48,7 @@ def topics(run: RunResults) -> dict[str, list[Sentence]]:
         "Against the mean" if is_number else "Are its risks right?": [*(_number(run) if is_number else _risk(run))],
         "Gain over each hospital alone": compared,
         "Hospital by hospital": [*_sites(run), *opposite_effects(run)],
-        "Do not conclude": [*cautions(run)],
+        "What not to conclude": [*cautions(run)],
     }
     return {topic: sentences for topic, sentences in found.items() if sentences}
 
@@ -130,7 +130,7 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
     pairs = percent(test["auc"], int(test["auc"] > 0.985))
     area = ", ".join(filter(None, (f"AUC {number(test['auc'])}", within, "50 % is chance")))
     if run.only_outcome:
-        of_two = f"Of a {noun} with the outcome and one without it, it gives the first the higher risk"
+        of_two = f"Of two {noun}s, one with the outcome and one without it, the first gets the higher risk"
         yield Sentence("auc", f"{of_two} in {pairs} of pairs ({area}).")
     else:
         classes = isinstance(run.spec.task, Classification)
@@ -143,9 +143,9 @@ def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
     """Yield what is left of the AUC within hospitals, and what the hospital alone tells."""
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
     if within is not None and alone is not None:
-        guess = f"in {percent(alone)} of all pairs (AUC {number(alone)})"
-        text = f"Of two from one hospital, in {percent(within)} of pairs (AUC within hospitals {number(within)})"
-        yield Sentence("auc-within", f"{text}. A guess by the hospital alone does so {guess}.")
+        guess = f"a guess by the hospital alone reaches {percent(alone)} of all pairs (AUC {number(alone)})"
+        text = f"Where both are of one hospital: {percent(within)} of pairs (AUC within hospitals {number(within)})"
+        yield Sentence("auc-within", f"{text}; {guess}.")
 
 
 def _missed(run: RunResults) -> Iterator[Sentence]:
@@ -261,27 +261,27 @@ def _beside_guess(run: RunResults) -> Iterator[Sentence]:
     known = {site: one for site, one in found.items() if one is not None}
     sites = {sign: [site for site, one in known.items() if judged(name, one) == sign] for sign in (1, 0, -1)}
     members = "hospitals and regions" if run.spec.federation.regions else "hospitals"
-    what = "the mean error" if name == "mae" else "the error of its risks (log loss)"
-    guess = f"{baseline_name(run)} on the same {noun_of(run)}s"
+    what = "mean error" if name == "mae" else "error (log loss)"
+    guess = f"{baseline_name(run)}, on the same {noun_of(run)}s"
     if better := sites[1]:
-        of = f"{len(better)} of {len(found)} {members}, {listed(better)}," if len(better) < len(found) else ""
+        of = f"{len(better)} of {len(found)} {members} ({listed(better)})" if len(better) < len(found) else ""
         where = of or (f"each of the {len(found)} {members}" if len(found) > 1 else f"the one {members[:-1]}")
-        yield Sentence("better-than-guess", f"At {where} it is better than {guess}.")
+        yield Sentence("better-than-guess", f"At {where} its {what} is smaller than that of {guess}.")
     if unsure := sites[0]:
-        text = f"It may be no better than {guess} (the interval of the difference includes 0) at"
-        yield Sentence("guess-undecided", f"{text} {_each(unsure, known, what)}.", tuple(unsure))
+        text = f"These {noun_of(run)}s do not tell whether its {what} is smaller than that of {baseline_name(run)} at"
+        yield Sentence("guess-undecided", f"{text} {_each(unsure, known)}.", tuple(unsure))
     if worse := sites[-1]:
-        text = f"It is worse than {guess} at {_each(worse, known, what)}: do not use it there."
+        text = f"Its {what} is larger than that of {guess}, at {_each(worse, known)}: do not use it there."
         yield Sentence("worse-than-guess", text, tuple(worse))
     if bare := [site for site, one in found.items() if one is None]:
         rows = run.by_site
         fewer = sum(name in rows[site] and rows[site][name] < rows[site][BASELINE + name] for site in bare)
-        text = f"At {fewer} of {len(bare)} {members} {what} is smaller than that of {guess}; no interval is known"
+        text = f"At {fewer} of {len(bare)} {members} its {what} is smaller than that of {guess}; no interval is known"
         yield Sentence("guess-without-interval", f"{text}, so none is named.")
 
 
-def _each(sites: Sequence[str], known: dict[str, Difference], what: str) -> str:
-    return f"{listed([f'{site} ({signed(known[site])})' for site in sites])}, the difference of {what}"
+def _each(sites: Sequence[str], known: dict[str, Difference]) -> str:
+    return listed([f"{site} (difference {signed(known[site])})" for site in sites])
 
 
 def _short(value: float) -> str:
