@@ -142,7 +142,9 @@ def tested(run: RunResults) -> str:
             how += " Figures, and the ends of intervals, are means over the repeats, which add no samples."
         how += _partitions(run)
     elif isinstance(evaluation, LeaveOneSiteOut):
-        how = f"Leave one hospital out: each of the {folds} folds is one, predicted by a model of the others; {samples}."
+        how = (
+            f"Leave one hospital out: each of the {folds} folds is one, predicted by a model of the others; {samples}."
+        )
     else:
         how = f"{samples} set aside from training."
     if len(tests) < folds:

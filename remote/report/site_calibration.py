@@ -13,6 +13,7 @@ from rankdad.remote.results.run_results import RunResults
 
 MAX_NAMED = 6  # hospitals whose calibration a sentence lists
 
+
 def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
     """Yield where an outcome's risks are wrong, if hospitals differ in that; else nothing."""
     differ = run.miscalibrated(outcome)

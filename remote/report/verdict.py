@@ -25,7 +25,10 @@ SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, betw
 CLOSE = 0.1  # of a slope from 1: as good as right
 FAR = 0.5  # of an end of its interval from 1: too wide to say so
 ASIDES = frozenset(  # sentences that stand beside the tables of a page, not on its first screen
-    ("reference-everywhere", "everywhere-misleads", "in-folds", "conditions", "same-model", "no-linear", "no-own-model")
+    (
+        *("reference-everywhere", "everywhere-misleads", "reference-in-part", "in-folds", "conditions"),
+        *("same-model", "no-linear", "no-own-model"),
+    )
 )
 
 
@@ -125,7 +128,9 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
     interval, said = intervals.get(name), _short if name == "mae" else number
     within = f"95 % interval {span(interval.low, interval.high, said)}" if interval else ""
     if name == "mae":
-        yield Sentence("mae", f"On average its predictions are {_short(test['mae'])} off{f' ({within})' * bool(within)}.")
+        yield Sentence(
+            "mae", f"On average its predictions are {_short(test['mae'])} off{f' ({within})' * bool(within)}."
+        )
         return
     pairs = percent(test["auc"], int(test["auc"] > 0.985))
     area = ", ".join(filter(None, (f"AUC {number(test['auc'])}", within, "50 % is chance")))
@@ -203,7 +208,9 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     elif close and max(1 - low, high - 1) <= FAR:
         yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
     else:
-        yield Sentence("spread-unknown", f"Too few were tested to tell whether the spread of its risks is right ({found}).")
+        yield Sentence(
+            "spread-unknown", f"Too few were tested to tell whether the spread of its risks is right ({found})."
+        )
     yield from on_the_whole(one)
 
 

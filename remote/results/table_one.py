@@ -338,7 +338,9 @@ def _labels(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
         pairs = [((one, other), own, theirs, f"the rows at {other}", one, (rows[other], rows[one]))]
     else:
         usual = [median(found) for found in zip(*shares.values(), strict=True)]
-        pairs = [((site,), own, usual, "its rows", "the median hospital", (rows[site], 0)) for site, own in shares.items()]
+        pairs = [
+            ((site,), own, usual, "its rows", "the median hospital", (rows[site], 0)) for site, own in shares.items()
+        ]
     for where, own, theirs, here, there, numbers in pairs:
         for place in reversed(range(len(own))):  # of two classes the second is what happens
             if _unequal(own[place], theirs[place], numbers[0]) or _unequal(theirs[place], own[place], numbers[1]):
