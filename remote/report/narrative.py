@@ -41,9 +41,9 @@ WARNINGS = {
     ),
 }
 UNSEEN = (
-    "Training sees no label of the tested hospital, so the guess here comes from the labels of all other hospitals. It is the "
-    "same for a whole hospital and errs away from it, which puts its AUC or correlation below chance. What the model gains "
-    "over all rows may still come from columns that tell how hospitals differ."
+    "Training sees no label of the tested hospital, so the guess here comes from the labels of all other hospitals. It "
+    "is the same for a whole hospital and errs away from it, which puts its AUC or correlation below chance. What the "
+    "model gains over all rows may still come from columns that tell how hospitals differ."
 )
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
 APPENDIX = "See the appendix, Training."

@@ -35,14 +35,14 @@ CAPTIONS = {
     "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
     "risks are right. Bars below, where there are such: how many rows were given which risk.",
     "calibration_by_site": "Observed frequency against predicted risk at each hospital, in groups of at least 20 rows, "
-    "with 95 % intervals; the square is all of a hospital's rows. Of many hospitals those are drawn that are furthest off.",
+    "with 95 % intervals; the square is all of a hospital's rows. Of many hospitals the furthest off are drawn.",
     "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
     "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
     "rows. Dashed: quantiles of the differences as counted, between which the share lies that the legend names.",
     "residuals": "How many predictions are how far off.",
-    "differences": "This model's figure less that of each reference on the same rows, over all hospitals and by hospital, with "
-    "95 % intervals: one that leaves out 0 tells the two apart.",
+    "differences": "This model's figure less that of each reference on the same rows, over all hospitals and by "
+    "hospital, with 95 % intervals: one that leaves out 0 tells the two apart.",
     "test_auc_by_site": "Test AUC of each hospital that has one, with its 95 % interval, and of all rows" + ALONE,
     "test_accuracy_by_site": "Test accuracy of each hospital, with its 95 % interval, and of all rows" + ALONE,
     "test_mae_by_site": "Test mean absolute error of each hospital, with its 95 % interval, and of all rows" + ALONE,

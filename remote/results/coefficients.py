@@ -37,8 +37,8 @@ def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
     Returns:
         `rows`, `freedom`, `r2`, `statistic` (t or z), `units` (the columns' own, or each site's SD), `why` there are no
         standard errors, "" where there are, and `coefficients`, none of sums that no rows add up to: of each the
-        outcome's `line`, the column's `name` and `caption` if it has one, `estimate`, `se`, `statistic`, `p`, the ends `low` and `high` of its 95 %
-        interval, and of classes the `odds_ratio` with its own.
+        outcome's `line`, the column's `name` and `caption` if it has one, `estimate`, `se`, `statistic`, `p`, the ends
+        `low` and `high` of its 95 % interval, and of classes the `odds_ratio` with its own.
     """
     regression = isinstance(spec.task, Regression)
     names, captions = [INTERCEPT, *_names(spec, found.estimates.shape[1] - 1)], _captions(spec)

@@ -81,6 +81,15 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield started
 
 
+FOLDED = "[...document.querySelectorAll('details')]"
+HIDDEN = f"""
+{FOLDED}.filter(box => [...box.children].some(one => one.tagName !== "SUMMARY" && !one.getBoundingClientRect().height))
+  .map(box => box.querySelector("summary").textContent)
+"""
+FIRST_SCREEN = ("Outcome", "Tested on", "What not to conclude")
+MAX_HEIGHT = 6000  # pixels of the page of a phone, tables folded
+
+
 def made(folder: Path, kind: str) -> Path:
     """Return the page of a run of six hospitals with gaps and long names."""
     noise, values = np.random.default_rng(0), TASKS[kind]["values"]
@@ -124,8 +133,19 @@ def test_nothing_is_clipped_and_no_text_lies_on_another(tmp_path: Path, chromium
         chromium.open(page, width, dark=dark, media=media)
         chromium.screenshot(tmp_path / f"{look}.png")
         assert chromium.evaluate("document.documentElement.scrollWidth") <= width, look
-        for script in (CLIPPED, OVERLAPPING, OUTSIDE):
-            assert chromium.evaluate(script) == [], look
+        assert chromium.violations() == [], look
+        if media == "print":
+            assert chromium.evaluate(HIDDEN) == [], "what is folded on a screen is printed"
+        elif width == 400:
+            assert chromium.evaluate("document.documentElement.scrollHeight") <= MAX_HEIGHT, look
+        said = chromium.evaluate("document.querySelector('dl.verdict').textContent")
+        assert all(topic in said for topic in FIRST_SCREEN)
+        for opened in (False, True):
+            chromium.evaluate(f"{FOLDED}.forEach(box => box.open = {str(opened).lower()})")
+            for script in (CLIPPED, OVERLAPPING, OUTSIDE):
+                assert chromium.evaluate(script) == [], look
+        assert chromium.violations() == [], f"{look}, opened"
+        assert chromium.evaluate("document.documentElement.scrollWidth") <= width, f"{look}, opened"
         assert chromium.evaluate("document.querySelectorAll('svg text').length") > 50
         assert len(chromium.evaluate(FAMILIES)) == 1, "text and figures have one typeface"
         assert chromium.evaluate(CONTRAST) > 80, f"{look}: some text has hardly any contrast"
@@ -140,4 +160,5 @@ def test_the_checks_see_what_is_wrong(tmp_path: Path, chromium: Browser) -> None
     page.write_text(f'<div class="table" style="overflow:hidden"><table><tr>{cells}</tr></table></div><p>text</p>{svg}')
     chromium.open(page, 400)
     assert all(chromium.evaluate(script) for script in (CLIPPED, OVERLAPPING, OUTSIDE))
+    assert any(one.startswith("document-title") for one in chromium.violations())
     assert len(chromium.evaluate(FAMILIES)) == 1
