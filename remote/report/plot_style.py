@@ -91,10 +91,10 @@ def wheel(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def shortened(name: str) -> str:
-    """Return a name's beginning and end, which tell names apart."""
-    half = (MAX_NAME - 1) // 2
-    return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[-half:]}"
+def shortened(name: str, most: int = MAX_NAME) -> str:
+    """Return a name's beginning and end, which tell names apart, in so many characters."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 
 
 def svg(figure: Figure, name: str, described: str) -> str:

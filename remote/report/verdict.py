@@ -268,11 +268,12 @@ def _beside_guess(run: RunResults) -> Iterator[Sentence]:
     known = {site: one for site, one in found.items() if one is not None}
     sites = {sign: [site for site, one in known.items() if judged(name, one) == sign] for sign in (1, 0, -1)}
     members = "hospitals and regions" if run.spec.federation.regions else "hospitals"
+    members += " that are compared with it" * (len(found) < len(run.by_site))
     what = "mean error" if name == "mae" else "error (log loss)"
     guess = f"{baseline_name(run)}, on the same {noun_of(run)}s"
     if better := sites[1]:
         of = f"{len(better)} of {len(found)} {members} ({listed(better)})" if len(better) < len(found) else ""
-        where = of or (f"each of the {len(found)} {members}" if len(found) > 1 else f"the one {members[:-1]}")
+        where = of or (f"each of the {len(found)} {members}" if len(found) > 1 else "the one hospital compared")
         yield Sentence("better-than-guess", f"At {where} its {what} is smaller than that of {guess}.")
     if unsure := sites[0]:
         text = f"These {noun_of(run)}s do not tell whether its {what} is smaller than that of {baseline_name(run)} at"

@@ -28,14 +28,14 @@ LOOKS = [(1200, False, "screen"), (1200, True, "screen"), (400, False, "screen")
 LOOKS += [(680, False, "print"), (680, True, "print")]  # a page of A4 without its margins
 CLIPPED = """
 [...document.querySelectorAll(".table, table, figure, p, h1, h2, h3")].filter(
-  box => box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth + 1
+  box => box.checkVisibility() && (box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth + 1)
 ).map(box => box.outerHTML.slice(0, 200))
 """
 OVERLAPPING = """
 (() => {
   const found = [], texts = group => [...group].map(one => [one, one.getBoundingClientRect()])
-    .filter(([one, box]) => box.width && one.textContent.trim());
-  const lists = [texts(document.querySelectorAll("p, h1, h2, h3, td, th, figcaption"))];
+    .filter(([one, box]) => box.width && one.checkVisibility() && one.textContent.trim());
+  const lists = [texts(document.querySelectorAll("p, h1, h2, h3, li, dt, td, th, summary, figcaption"))];
   for (const svg of document.querySelectorAll("svg")) lists.push(texts(svg.querySelectorAll("text")));
   for (const list of lists) for (let i = 0; i < list.length; i++) for (let j = 0; j < i; j++) {
     const [[one, a], [other, b]] = [list[i], list[j]];
@@ -48,7 +48,7 @@ OVERLAPPING = """
 })()
 """
 OUTSIDE = """
-[...document.querySelectorAll("svg text")].filter(text => {
+[...document.querySelectorAll("svg text")].filter(one => one.checkVisibility()).filter(text => {
   const own = text.getBoundingClientRect(), box = text.closest("svg").getBoundingClientRect();
   return own.left < box.left - 1 || own.right > box.right + 1;
 }).map(text => text.textContent)
