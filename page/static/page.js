@@ -150,7 +150,10 @@
     if (!(pending || again) || document.hidden || !known.run) return;
     pending = false;
     const {run, stand} = known, chosen = at("site").value, layer = at("layer").value;
-    if (!isTechnical()) return charts.learning("metric-chart", curves.epochs, run.metric, run.sites, chosen, `validation ${run.metric_name}`, stand.best_epoch);
+    const validated = curves.epochs && (curves.epochs.y[`${run.metric}:pooled`] || []).some(value => value !== null);
+    if (!isTechnical()) return validated
+      ? charts.learning("metric-chart", curves.epochs, run.metric, run.sites, chosen, `validation ${run.metric_name}`, stand.best_epoch)
+      : charts.learning("metric-chart", curves.epochs, "train_loss", run.sites, chosen, "training loss", null);
     charts.learning("loss-chart", curves.epochs, "train_loss", run.sites, chosen, "training loss", null);
     charts.steps("steps-chart", curves.steps, run.sites, chosen);
     charts.times("times-chart", run.sites, known.times || {});

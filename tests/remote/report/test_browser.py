@@ -28,7 +28,8 @@ LOOKS = [(1200, False, "screen"), (1200, True, "screen"), (400, False, "screen")
 LOOKS += [(680, False, "print"), (680, True, "print")]  # a page of A4 without its margins
 CLIPPED = """
 [...document.querySelectorAll(".table, table, figure, p, h1, h2, h3")].filter(
-  box => box.checkVisibility() && (box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth + 1)
+  box => box.checkVisibility()
+    && (box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth + 1)
 ).map(box => box.outerHTML.slice(0, 200))
 """
 OVERLAPPING = """

@@ -18,12 +18,10 @@ from rankdad.remote.report.run_report import report_page
 from rankdad.remote.report.verdict import topics
 from rankdad.remote.report.words import significant
 from rankdad.remote.results.coefficients import _captions
-from rankdad.remote.results.run_results import class_names
+from rankdad.remote.results.run_results import class_names, read_results
 from rankdad.remote.results.table_one import outcome_names
 from tests.conftest import run_document
-from tests.remote.report.test_run_report import trained  # noqa: F401: a fixture
 from tests.remote.report.test_sentences import hospital, risk, run
-from rankdad.remote.results.run_results import read_results
 
 TABLE: dict[str, Any] = {
     "reader": "csv",
@@ -93,7 +91,10 @@ def test_a_spec_without_captions_is_the_one_it_was() -> None:
 @pytest.mark.usefixtures("no_figures")
 def test_a_hospital_worse_than_a_guess_has_an_interval_and_a_link_to_its_calibration() -> None:
     difference = {"baseline_loss_difference": 0.1, "baseline_loss_difference_low": 0.05}
-    rows = [hospital(site, loss=0.6, baseline_loss=0.5, **difference, baseline_loss_difference_high=0.15) for site in ("north", "south")]
+    rows = [
+        hospital(site, loss=0.6, baseline_loss=0.5, **difference, baseline_loss_difference_high=0.15)
+        for site in ("north", "south")
+    ]
     sites = [
         {
             "site": site,
@@ -106,7 +107,13 @@ def test_a_hospital_worse_than_a_guess_has_an_interval_and_a_link_to_its_calibra
         for site in ("north", "south")
     ]
     calibration = {"outcome": 1, "differ": {"in_the_large": 0.5, "slope": 0.5}, "sites": sites}
-    more = {"auc": 0.7, "auc_interval": None, "average_precision": 0.6, "average_precision_error": 0.0, "thresholds": []}
+    more = {
+        "auc": 0.7,
+        "auc_interval": None,
+        "average_precision": 0.6,
+        "average_precision_error": 0.0,
+        "thresholds": [],
+    }
     found = run(sites=rows, calibration_by_site=[calibration], risks=[risk(**more, brier=0.2, brier_of_prevalence=0.2)])
     (sentence,) = [one for one in topics(found)["Hospital by hospital"] if one.code == "worse-than-guess"]
     assert sentence.text.count("0.050 to 0.150") == 2
@@ -118,7 +125,7 @@ def test_a_hospital_worse_than_a_guess_has_an_interval_and_a_link_to_its_calibra
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-def test_before_the_appendix_are_no_hashes_epochs_bytes_or_exponents(trained: Path) -> None:  # noqa: F811
+def test_before_the_appendix_are_no_hashes_epochs_bytes_or_exponents(trained: Path) -> None:
     found = read_results(trained)
     undertrained = {"warning": "training ended too early: the last epoch was the best (training.epochs)"}
     found = replace(found, summary=found.summary.model_copy(update={"undertrained": undertrained}))
