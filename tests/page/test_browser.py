@@ -29,8 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.xdist_group("brow
 
 DRAWN = "[...document.querySelectorAll('.chart')].filter(box => !box.hidden && box.querySelector('svg')).length"
 VISIBLE = "[...document.querySelectorAll('.chart')].filter(box => box.clientWidth && box.querySelector('svg')).length"
-    "[...document.querySelectorAll('.chart')].filter(box => box.checkVisibility() && box.querySelector('svg')).length"
-)
 FOCUSED = "(box => box.id || box.className || box.tagName)(document.activeElement)"
 CHOOSE = "(box => { box.value = 'beta'; box.dispatchEvent(new Event('change')) })(document.getElementById('site'))"
 REDRAW = """

@@ -66,7 +66,7 @@ def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_
         "At 1 of 3 hospitals its own model has the better AUC, and the interval of the difference leaves out 0: beta "
         "(0.930 against 0.800; difference −0.130, 95 % interval −0.210 to −0.050).",
         "At 1 of 3 hospitals its own model has the better AUC on these rows, without an interval that leaves out 0: "
-        "alpha (0.907 against 0.886; difference −0.021 (−0.060 to 0.018)).",
+        "alpha (0.907 against 0.886; difference −0.021, 95 % interval −0.060 to 0.018).",
         "There is no model of its own to compare with at gamma.",
         "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse by its figure, and no interval "
         "of the difference is known.",

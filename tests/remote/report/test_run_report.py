@@ -27,7 +27,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
 from rankdad.remote.report.forest_plots import MAX_NAMED_SITES
-from rankdad.remote.report.narrative import tested_epochs
+from rankdad.remote.report import narrative
 from rankdad.remote.report.result_lines import show_result
 from rankdad.remote.report.run_plots import run_drawings, run_plots
 from rankdad.remote.report.run_report import CAPTIONS, report
@@ -353,11 +353,11 @@ def test_folds_of_a_number(tmp_path: Path) -> None:
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
     text = Page(report(directory)).text
     assert "So far 2 of 4 folds are tested." in text
-    assert "the last epoch, 1 to 2" in tested_epochs(read_results(directory))
+    assert "the last epoch, 1 to 2" in narrative.tested_epochs(read_results(directory))
     assert "MAE 2.900 2.900 ± 0.200 2.900 ± 0.200 2 of 3 – 4.000" in text
     assert "loss 0.0123 " in text
     assert "reaches r = 0.700 and R² = 0.400" in text
-    assert "Its squared error over all samples is 50 % smaller" in text
+    assert "Its squared error over all rows is 50 % smaller" in text
     changes["evaluation"] = {"name": "leave-one-site-out"}
     (directory / "run.json").write_text(json.dumps(run_document(**changes)))
     text = Page(report(directory)).text
