@@ -131,7 +131,7 @@ def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None
     html = report(finished)
     assert f"has an AUC of {summary['references']['local']['values']['auc']:.3f}" in html
     assert html.index("trained at each hospital alone") < html.index("Is it worth it?") < html.index("<h2>Hospital by")
-    forest = next(one for one in re.findall(r"<svg.*?</svg>", html, re.DOTALL) if "Test AUC of each site" in one)
+    forest = next(one for one in re.findall(r"<svg.*?</svg>", html, re.DOTALL) if "Test AUC of each hospital" in one)
     assert "each hospital alone" in forest.partition(">")[2], "the figure's legend names them"
     assert forest.count("var(--orange)") >= 2
 

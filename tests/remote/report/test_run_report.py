@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import re
-import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,8 +25,8 @@ from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
-from rankdad.remote.report.forest_plots import MAX_NAMED_SITES
 from rankdad.remote.report import narrative
+from rankdad.remote.report.forest_plots import MAX_NAMED_SITES
 from rankdad.remote.report.result_lines import show_result
 from rankdad.remote.report.run_plots import run_drawings, run_plots
 from rankdad.remote.report.run_report import CAPTIONS, report
@@ -68,26 +67,6 @@ class Page(HTMLParser):
 
     def fact(self, name: str) -> str:
         return next(row[1] for row in self.rows if row[:1] == [name])
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's directory that nobody may change."""
-    folder = tmp_path_factory.mktemp("trained")
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3})
-    run(spec, written_data(folder / "data", spec, (90, 60, 31)), folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture
-def finished(trained: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(trained, tmp_path / "run")
-
-
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what takes most of a page's time."""
-    monkeypatch.setattr("rankdad.remote.report.run_report.plotter", lambda: None)
 
 
 def rankdad(*words: object) -> Result:
