@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.tasks import LOWER_IS_BETTER, shown
 from rankdad.page.tail import Line
 from rankdad.remote.results.run_summary import RunFigures
 
@@ -54,6 +54,7 @@ def page_document(
             "layers": list(layers),
             "metric": str(monitor),
             "metric_name": shown(monitor),
+            "lower_is_better": monitor in LOWER_IS_BETTER,
             "id": id_,
         },
         "stand": {
