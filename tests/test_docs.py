@@ -15,6 +15,7 @@ from rankdad.common.policy import Policy
 from tests import words
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "generated"} & {*page.parts}),
@@ -70,7 +71,7 @@ def test_the_page_of_the_spec_is_what_its_schema_says() -> None:
 
 
 def test_the_script_for_slurm_is_one_that_bash_reads() -> None:
-    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "how-to" / "clusters.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (DOCS / "how-to" / "clusters.md").read_text(), re.DOTALL)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
