@@ -21,7 +21,7 @@ from rankdad.remote.results.coefficients import _captions
 from rankdad.remote.results.run_results import class_names, read_results
 from rankdad.remote.results.table_one import outcome_names
 from tests.conftest import run_document
-from tests.remote.report.test_sentences import ends, hospital, risk, run
+from tests.remote.report.test_sentences import hospital, risk, run
 
 TABLE: dict[str, Any] = {
     "reader": "csv",
