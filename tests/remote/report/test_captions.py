@@ -13,6 +13,7 @@ import pytest
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.written import Tabular
 from rankdad.remote.report.plot_style import shortened
 from rankdad.remote.report.run_report import report_page
 from rankdad.remote.report.verdict import topics
@@ -79,7 +80,9 @@ def test_a_caption_is_of_a_column_or_value_and_of_one_alone(captions: dict[str, 
 
 
 def test_a_pattern_may_stand_for_the_column_of_a_caption() -> None:
-    assert spec({"cp": "chest pain"}, features=["age", "c*"], categorical={}).data.called("cp") == "chest pain"
+    data = spec({"cp": "chest pain"}, features=["age", "c*"], categorical={}).data
+    assert isinstance(data, Tabular)
+    assert data.called("cp") == "chest pain"
 
 
 def test_a_spec_without_captions_is_the_one_it_was() -> None:
@@ -107,7 +110,7 @@ def test_a_hospital_worse_than_a_guess_has_an_interval_and_a_link_to_its_calibra
         for site in ("north", "south")
     ]
     calibration = {"outcome": 1, "differ": {"in_the_large": 0.5, "slope": 0.5}, "sites": sites}
-    more = {
+    more: dict[str, Any] = {
         "auc": 0.7,
         "auc_interval": None,
         "average_precision": 0.6,
