@@ -22,7 +22,7 @@ from rankdad.remote.results.coefficients import _captions
 from rankdad.remote.results.run_results import class_names, read_results
 from rankdad.remote.results.table_one import outcome_names
 from tests.conftest import run_document
-from tests.remote.report.test_sentences import hospital, risk, run
+from tests.remote.report.test_sentences import ends, hospital, risk, run
 
 TABLE: dict[str, Any] = {
     "reader": "csv",
@@ -117,7 +117,8 @@ def test_a_hospital_worse_than_a_guess_has_an_interval_and_a_link_to_its_calibra
         "average_precision_error": 0.0,
         "thresholds": [],
     }
-    found = run(sites=rows, calibration_by_site=[calibration], risks=[risk(**more, brier=0.2, brier_of_prevalence=0.2)])
+    one = risk(ends(1, 0.9, 1.1, error=0.0), ends(0, -0.1, 0.1, error=0.0), **more, brier=0.2, brier_of_prevalence=0.2)
+    found = run(sites=rows, calibration_by_site=[calibration], risks=[one])
     (sentence,) = [one for one in topics(found)["Hospital by hospital"] if one.code == "worse-than-guess"]
     assert sentence.text.count("0.050 to 0.150") == 2
     html = report_page(found)
