@@ -73,7 +73,7 @@ def enter(page: Browser, all_: Consortium, name: str, path: str = "", width: int
     if page.evaluate("!!document.getElementById('token')"):
         given = json.dumps(token(all_, name))
         page.evaluate(f"document.getElementById('token').value = {given}; document.forms[0].submit()")
-    until(lambda: page.evaluate("!!document.getElementById('hospitals-table')?.tHead"), what="the page says nothing")
+    until(lambda: page.evaluate("!!document.getElementById('sites-table')?.tHead"), what="the page says nothing")
 
 
 def paste(page: Browser, text: str) -> None:
@@ -159,7 +159,7 @@ def test_an_owner_submits_sees_it_learn_and_cancels(page: Browser, all_: Consort
     until(lambda: "running" in row(page, run) and " of " in row(page, run), what="it does not train")
     for word in ("anna", "dsgd", "alpha, beta, gamma"):
         assert word in row(page, run)
-    sites = "document.querySelector('#hospitals-table tbody').innerText"
+    sites = "document.querySelector('#sites-table tbody').innerText"
     until(lambda: page.evaluate(sites).count(run) == len(SITES) == page.evaluate(sites).count("is here"))
 
     enter(page, all_, "anna", f"{run}/")
