@@ -20,6 +20,7 @@ def bytes_of(summary: dict[str, Any]) -> float:
     return total
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))])
 def test_digits_four_sites_three_seeds(seed: int) -> None:
     dsgd, rank_dad = bench_methods(SPECS / "digits.json", [], None, [seed], None, lockstep=True)
@@ -51,6 +52,7 @@ def test_one_row_a_layer_trains_as_well_as_powersgd_and_int8_as_well_as_float32(
     assert bytes_of(rows[0]) / bytes_of(rows[3]) >= 250
 
 
+@pytest.mark.exhaustive
 @pytest.mark.shared_data
 def test_mnist_two_epochs() -> None:
     data = SHARED / "mnist.npz"

@@ -61,6 +61,7 @@ def ended_as_undisturbed(all_: Consortium, run: str, document: dict[str, Any], d
     assert all_.summary(run)["weights_sha256"] == dict.fromkeys(sites, digest)
 
 
+@pytest.mark.exhaustive
 def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_path: Path, data: Path) -> None:
     with Consortium(tmp_path / "all", data, SITES).started() as all_:
         all_.kill("beta")
@@ -86,6 +87,7 @@ def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_pat
         assert all_.until_over(whole)[whole].state is State.ENDED, all_.said()
 
 
+@pytest.mark.exhaustive
 def test_a_token_that_is_revoked_in_mid_run_stops_that_run_alone(tmp_path: Path, data: Path) -> None:
     document = run_document(name="whole", **LONG)
     with Consortium(tmp_path / "all", data, SITES, tokens=True).started() as all_:
@@ -184,6 +186,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_a_service_never_describes_is_refused_and_holds_up_no_other(tmp_path: Path) -> None:
     write_policy(tmp_path)
     with Hostile() as service:
@@ -221,6 +224,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can(tmp_path: Path, data: Path) -> None:
     document = run_document(name="long", **LONG)
@@ -255,6 +259,7 @@ def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can
     ended_as_undisturbed(all_, run, document, data, tmp_path / "undisturbed")
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_of_the_service_is_waited_for_and_nothing_is_lost(tmp_path: Path, data: Path) -> None:
     document = run_document(name="long", **LONG)
     with small_disk(tmp_path / "all/service"), Consortium(tmp_path / "all", data, SITES).started() as all_:

@@ -39,6 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(cloned(folder / "source"), folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["clone without links", "zip of the tree", "sdist"])
 def test_it_is_whole_whatever_it_is_built_from(wheel: Path, tmp_path: Path, kind: str) -> None:
     """A clone on a system without symbolic links, and a zip, have a text in the place of each."""
@@ -72,6 +73,7 @@ def test_the_wheel_holds_one_package(wheel: Path) -> None:
     assert {name if name.startswith("rankdad/") else f"rankdad/{name}" for name in files} <= set(names)
 
 
+@pytest.mark.exhaustive
 def test_it_runs_beside_packages_that_have_our_rooms_names(wheel: Path, tmp_path: Path) -> None:
     """What rankdad needs is taken from where it lies: it is rankdad that is installed afresh."""
     venv.create(tmp_path / "venv", with_pip=False)

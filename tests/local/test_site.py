@@ -160,7 +160,7 @@ def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> No
         assert served.aggregator.state.replica.digest() == result.weights_sha256["alpha"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_never_writes_over_the_results_of_another(tmp_path: Path) -> None:
     """The same site file, two aggregators: the second run's results go into a folder of its own."""
     write_site(tmp_path / "data", 54, 0)

@@ -113,6 +113,7 @@ def cancelled(all_: Consortium, run: str) -> None:
         client.cancel(run)
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_token_shows_nothing(page: Browser, all_: Consortium) -> None:
     run = submitted(all_, run_document(name="secret"), *OVER)
     names = ("secret", "anna", *SITES, *PEOPLE["viewers"])
@@ -256,6 +257,7 @@ def test_what_others_say_is_text_and_a_refusal_is_shown(page: Browser, all_: Con
         all_.start("gamma")
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_over_keeps_its_page_and_has_a_report(page: Browser, all_: Consortium) -> None:
     run = submitted(all_, run_document(name="short", training={"validation": 0.2}), State.ENDED)
     waiting = f"document.querySelector('[aria-label={json.dumps(f'Report of {run}')}]')?.href ?? ''"

@@ -98,6 +98,7 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
     return shown
 
 
+@pytest.mark.exhaustive
 def test_a_form_and_three_hospitals_tables_with_text_labels(tmp_path: Path) -> None:
     from sklearn.datasets import load_breast_cancer  # a second of every collection
 

@@ -75,7 +75,7 @@ def test_hello_is_refused_if_it_differs_and_in_what_is_said(
     assert aggregator.barrier.missing() == SITES, "it may come again"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_of_another_version_is_refused_and_a_readers_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

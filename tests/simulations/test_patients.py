@@ -53,7 +53,7 @@ def summary_of(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = summary_of(tmp_path / "once", {"name": "k-fold", "folds": 3})
     twice = summary_of(tmp_path / "twice", {"name": "k-fold", "folds": 3, "repeats": 2})

@@ -438,7 +438,7 @@ def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypa
     assert "img" not in dict(page.tags)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_page_says_which_settings_were_chosen_and_what_that_took(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
