@@ -186,11 +186,12 @@ def test_what_a_proxy_does_is_refused_and_who_takes_part_is_asked_for(tmp_path: 
     certificate, key = authority.issue("server", [])
     Access(behind=behind, client_ca=authority.pem).check(SITES)
     Access(behind=behind, allow_anyone=True).check(SITES)
-    for options, code, field in (
+    refused: tuple[tuple[dict[str, Any], str, str], ...] = (
         ({"tls_cert": certificate, "tls_key": key}, "options-exclude", "--tls-cert"),
         ({}, "anyone-could-take-part", "--socket"),
         ({"client_ca": key}, "certificate-unusable", "--client-ca"),
-    ):
+    )
+    for options, code, field in refused:
         with pytest.raises(UserError) as error:
             Access(behind=behind, **options).check(SITES)
         assert (error.value.code, error.value.field) == (code, field)
