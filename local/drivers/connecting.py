@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rankdad.common.errors import SpecError, UserError
-from rankdad.local.config import Member
+from rankdad.local.config import ENGINES, Member
 from rankdad.local.drivers.bounded import BoundedTransport
 
 CERTIFICATE_EXPIRED, NOT_YET_VALID, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_…
@@ -34,6 +34,9 @@ def open_transport(config: Member, look: Callable[[], None] = lambda: None) -> B
     Raises:
         UserError: an address, a certificate or a key cannot be used.
     """
+    if config.aggregator in ENGINES:
+        said = f"{config.aggregator} starts this site itself: submit a job there, or name an address"
+        raise SpecError("aggregator", said, code="engine-starts")
     for field, example in (("aggregator", "http://10.0.0.1:8765"), ("proxy", "http://proxy.example:3128")):
         address = getattr(config, field) or example
         try:
