@@ -7,6 +7,7 @@ until the round is complete.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from rankdad.remote.run_answer import RunAnswer
 from rankdad.remote.tries import HalfwayError, PausedError
 
 Replies = dict[str, bytes]  # by site
+MAX_MALFORMED = 100  # messages of a site in a row that are no calls, after which it is not answered any more
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +43,7 @@ class Calls:
     def __init__(self, aggregator: Aggregator) -> None:
         self.aggregator, self.open = aggregator, set(aggregator.children)
         self._limit = body_limit(aggregator.plan, up=True)
+        self._malformed = Counter[str]()
         self._waiting: dict[str, int] = {}  # number of the call of each site that waits for a round
 
     def take(self, site: str, data: object) -> Replies:
@@ -56,7 +59,11 @@ class Calls:
         try:
             call = unpacked(Call, data, self._limit)
         except ProtocolError as error:
+            self._malformed[site] += 1
+            if self._malformed[site] > MAX_MALFORMED:
+                return self.lose(site, "sends what is no call")
             return {site: _refusal(error, 0)}
+        self._malformed[site] = 0
         try:
             self._check(site, call)
             return self._handlers[call.what](self, site, call)
@@ -96,7 +103,7 @@ class Calls:
 
     def _check(self, site: str, call: Call) -> None:
         """Check that a call is of the site that the engine names, and of this run."""
-        if call.site != site:
+        if call.site != site and call.what != "end":
             said = f"site: the engine knows this node as {site}, and it calls itself {visible(call.site, 63)}"
             raise ProtocolError(403, said, code="site-differs", field="site")
         if call.what not in ("run", "give-up", "end") and call.run != self.aggregator.run_id:

@@ -162,6 +162,8 @@ class Carried:
             return self._last[1]
         if self._last is None:
             self._thread.start()
+        elif not self._thread.is_alive() and self._calls.empty():  # it has said so already
+            return self._last[1]
         else:
             self._replies.put(reply)
         while True:

@@ -147,6 +147,7 @@ class Engine:
         self.executors: dict[str, Any] = {site: SiteExecutor() for site in sites}
         self.contexts = {node: Context(node, folder / node, config) for node in ("server", *sites)}
         self.signal, self.codes = Signal(), list[str]()
+        self.one = threading.Lock()  # nodes are processes: here models are made one after the other
         self.spoil: Any = lambda node, result: result  # what a hostile node sends in place of its result
 
     def run(self) -> None:
@@ -161,6 +162,8 @@ class Engine:
         for site, thread in zip(self.tasks, threads, strict=True):
             thread.join(60)
             self.executors[site].handle_event("end", self.contexts[site])
+            if (own := self.executors[site]._site) is not None:
+                own.stop(30)
             assert not thread.is_alive()
 
     def kill(self, site: str) -> None:
@@ -170,7 +173,8 @@ class Engine:
 
     def _client(self, site: str) -> None:
         while (task := self.tasks[site].get()) is not None:
-            result = self.executors[site].execute(task.name, task.data, self.contexts[site], self.signal)
+            with self.one:
+                result = self.executors[site].execute(task.name, task.data, self.contexts[site], self.signal)
             self.codes.append(result.code)
             given = self.spoil(site, result)
             if given is not None:
