@@ -25,6 +25,9 @@ LINEAR = (
     "diabetes.json",
     'run.model={"name":"linear"}',
     'simulation.partition={"name":"iid"}',
+    'simulation.policy={"min_rows":1,"min_level":1,"rows_per_rank":null}',
+    "run.training.early_stopping=null",
+    'run.training.solver="exact"',
     f"run.federation.sites={json.dumps(SITES)}",
 )
 KILLED = '''"""Kills a node once, where a file says so."""
