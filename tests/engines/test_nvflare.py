@@ -121,7 +121,7 @@ def test_the_simulator_of_nvflare_and_lockstep_give_the_same_bits(tmp_path: Path
     for node, document in documents.items():
         (settings / f"{node}.json").write_text(json.dumps(document))
     environment = Poc(tmp_path).environment | {"RANKDAD_NVFLARE": str(settings)}
-    job, clients = make(tmp_path, simulated), ",".join(SITES)
+    job, clients = make(tmp_path, simulated, "--bring-code"), ",".join(SITES)
     words = [*RANKDAD[:1], "-m", "nvflare.cli", "simulator", str(job), "-w", "sim", "-c", clients, "-t", "4"]
     said = call(words, environment, tmp_path, 400)
     assert outcome(work) == ("completed", digests), said[-5000:]

@@ -114,11 +114,10 @@ OURS = ("rankdad.platforms.nvflare.controller", "rankdad.platforms.nvflare.execu
 def stubs() -> Iterator[None]:
     """Put these classes in the place of NVFlare's within a `with`."""
     names = {".".join(name.split(".")[:end]) for name in MODULES for end in range(1, name.count(".") + 2)}
-    before = {name: sys.modules.pop(name, None) for name in (*names, *OURS)}
+    before: dict[str, ModuleType | None] = {name: sys.modules.pop(name, None) for name in (*names, *OURS)}
     for name in names:
-        module = ModuleType(name)
-        vars(module).update(MODULES.get(name, {}))
-        sys.modules[name] = module
+        stub = sys.modules[name] = ModuleType(name)
+        vars(stub).update(MODULES.get(name, {}))
     try:
         yield
     finally:

@@ -123,7 +123,12 @@ def test_what_is_wrong_at_a_site_ends_the_job_in_a_sentence_and_once_mended_it_g
     kept = {path: path.read_bytes() for path in (kit / "rankdad.json", kit / "policy.json", kit / "data" / "data.npz")}
     spoil(kit)
     sent = list[bytes]()
-    engine.spoil = lambda node, result: sent.append(result.get("rankdad", b"")) or result
+
+    def spoil_nothing(node: str, result: Any) -> Any:
+        sent.append(result.get("rankdad", b""))
+        return result
+
+    engine.spoil = spoil_nothing
     said = failed(engine)
     assert said.startswith("beta: ")
     assert code in said or "beta" in said
@@ -164,7 +169,12 @@ def test_a_job_that_was_edited_ends_in_a_sentence(
 
 def test_an_edited_run_is_none_that_the_ledger_holds(consortium: Make, tmp_path: Path) -> None:
     engine = consortium()
-    engine.spoil = lambda node, result: setattr(engine.signal, "triggered", True) or result
+
+    def spoil(node: str, result: Any) -> Any:
+        engine.signal.triggered = True
+        return result
+
+    engine.spoil = spoil
     engine.run()
     path = tmp_path / "job" / "app" / "config" / "run.json"
     document = json.loads(path.read_text())
