@@ -50,7 +50,7 @@ def due(call, node):
     what = msgpack.unpackb(call)
     if what["what"] == "send":
         body = msgpack.unpackb(what["body"])
-        here = body["k"] == KINDS.get(PHASE) and (PHASE != "step" or what["round"] > 8)
+        here = body["k"] == KINDS.get(PHASE) and (PHASE != "step" or what["round"] > 3)
     else:
         here = {"start": "run", "end": "done"}.get(PHASE) == what["what"]
     if here and node in "%(nodes)s".split(","):
