@@ -60,7 +60,7 @@ def job_nvflare(
         bool, typer.Option("--bring-code", help="For nodes whose class_allow_list does not name rankdad.")
     ] = False,
 ) -> None:
-    """Make a job of NVFlare's; submitted again, it goes on with the same run."""
+    """Make a job of NVFlare's; submitted again, the same run goes on."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.nvflare.job import PACKAGE, write_job
 

@@ -1,6 +1,6 @@
 """A site under an engine, which takes out the site's calls one at a time and hands in the replies.
 
-The site runs in a thread of its own, as it runs over HTTP. Its words stay there: what ends it is told to the aggregator
+The site runs in a thread of its own, as it runs over HTTP. Its words stay there: the aggregator hears what ends it
 in a message of ours, never by an exception that the engine would carry.
 """
 

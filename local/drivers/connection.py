@@ -1,4 +1,4 @@
-"""How a site reaches the aggregator, whatever carries the bytes: HTTP, or an engine that hands calls over."""
+"""How a site reaches the aggregator: by HTTP, or through an engine that carries its calls."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from rankdad.platforms.nvflare.executor import SiteExecutor as SiteExecutor
 
 
 def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number: str | None = None) -> str:
-    """Write a job, and return the identity of its run: submitted again, the job goes on with it.
+    """Write a job, and return the identity of its run: submitted again, the job continues it.
 
     Args:
         spec: the run.

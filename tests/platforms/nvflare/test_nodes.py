@@ -207,7 +207,7 @@ def test_a_run_that_somebody_refuses_is_never_trained(consortium: Make, tmp_path
 
 
 @pytest.mark.slow
-def test_an_owner_s_runs_are_counted_whatever_the_job_is_called(consortium: Make, tmp_path: Path) -> None:
+def test_an_owner_s_runs_are_counted_in_every_job(consortium: Make, tmp_path: Path) -> None:
     consortium(policy={"runs": 1}).run()
     path = tmp_path / "job" / "app" / "config" / "run.json"
     document = json.loads(path.read_text())
