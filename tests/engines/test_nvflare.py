@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.poc import RANKDAD, SITES, Poc, call, outcome, site_documents
+from benchmarks.nvflare_poc import RANKDAD, SITES, Poc, call, outcome, site_documents
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.poc import ROOT, Poc
+from benchmarks.nvflare_poc import ROOT, Poc
 
 pytestmark = [
     pytest.mark.exhaustive,

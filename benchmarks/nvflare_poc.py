@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 NVFLARE = [str(Path(sys.executable).parent / "nvflare")]
 RANKDAD = [sys.executable, "-m", "rankdad"]
