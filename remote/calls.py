@@ -54,7 +54,7 @@ class Calls:
         Raises:
             StoppedRunError: only another process can go on.
         """
-        if site not in self.aggregator.children:
+        if site not in self.open:  # none of the run's, or one that has ended
             return {}
         try:
             call = unpacked(Call, data, self._limit)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -19,7 +20,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from rankdad.common.errors import RankdadError
-from rankdad.platforms.nvflare.hosting import KEY, RUN, Inbox, Lost, host
+from rankdad.common.protocol.lost import Lost
+from rankdad.platforms.nvflare.site import KEY, RUN
 
 
 class RunController(Controller):  # type: ignore[misc]
@@ -27,7 +29,7 @@ class RunController(Controller):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._inbox = Inbox()
+        self._inbox = SimpleQueue[tuple[str, object]]()  # a node's name, and the bytes that it sent, or why it is lost
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: a run begins with its control flow."""
@@ -41,6 +43,7 @@ class RunController(Controller):  # type: ignore[misc]
             workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
             document = _document(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
             from rankdad.platforms.nvflare.settings import server_settings
+            from rankdad.remote.hosted import host
 
             settings = server_settings(workspace.get_site_config_dir())
             ended = host(

@@ -16,7 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from rankdad.platforms.nvflare.hosting import KEY, site_life
+from rankdad.platforms.nvflare.site import KEY, site_life
 
 if TYPE_CHECKING:
     from rankdad.local.drivers.carried import Carried

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
-from rankdad.platforms.nvflare.hosting import KEY, RUN
+from rankdad.platforms.nvflare.site import KEY, RUN
 
 INTERVAL = 0.05  # seconds between two looks of a client for its next task: NVFlare itself waits for two
 PACKAGE = "rankdad.platforms.nvflare"

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankdad.common.devices import CPU, Device
-from rankdad.common.documents import Part, load_json, validate
+from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
-from rankdad.common.user_code import Permitted
 from rankdad.local.config import SiteConfig
+from rankdad.remote.hosted import ServerSettings
 
 FILE = "rankdad.json"  # in the folder `local` of a node's startup kit
 ENVIRONMENT = "RANKDAD_NVFLARE"  # names a folder with a file for each node, such as hospital-a.json and server.json
@@ -23,19 +22,6 @@ class SettingsError(UserError):
     """A node's settings are missing, or another node's: others may hear which."""
 
     is_public = True
-
-
-class ServerSettings(Part):
-    """Of the server. Relative paths start at the file's folder."""
-
-    directory: str
-    """Folder of the runs' directories: it lasts, and no job's workspace lies in it."""
-    allow_factories: tuple[Permitted, ...] = ()
-    """Model factories whose code somebody here has read and permits to run."""
-    weights: str | None = None
-    """Folder of the pretrained weights that a run's spec may name."""
-    device: Device = CPU
-    """Where the aggregator reduces: cpu, cuda:N, cuda or auto."""
 
 
 def settings_file(node: str, kit: str | None) -> Path:

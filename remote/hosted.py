@@ -1,6 +1,6 @@
-"""A run at the server, and a site at a client, without a line of the engine: `controller.py` and `executor.py` have it.
+"""A run at the server of an engine: what nodes say comes in one by one, and replies go out.
 
-Heavy imports wait until a job begins: the engine gives a node a minute to load one.
+The engine learns which node gets which bytes, and no more.
 """
 
 from __future__ import annotations
@@ -12,40 +12,45 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rankdad.local.drivers.carried import CarriedConnection
-    from rankdad.platforms.nvflare.settings import ServerSettings
-    from rankdad.remote.aggregator import Aggregator
+from rankdad.common.devices import CPU, Device, device_here, limit_threads
+from rankdad.common.documents import Part, validate
+from rankdad.common.errors import RunFailedError, SpecError
+from rankdad.common.memory import check_memory
+from rankdad.common.protocol.calls import Reply, packed
+from rankdad.common.protocol.lost import Lost
+from rankdad.common.run.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.common.user_code import Permitted
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.calls import Calls, StoppedRunError
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.run_reader import FILE
 
-KEY = "rankdad"  # of the bytes in what the engine carries, and the name of its tasks
-RUN = "run.json"  # in a job's config folder: the run and its identity
 ID = r"[0-9a-f]{16}"
 TICK = 0.25  # seconds between two looks at the clock
 SILENCE = 60.0  # seconds after a run's end in which sites that say nothing are waited for
 _log = logging.getLogger(__name__)
 
-Inbox = SimpleQueue[tuple[str, object]]  # a node's name, and the bytes that it sent, or a `Lost`
-Post = Callable[[str, bytes], None]
 
+class ServerSettings(Part):
+    """Of the server. Relative paths start at the file's folder."""
 
-class Lost:
-    """In place of a call: the engine has lost a node's process.
-
-    Args:
-        reason: in words that others may hear.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    directory: str
+    """Folder of the runs' directories: it lasts, and no job's workspace lies in it."""
+    allow_factories: tuple[Permitted, ...] = ()
+    """Model factories whose code somebody here has read and permits to run."""
+    weights: str | None = None
+    """Folder of the pretrained weights that a run's spec may name."""
+    device: Device = CPU
+    """Where the aggregator reduces: cpu, cuda:N, cuda or auto."""
 
 
 def host(
     document: object,
     settings: ServerSettings,
-    inbox: Inbox,
-    post: Post,
+    inbox: SimpleQueue[tuple[str, object]],
+    post: Callable[[str, bytes], None],
     stops: Callable[[], bool],
     say: Callable[[str], None],
 ) -> str:
@@ -54,7 +59,7 @@ def host(
     Args:
         document: what the job's file says: the run and its identity.
         settings: of the server.
-        inbox: what nodes say.
+        inbox: what nodes say: a node's name, and the bytes that it sent, or a `Lost`.
         post: hands a reply over to a node.
         stops: tells whether the engine ends the job.
         say: told what the engine's log should have.
@@ -62,10 +67,6 @@ def host(
     Raises:
         RankdadError: what ends the job, in words that may be shown.
     """
-    from rankdad.common.errors import RunFailedError
-    from rankdad.common.protocol.calls import Reply, packed
-    from rankdad.remote.calls import Calls, StoppedRunError
-
     aggregator = _open(document, settings)
     name, progress = f"{aggregator.spec.name} ({aggregator.run_id})", aggregator.recorder.progress
     try:
@@ -101,13 +102,6 @@ def _open(document: object, settings: ServerSettings) -> Aggregator:
     Raises:
         UserError: the job, or what lies in the run's directory, cannot be used.
     """
-    from rankdad.common.devices import device_here, limit_threads
-    from rankdad.common.memory import check_memory
-    from rankdad.common.run.replica import Replica
-    from rankdad.remote.aggregator import Aggregator
-    from rankdad.remote.persistence import LedgerOptions
-    from rankdad.remote.run_reader import FILE
-
     number, spec = read_job(document)
     limit_threads(spec.training.threads)
     check_memory(spec)
@@ -124,48 +118,19 @@ def _open(document: object, settings: ServerSettings) -> Aggregator:
     return aggregator
 
 
-def read_job(document: object) -> tuple[str, Any]:
+def read_job(document: object) -> tuple[str, RunSpec]:
     """Return the identity and the run that a job's file holds.
 
     Raises:
         SpecError: it was edited, and holds something else.
     """
-    from rankdad.common.documents import validate
-    from rankdad.common.errors import SpecError
-    from rankdad.common.spec import RunSpec
-
     number = document.get("id") if isinstance(document, dict) else None
     if not isinstance(document, dict) or set(document) != {"id", "run"}:
-        raise SpecError("the job", f"{RUN} holds other keys than id and run: make the job again", code="job-malformed")
+        raise SpecError("the job", "holds other keys than id and run: make it again", code="job-malformed")
     if not isinstance(number, str) or not re.fullmatch(ID, number):
-        raise SpecError("id", f"{RUN} has no identity of 16 hexadecimal digits", code="id-malformed")
+        raise SpecError("id", "is no identity of 16 hexadecimal digits: make the job again", code="id-malformed")
     spec = validate(RunSpec, document["run"], under="run")
     if spec.federation.regions:
-        said = "an NVFlare server has no regions below it: expected none"
+        said = "an engine's server has no regions below it: expected none"
         raise SpecError("run.federation.regions", said, code="regions-unsupported")
     return number, spec
-
-
-def site_life(node: str, kit: str | None, owner: str) -> Callable[[CarriedConnection], None]:
-    """Return the life of a site in a job.
-
-    Args:
-        node: the site's name, as the engine has checked it.
-        kit: the folder `local` of its startup kit.
-        owner: who has submitted the job.
-    """
-
-    def live(connection: CarriedConnection) -> None:
-        from rankdad.common.logs import LogOptions, set_up
-        from rankdad.local.agent.started import take_part
-        from rankdad.platforms.nvflare.settings import site_settings
-
-        set_up(LogOptions())
-        try:
-            config = site_settings(node, kit)
-        except Exception as error:
-            _log.error("%s", error)
-            raise
-        take_part(config, connection, owner)
-
-    return live
