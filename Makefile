@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # or every worker and every command compiles the tests anew
 
-.PHONY: simulate test sample slow docs lint lines clean
+.PHONY: simulate test sample slow engines docs lint lines clean
 
 simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
@@ -21,6 +21,10 @@ slow: .venv/ready
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone" --hypothesis-profile full -rs -n 3 --dist loadgroup
 	$(BIN)/python -m pytest -m "slow and alone" -rs -s --reruns 2
 
+# What needs an engine that hospitals run, in an environment of its own: its packages would change ours.
+engines: .venv-nvflare/ready
+	.venv-nvflare/bin/python -m pytest -p no:xdist -rs tests/engines
+
 # The documentation's site, in docs/_build.
 docs: .venv/ready
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build
@@ -33,6 +37,12 @@ lint: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv-nvflare/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-nvflare
+	.venv-nvflare/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,nvflare]' \
+		pytest pytest-timeout hypothesis
 	touch $@
 
 # How much there is to carry on: lines and files of the product, package by package, then of what measures and tests it.

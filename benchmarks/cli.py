@@ -536,3 +536,17 @@ def _whole_numbers(option: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"got {text!r}, expected whole numbers such as 2,4,8", param_hint=option) from None
+
+
+@app.command()
+def engines(
+    size: Annotated[int, typer.Option("--bytes", help="Bytes each way, for each client.", min=1000)] = 66_800,
+    rounds: Annotated[int, typer.Option(help="Of each job.", min=5)] = 40,
+    turns: Annotated[int, typer.Option(help="How often each job runs.", min=1)] = 3,
+) -> None:
+    """Measure rounds on NVFlare beside its own FedAvg with the same bytes; in the environment of `make engines`."""
+    from rich.console import Console
+
+    from benchmarks.engines import bench_engines
+
+    bench_engines(size, rounds, turns, Console(width=140))

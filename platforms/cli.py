@@ -1,4 +1,4 @@
-"""Commands for other people's platforms: `rankdad coinstac`, `rankdad schema`."""
+"""Commands for other people's platforms: `rankdad coinstac`, `rankdad schema`, `rankdad job`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import typer
 
 from rankdad.command import refuse_options
 
+job = typer.Typer(help="Make a job for an engine that hospitals run already.", no_args_is_help=True)
+
 
 def mount(app: typer.Typer) -> None:
     """Add this folder's commands."""
     app.command()(coinstac)
     app.command()(schema)
+    app.add_typer(job, name="job")
 
 
 def coinstac(
@@ -47,3 +50,23 @@ def schema(
         refuse_options(given, "is of the description for COINSTAC: give --coinstac, too")
     document = compspec(image or IMAGE, repository, folder=folder) if coinstac else RunSpec.model_json_schema()
     typer.echo(json.dumps(document, indent=2))
+
+
+@job.command("nvflare")
+def job_nvflare(
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="JOB", help="Folder of the job.")],
+    bring_code: Annotated[
+        bool, typer.Option("--bring-code", help="For nodes whose class_allow_list does not name rankdad.")
+    ] = False,
+) -> None:
+    """Make a job of NVFlare's; submitted again, the same run goes on."""
+    from rankdad.common.spec import RunSpec
+    from rankdad.platforms.nvflare.job import PACKAGE, write_job
+
+    spec = RunSpec.read(file)
+    number = write_job(spec, output, brings_code=bring_code)
+    sites = ", ".join(spec.federation.sites)
+    typer.echo(f"{output}: the job of the run {number}, for the clients {sites}")
+    if not bring_code:
+        typer.echo(f"every node's local/resources.json has to name {PACKAGE} in its class_allow_list")

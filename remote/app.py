@@ -44,6 +44,7 @@ from rankdad.remote.auth import Identity
 from rankdad.remote.browsers import check_host, check_origin, is_loopback
 from rankdad.remote.connections import ConnectionRegistry, read_body
 from rankdad.remote.host import Host
+from rankdad.remote.run_answer import RunAnswer
 from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
@@ -309,35 +310,10 @@ async def snapshot(site: str, routes: OfItsRun, request: Request) -> Response:
     return Response(state, media_type=CONTENT_TYPE)
 
 
-class RunAnswer(BaseModel):
-    """What the run is: its spec, and what a site compares before it reads any data."""
-
-    version: str
-    wire: int
-    aggregator: str
-    run: dict[str, Any]
-    plan_sha256: str
-    id: str
-    resumes: bool
-    round: int
-    oldest: int
-
-
 @_of_a_run.get("/run")
 async def describe(routes: Admitted) -> RunAnswer:
     """Say what the run is."""
-    plan, status = routes.aggregator.plan, routes.aggregator.status
-    return RunAnswer(
-        version=plan.version,
-        wire=plan.protocol,
-        aggregator=routes.aggregator.node.name,
-        run=routes.aggregator.spec.document(),
-        plan_sha256=plan.sha256(),
-        id=routes.aggregator.run_id,
-        resumes=routes.aggregator.persistence.keeps,
-        round=status.round,
-        oldest=status.oldest,
-    )
+    return RunAnswer.of(routes.aggregator)
 
 
 class StatusAnswer(BaseModel):

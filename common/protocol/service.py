@@ -17,7 +17,8 @@ MAX_RUN_BYTES = 8 << 20  # of a run's spec
 MAX_REASON = 2000  # characters
 MAX_NEEDED, MAX_REFUSALS = 500, 25  # characters; lines of a policy
 MAX_LISTED = 10_000  # runs that a service names at once
-RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}-[0-9]{1,9}$")]
+RunName = Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9_-]{0,62}-[0-9]{1,9}|[0-9a-f]{16})$")]
+"""What a service calls a run; a run that an engine brings is called by its identity."""
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rankdad.common.errors import SpecError, UserError
-from rankdad.local.config import Member
+from rankdad.local.config import ENGINES, Member
 from rankdad.local.drivers.bounded import BoundedTransport
 from rankdad.local.drivers.http_library import httpx
 
@@ -33,6 +33,9 @@ def open_transport(config: Member, look: Callable[[], None] = lambda: None) -> B
     Raises:
         UserError: an address, a certificate or a key cannot be used.
     """
+    if config.aggregator in ENGINES:
+        said = f"{config.aggregator} starts this site itself: submit a job there, or name an address"
+        raise SpecError("aggregator", said, code="engine-starts")
     for field, example in (("aggregator", "http://10.0.0.1:8765"), ("proxy", "http://proxy.example:3128")):
         address = getattr(config, field) or example
         try:

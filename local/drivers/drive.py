@@ -1,4 +1,4 @@
-"""Carries what a site says to the aggregator by HTTP, and the answers back, until the run is over."""
+"""Carries what a site says to the aggregator, and the answers back, until the run is over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from rankdad.common.errors import RankdadError, RunFailedError, UnreachableError
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.messages import Ask, Kind, Message, failure_message
-from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.drivers.connection import Connection
+from rankdad.local.drivers.http import RefusedError
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.site import Site
 
@@ -18,7 +19,7 @@ R = TypeVar("R")
 
 def drive(
     site: Site[R],
-    client: AggregatorClient,
+    client: Connection,
     name: str,
     *,
     ranks: Alone | None = None,
@@ -71,7 +72,7 @@ class _Sender:
         site: whose.
     """
 
-    def __init__(self, client: AggregatorClient, site: Site[Any]) -> None:
+    def __init__(self, client: Connection, site: Site[Any]) -> None:
         self._client, self._site = client, site
         self._computed, self._since = 0.0, perf_counter()  # in this step, until it was last interrupted
 

@@ -24,6 +24,7 @@ from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.state import RunState
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.connection import Connection
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.followed import Followed
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
@@ -52,6 +53,7 @@ def run_site(
     number: str | None = None,
     saved: Callable[[], object] = lambda: None,
     home: Path | None = None,
+    connection: Connection | None = None,
 ) -> Result:
     """Take part in a run from hello to goodbye.
 
@@ -63,6 +65,7 @@ def run_site(
         number: of the only run that the site takes part in, and that once: the aggregator must not begin it anew.
         saved: called once the results are written, before the aggregator is told.
         home: folder of all runs' results, where `output` is one of them.
+        connection: to the aggregator, in place of HTTP.
 
     Raises:
         ShutdownError: it is; started again, it goes on.
@@ -70,8 +73,8 @@ def run_site(
         RankdadError: in training: this site or another could not go on.
     """
     output, ranks = Path(config.output), ranks or Alone()
-    look = signals.while_waiting if signals else lambda: None
-    with log_names(site=config.name), AggregatorClient(config, look=look) as client, ExitStack() as names:
+    connection = connection or AggregatorClient(config, look=signals.while_waiting if signals else lambda: None)
+    with log_names(site=config.name), connection as client, ExitStack() as names:
         offered = client.run()
         with _reporting_failure(client, config):
             try:
@@ -170,7 +173,7 @@ def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None
 
 
 @contextmanager
-def _reporting_failure(client: AggregatorClient, config: SiteConfig) -> Iterator[None]:
+def _reporting_failure(client: Connection, config: SiteConfig) -> Iterator[None]:
     """Tell the aggregator why the site cannot take part, so that the other sites know whom they wait for.
 
     The run waits for the site, which may be put right and started again.

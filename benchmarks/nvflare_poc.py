@@ -1,0 +1,102 @@
+"""NVFlare as a proof of concept on this machine: a server and clients as processes, with certificates of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
+NVFLARE = [str(Path(sys.executable).parent / "nvflare")]
+RANKDAD = [sys.executable, "-m", "rankdad"]
+
+
+def call(words: list[str], environment: Mapping[str, str], cwd: Path, seconds: float = 120) -> str:
+    """Run a command, and return what it prints on both streams; it may fail."""
+    done = subprocess.run(
+        words, env=dict(environment), cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    return done.stdout + done.stderr
+
+
+class Poc:
+    """A server and a client for each site, which are there until the `with` ends.
+
+    Args:
+        folder: of all kits.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kits = folder / "poc" / "example_project" / "prod_00"
+        self.environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
+        self.environment |= {"HOME": str(folder), "PYTHONPATH": str(ROOT), "NVFLARE_POC_WORKSPACE": str(folder / "poc")}
+
+    def nvflare(self, *words: str, seconds: float = 120) -> str:
+        """Run a command of NVFlare's."""
+        return call([*NVFLARE, *words], self.environment, self.folder, seconds)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Make the kits, permit our classes there, and start all nodes."""
+        self.nvflare("poc", "prepare", "-c", *SITES)
+        for node in ("server", *SITES):
+            local = self.kits / node / "local"
+            resources = json.loads((local / "resources.json.default").read_text())
+            resources["class_allow_list"].append("rankdad.platforms.nvflare")
+            (local / "resources.json").write_text(json.dumps(resources))
+        try:
+            said = self.nvflare("poc", "start")
+            assert "Ready to go" in said, said
+            yield
+        finally:
+            self.nvflare("poc", "stop")
+
+    def settle(self, work: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write every node's settings; the runs' directories lie in `work`."""
+        documents: dict[str, Mapping[str, Any]] = {**sites, "server": {"directory": str(work / "runs")}}
+        for node, document in documents.items():
+            (self.kits / node / "local" / "rankdad.json").write_text(json.dumps(document))
+
+    def submit(self, job: Path, seconds: float = 200) -> tuple[str, str]:
+        """Submit a job, wait for its end, and return its status and what the server's log says has ended it."""
+        number = self.begin(job)
+        said = self.nvflare("job", "wait", number, "--interval", "1", seconds=seconds)
+        found = re.search(r"status: (\S+)", said)
+        log = (self.kits / "server" / "log.txt").read_text()
+        panics = re.findall(rf"run={number}.*FATAL_SYSTEM_ERROR received: (.*)", log)
+        return found[1] if found else said, "\n".join(panics)
+
+    def begin(self, job: Path) -> str:
+        """Submit a job, and return its number."""
+        found = re.search(r"job_id: (\S+)", said := self.nvflare("job", "submit", "-j", str(job)))
+        assert found is not None, said
+        return found[1]
+
+
+def site_documents(work: Path, source: Path, sites: tuple[str, ...] = SITES) -> dict[str, dict[str, Any]]:
+    """Copy the sites' data and secrets from a simulation's directory, and return their settings."""
+    documents = dict[str, dict[str, Any]]()
+    for site in sites:
+        own = work / site
+        shutil.copytree(source / "sites" / site / "data", own / "data")
+        shutil.copytree(source / "sites" / site / "privacy", own / "privacy")
+        shutil.copy(source / "sites" / site / "policy.json", own / "policy.json")
+        places = {"data": "data", "output": "out", "privacy": "privacy", "policy": "policy.json"}
+        documents[site] = {"name": site, "aggregator": "nvflare"} | {key: str(own / at) for key, at in places.items()}
+    return documents
+
+
+def outcome(work: Path) -> tuple[str, set[str]]:
+    """Return the status of the only run in a folder, and all sites' digests of the final weights."""
+    (directory,) = (work / "runs").iterdir()
+    summary = json.loads((directory / "summary.json").read_text())
+    return summary["status"], set(summary["weights_sha256"].values())

@@ -1,0 +1,118 @@
+"""A site that an engine starts for one run: policy, approval and disclosure log hold as with an agent.
+
+The site's own file names policy, data and folders; an engine's job names none of them. Everything of a run lies in a
+folder of its own below `output`, as an agent keeps it (`local.agent.state`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from rankdad.common import __version__
+from rankdad.common.errors import PolicyError, RankdadError, UserError, visible
+from rankdad.common.files import make_folder
+from rankdad.common.logs import LogOptions, log_names, set_up
+from rankdad.common.protocol.service import Offer
+from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
+from rankdad.local.agent.words import what_leaves
+from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.connection import Connection
+from rankdad.local.drivers.running import run_site
+from rankdad.local.starting import run_id
+from rankdad.local.taking_part import offered_spec, permitted
+
+PATIENCE = 30.0  # seconds for which an earlier process of the site may still write
+_log = logging.getLogger(__name__)
+
+
+class NotApprovedError(UserError):
+    """Nobody at the site has approved the run yet, or somebody has refused it."""
+
+    is_public = True
+
+
+def take_part(config: SiteConfig, connection: Connection, owner: str) -> None:
+    """Take part in the run that an engine brings, unless this site has all that it needs of it.
+
+    Args:
+        config: the site's own file.
+        connection: to the aggregator of the run.
+        owner: who asks for the run, as the engine has checked it.
+
+    Raises:
+        NotApprovedError: somebody here has to approve it first.
+        UserError: what else keeps the site from taking part.
+        RankdadError: in training: this site or another could not go on.
+    """
+    offered = connection.run()
+    folder = RunFolder(config, run_id(offered))
+    if folder.finished:
+        connection.done()
+        return
+    make_folder(runs_folder(config), private=True)
+    make_folder(folder.path, private=True)
+    with folder.log.open("a", encoding="utf-8", buffering=1) as log, closing(log):
+        set_up(LogOptions(), log)
+        try:
+            with log_names(run=folder.run, site=config.name):
+                _decide(config, folder, offered, owner[:63])
+            own = config.model_copy(update={"output": str(folder.path), "spec": str(folder.spec)})
+            _run(own, folder, Path(config.output), connection)
+        except RankdadError as error:
+            _log.error("%s [%s]", error, error.code)
+            raise
+        except Exception as error:
+            _log.error("an unexpected error", exc_info=error)
+            raise
+        finally:
+            set_up(LogOptions())
+
+
+def _run(config: SiteConfig, folder: RunFolder, home: Path, connection: Connection) -> None:
+    """Take part, once an earlier process of this site has let go of the run's folder."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            run_site(config, number=folder.run, saved=folder.finish, home=home, connection=connection)
+        except UserError as error:
+            if error.code != "folder-in-use" or time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
+def _decide(config: SiteConfig, folder: RunFolder, offered: Mapping[str, object], owner: str) -> None:
+    """Return if the site takes part in a run; what would leave it is written down first.
+
+    Raises:
+        NotApprovedError: it does not, or not yet.
+        UserError: the policy refuses the run, or it cannot be had here.
+    """
+    known, decision = folder.considered(), folder.decision()
+    spec = offered_spec(config, offered)
+    if known is None or decision is None:
+        try:
+            policy, _, plan = permitted(config, spec, folder.run, owner)
+        except PolicyError as error:
+            folder.audit("refused", by="policy", reason=str(error))
+            raise
+        words = tuple(what_leaves(spec.at(config.name), plan, policy, owner))
+        document = spec.model_dump(mode="json")
+        offer = Offer(run=folder.run, id=folder.run, owner=owner, version=__version__, spec=document)
+        folder.keep(Considered(offer=offer, words=words))
+        for line in words:
+            _log.info("%s", line)
+    if decision is None and config.approval == "policy":
+        folder.decide(Decision(id=folder.run, decision="accepted", by="policy"))
+    elif decision is None:
+        folder.audit("asked")
+        said = f"{config.name} waits for somebody there: `rankdad approve {folder.run} SITE.json`, then submit again"
+        raise NotApprovedError(said, code="not-approved")
+    elif decision.decision == "refused":
+        reason = f": {visible(decision.reason)}" if decision.reason else ""
+        raise NotApprovedError(f"{config.name} takes no part in this run{reason}", code="run-refused")

@@ -1,0 +1,94 @@
+"""The aggregator as a workflow of NVFlare's server: a task for every reply, and its result is the site's next call.
+
+An exception here would end the job by words of the engine's; what ends it is said in a sentence instead.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from rankdad.common.errors import RankdadError
+from rankdad.common.protocol.lost import Lost
+from rankdad.platforms.nvflare.site import KEY, RUN
+
+
+class RunController(Controller):  # type: ignore[misc]
+    """A run's aggregator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inbox = SimpleQueue[tuple[str, object]]()  # a node's name, and the bytes that it sent, or why it is lost
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: a run begins with its control flow."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: the control flow has closed the run's files."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """See the run through; its aggregator is called in this thread alone."""
+        try:
+            workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+            document = _document(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
+            from rankdad.platforms.nvflare.settings import server_settings
+            from rankdad.remote.hosted import host
+
+            settings = server_settings(workspace.get_site_config_dir())
+            ended = host(
+                document,
+                settings,
+                self._inbox,
+                lambda node, reply: self._post(node, reply, fl_ctx),
+                lambda: bool(abort_signal.triggered),
+                lambda line: self.log_info(fl_ctx, line),
+            )
+            self.log_info(fl_ctx, ended)
+        except RankdadError as error:
+            if not abort_signal.triggered:
+                self.system_panic(f"{error} [{error.code}]", fl_ctx)
+        except Exception as error:
+            self.log_exception(fl_ctx, "an error of the aggregator's own")
+            self.system_panic(f"an error of the aggregator's own ({type(error).__name__})", fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take note of a client whose job process does not come back."""
+        if event_type == EventType.CLIENT_DISCONNECTED:
+            node = fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME)
+            self._inbox.put((str(node), Lost("NVFlare has lost its process")))
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Drop what belongs to no task."""
+
+    def _post(self, node: str, reply: bytes, fl_ctx: FLContext) -> None:
+        data = Shareable()
+        data[KEY] = reply
+        self.send(Task(name=KEY, data=data, result_received_cb=self._received), fl_ctx, targets=[node])
+
+    def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Put a site's call where the control flow finds it, under the name that the engine has checked."""
+        result: Any = client_task.result
+        code = result.get_return_code()
+        node = client_task.client.name
+        failed = code is not None and code != ReturnCode.OK
+        self._inbox.put((node, Lost(f"NVFlare answers with {code}") if failed else result.get(KEY)))
+
+
+def _document(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,136 @@
+"""A run at the server of an engine: what nodes say comes in one by one, and replies go out.
+
+The engine learns which node gets which bytes, and no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from rankdad.common.devices import CPU, Device, device_here, limit_threads
+from rankdad.common.documents import Part, validate
+from rankdad.common.errors import RunFailedError, SpecError
+from rankdad.common.memory import check_memory
+from rankdad.common.protocol.calls import Reply, packed
+from rankdad.common.protocol.lost import Lost
+from rankdad.common.run.replica import Replica
+from rankdad.common.spec import RunSpec
+from rankdad.common.user_code import Permitted
+from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.calls import Calls, StoppedRunError
+from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.run_reader import FILE
+
+ID = r"[0-9a-f]{16}"
+TICK = 0.25  # seconds between two looks at the clock
+SILENCE = 60.0  # seconds after a run's end in which sites that say nothing are waited for
+_log = logging.getLogger(__name__)
+
+
+class ServerSettings(Part):
+    """Of the server. Relative paths start at the file's folder."""
+
+    directory: str
+    """Folder of the runs' directories: it lasts, and no job's workspace lies in it."""
+    allow_factories: tuple[Permitted, ...] = ()
+    """Model factories whose code somebody here has read and permits to run."""
+    weights: str | None = None
+    """Folder of the pretrained weights that a run's spec may name."""
+    device: Device = CPU
+    """Where the aggregator reduces: cpu, cuda:N, cuda or auto."""
+
+
+def host(
+    document: object,
+    settings: ServerSettings,
+    inbox: SimpleQueue[tuple[str, object]],
+    post: Callable[[str, bytes], None],
+    stops: Callable[[], bool],
+    say: Callable[[str], None],
+) -> str:
+    """See a run through, and return in a sentence how it has ended.
+
+    Args:
+        document: what the job's file says: the run and its identity.
+        settings: of the server.
+        inbox: what nodes say: a node's name, and the bytes that it sent, or a `Lost`.
+        post: hands a reply over to a node.
+        stops: tells whether the engine ends the job.
+        say: told what the engine's log should have.
+
+    Raises:
+        RankdadError: what ends the job, in words that may be shown.
+    """
+    aggregator = _open(document, settings)
+    name, progress = f"{aggregator.spec.name} ({aggregator.run_id})", aggregator.recorder.progress
+    try:
+        calls = Calls(aggregator)
+        say(f"{name}: begins in round {aggregator.barrier.round}; its directory is {aggregator.recorder.directory}")
+        for site in sorted(calls.open):
+            post(site, packed(Reply(number=0)))
+        heard = time.monotonic()
+        while calls.open and not (aggregator.ended and time.monotonic() - heard > SILENCE):
+            if stops():
+                raise StoppedRunError(f"{name}: stopped by the engine", code="stopped")
+            replies: Mapping[str, bytes] = {}
+            with suppress(Empty):
+                site, said = inbox.get(timeout=TICK)
+                heard = time.monotonic()
+                replies = calls.lose(site, said.reason) if isinstance(said, Lost) else calls.take(site, said)
+            for site, reply in {**replies, **calls.tick()}.items():
+                post(site, reply)
+    except BaseException as error:
+        aggregator.interrupt(str(error) if isinstance(error, StoppedRunError) else type(error).__name__)
+        raise
+    finally:
+        aggregator.close()
+    if progress.status != "completed":
+        site, _, reason = progress.reason.partition(": ")
+        raise RunFailedError(site, reason or progress.status, code=progress.code or "run-failed", field=progress.about)
+    return f"{name}: completed, weights {next(iter(progress.weights_sha256.values()), '')}"
+
+
+def _open(document: object, settings: ServerSettings) -> Aggregator:
+    """Return the aggregator of a job's run, where its ledger left it.
+
+    Raises:
+        UserError: the job, or what lies in the run's directory, cannot be used.
+    """
+    number, spec = read_job(document)
+    limit_threads(spec.training.threads)
+    check_memory(spec)
+    directory = Path(settings.directory) / f"{spec.name}-{number}"
+    weights = None if settings.weights is None else Path(settings.weights)
+    replica = Replica(spec, settings.allow_factories, device_here(settings.device), weights)
+    resumes = (directory / FILE).exists()
+    options = LedgerOptions()
+    aggregator = Aggregator(spec, replica, directory, time.perf_counter, ledger=options, run_id=number)
+    if resumes:
+        aggregator.resume()
+    for warning in aggregator.plan.warnings:
+        _log.warning(warning)
+    return aggregator
+
+
+def read_job(document: object) -> tuple[str, RunSpec]:
+    """Return the identity and the run that a job's file holds.
+
+    Raises:
+        SpecError: it was edited, and holds something else.
+    """
+    number = document.get("id") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or set(document) != {"id", "run"}:
+        raise SpecError("the job", "holds other keys than id and run: make it again", code="job-malformed")
+    if not isinstance(number, str) or not re.fullmatch(ID, number):
+        raise SpecError("id", "is no identity of 16 hexadecimal digits: make the job again", code="id-malformed")
+    spec = validate(RunSpec, document["run"], under="run")
+    if spec.federation.regions:
+        said = "an engine's server has no regions below it: expected none"
+        raise SpecError("run.federation.regions", said, code="regions-unsupported")
+    return number, spec
