@@ -7,10 +7,11 @@ import socket
 import struct
 from time import perf_counter
 
-import httpx
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
+
+from rankdad.local.drivers.http_library import httpx
 
 LENGTH = struct.Struct("<I")
 

@@ -12,18 +12,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from benchmarks.step import bare_clients, bare_run
-from rankdad.common import __version__
 from rankdad.common.protocol.service import Reply, Submission
+from rankdad.common.protocol.versions import OUR_VERSION
+from rankdad.local.drivers.http_library import httpx
 
 MOST_OFFERS, MOST_HEALTHZ = 5.0, 50.0  # milliseconds that are promised
 POLLS = 40  # of every site, between which memory is read
@@ -116,14 +118,14 @@ def _until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 def _submitted(client: httpx.Client, url: str, spec: dict[str, Any]) -> tuple[str, str]:
     """Submit a run; return its name and number."""
     id_ = secrets.token_hex(8)
-    content = Submission(id=id_, version=__version__, spec=spec).model_dump_json()
+    content = Submission(id=id_, **OUR_VERSION, spec=spec).model_dump_json()
     return client.post(f"{url}/runs", content=content).raise_for_status().json()["run"], id_
 
 
 def _polled(url: str, sites: list[str], runs: int, memory: Callable[[], float]) -> tuple[float, float]:
     """Return milliseconds of an agent's answer, and by how much memory grows."""
     spec = bare_run(len(sites), 4000).model_dump(mode="json")
-    poll, times, used = json.dumps({"version": __version__, "known": ""}), list[float](), list[float]()
+    poll, times, used = json.dumps({**OUR_VERSION, "known": ""}), list[float](), list[float]()
     with httpx.Client(trust_env=False, timeout=60) as client:
         for _ in range(runs):
             _submitted(client, url, spec)
@@ -138,7 +140,7 @@ def _polled(url: str, sites: list[str], runs: int, memory: Callable[[], float]) 
 
 def _beside_rounds(url: str, folder: Path, sites: list[str], seconds: float) -> tuple[list[float], int]:
     """Return milliseconds of `/healthz` while sites train, reports are made and the lock is held; and the rounds."""
-    over, times = threading.Event(), list[float]()
+    over = threading.Event()
     with httpx.Client(trust_env=False, timeout=60) as client:
         ended = _ended_run(client, url, sites[:1])
         spec = bare_run(len(sites), 40_000)
@@ -150,12 +152,10 @@ def _beside_rounds(url: str, folder: Path, sites: list[str], seconds: float) -> 
         for thread in threads:
             thread.start()
         _until(lambda: client.get(f"{url}/runs/{run}").json()["step"] > 0)
-        first, end = client.get(f"{url}/runs/{run}").json()["step"], time.monotonic() + seconds
-        while time.monotonic() < end:
-            began = time.perf_counter()
-            client.get(f"{url}/healthz").raise_for_status()
-            times.append(1e3 * (time.perf_counter() - began))
-            time.sleep(0.02)
+        first = client.get(f"{url}/runs/{run}").json()["step"]
+        # in a process of its own: beside the clients' threads, it is their interpreter that would be measured
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            times = process.submit(_healthz, url, seconds).result()
         rounds = client.get(f"{url}/runs/{run}").json()["step"] - first
         over.set()
         for thread in threads:
@@ -163,6 +163,17 @@ def _beside_rounds(url: str, folder: Path, sites: list[str], seconds: float) -> 
         client.post(f"{url}/runs/{run}/cancel")
         done()
     return times, rounds
+
+
+def _healthz(url: str, seconds: float) -> list[float]:
+    times, end = list[float](), time.monotonic() + seconds
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            client.get(f"{url}/healthz").raise_for_status()
+            times.append(1e3 * (time.perf_counter() - began))
+            time.sleep(0.02)
+    return times
 
 
 def _agree(client: httpx.Client, url: str, run: str, id_: str, sites: list[str]) -> None:

@@ -29,6 +29,7 @@ from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.common.protocol.messages import Ask, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.rounds.hello import Hello
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
@@ -261,7 +262,7 @@ def _take_steps(address: str, plan: Plan, index: int, rounds: Iterable[int]) -> 
 
     def steps_alone() -> Generator[Message | Ask, Message | None, list[float]]:
         hello = Hello(
-            version=plan.version,
+            **OUR_VERSION,
             spec_sha256=plan.spec_sha256,
             plan_sha256=plan.sha256(),
             weights_sha256=plan.weights_sha256,

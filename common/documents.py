@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args, get_origin
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, to_json
 
@@ -74,6 +75,29 @@ def _strings_below(part: type) -> dict[str, str]:
 
 
 P = TypeVar("P", bound=BaseModel)
+
+
+def without_defaults(part: BaseModel) -> dict[str, Any]:
+    """Return a part as JSON without fields that have their defaults, which versions before these fields can read."""
+    brief = _with_tags(part, part.model_dump(mode="json", exclude_defaults=True))
+    assert isinstance(brief, dict)
+    return brief
+
+
+def _with_tags(value: object, brief: Any) -> Any:
+    """Put back what tells which model a part is of: a field with one possible value."""
+    if isinstance(value, BaseModel) and isinstance(brief, dict):
+        tags = {name: getattr(value, name) for name, field in type(value).model_fields.items() if _is_tag(field)}
+        return tags | {name: _with_tags(getattr(value, name), own) for name, own in brief.items()}
+    if isinstance(value, Mapping) and isinstance(brief, dict):
+        return {name: _with_tags(own, brief[str(name)]) for name, own in value.items()}
+    if isinstance(value, tuple | list) and isinstance(brief, list):
+        return [_with_tags(*pair) for pair in zip(value, brief, strict=True)]
+    return brief
+
+
+def _is_tag(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def validate(model: type[P], document: object, *, file: str | Path | None = None, under: str = "") -> P:

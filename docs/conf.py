@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,13 +12,17 @@ from sphinx.application import Sphinx
 
 import rankdad
 from rankdad.common import __version__
+from rankdad.common.spec import RunSpec
 
 HERE = Path(__file__).parent
 
 project, author, release = "rankdad", "the authors of rankdad", __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+EXTRA = HERE / "generated" / "extra"  # files that the site has beside its pages
+EXTRA.mkdir(parents=True, exist_ok=True)
+html_extra_path = ["generated/extra"]
 html_theme, html_title = "furo", f"rankdad {release}"
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "generated/extra"]
 suppress_warnings = ["myst.header"]  # pages that are made begin below the first level
 myst_heading_anchors = 4
 autodoc_typehints, autodoc_member_order = "description", "bysource"
@@ -57,11 +62,13 @@ def api() -> str:
 
 
 def write_pages(_: Sphinx) -> None:
-    """Write the pages that are made from the code."""
+    """Write the pages that are made from the code, and the schema of a run."""
     folder = HERE / "generated"
     folder.mkdir(exist_ok=True)
     for name, page in (("commands", commands()), ("errors", errors()), ("python", api())):
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    schema = json.dumps(RunSpec.model_json_schema(), indent=2)
+    (EXTRA / "spec.schema.json").write_text(schema, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:

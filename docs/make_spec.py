@@ -1,4 +1,4 @@
-"""Prints docs/spec.md from the schema of a run: `python docs/make_spec.py > docs/spec.md`."""
+"""Prints the page of the spec from its schema: `python docs/make_spec.py > docs/reference/spec.md`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from rankdad.simulations.spec import SimulationSpec
 HEAD = """# The spec
 
 A run is one JSON object, the same at the aggregator and at every site, and hashed: sites refuse another. This page is
-made from its schema, which `rankdad schema` prints. A field without a default has to be there; one that is not known is
-refused by name. [studies.md](studies.md) says what to choose, [mathematics.md](mathematics.md) what methods do.
+made from its [JSON Schema](https://json-schema.org), which `rankdad schema` prints and this site has as
+`spec.schema.json`: an editor that reads it completes and checks a spec. A field without a default is required; an
+unknown one is refused by name. [A study](../how-to/study.md) says what to choose,
+[the method](../explanation/method.md) what methods do.
 
 A file for `rankdad simulate` is `{"run": SPEC, "simulation": …}`, such as
-[digits.json](../simulations/specs/digits.json), with [its second part](#simulation). [A site's own file](#sitejson) is
-neither hashed nor sent.
+[digits.json](../../simulations/specs/digits.json), with [its second part](#simulation). [A site's own file](#sitejson)
+is neither hashed nor sent.
 """
 OTHERS: dict[str, tuple[type[BaseModel], str]] = {
     "SITE.json": (SiteConfig, "What `rankdad site`, `rankdad check` and `rankdad resolve` take."),
     "policy.json": (
         Policy,
-        "What `policy` of a site's file names. [operation.md](operation.md) says what each line lets out.",
+        "What `policy` of a site's file names. [The policy](policy.md) says what each field holds back.",
     ),
     "simulation": (SimulationSpec, "The second part of a file for `rankdad simulate`."),
 }
@@ -36,20 +38,89 @@ Schema = dict[str, Any]
 
 def page() -> str:
     """Return the page."""
-    lines = [HEAD, *fields_of(RunSpec)]
+    seen: set[str] = set()
+    lines = [HEAD, *fields_of(RunSpec, seen)]
     for name, (model, use) in OTHERS.items():
-        lines += ["", f"## {name}", "", use, "", *fields_of(model)]
+        lines += ["", f"## {name}", "", use, "", *fields_of(model, seen)]
+        seen.add(model.__name__)
     return "\n".join(lines) + "\n"
 
 
-def fields_of(model: type[BaseModel]) -> list[str]:
-    """Return the lines of an object's fields, and of the objects in them."""
+def fields_of(model: type[BaseModel], seen: set[str]) -> list[str]:
+    """Return the lines of an object's fields, and of the objects in them that no other section has."""
     schema = model.model_json_schema()
-    defs, seen, lines = schema.get("$defs", {}), set[str](), table(schema)
+    lines = table(schema["properties"], schema)
+    return lines + list(sections("", schema, schema.get("$defs", {}), seen, "##" if model is RunSpec else "###"))
+
+
+def sections(path: str, schema: Schema, defs: Schema, seen: set[str], level: str) -> Iterator[str]:
+    """Yield the lines of the objects that an object's fields may hold; what several of one field share comes once."""
     for name, field in schema["properties"].items():
-        for part in parts(field):
-            lines += section(name, part, defs, seen, "##" if model is RunSpec else "###")
-    return lines
+        one = f"{path}.{name}" if path else name
+        members = [part for part in dict.fromkeys(parts(field)) if part not in seen and "properties" in defs[part]]
+        seen.update(members)
+        shared = shared_fields([defs[part] for part in members])
+        if shared:
+            yield from ("", f"{level} `{one}`: fields of several", "")
+            titles = {short(defs[part]): defs[part] for part in members}
+            yield from ("| field | value | default | of | what it says |", "|---|---|---|---|---|")
+            for key, inner in shared.items():
+                has = [tag for tag, member in titles.items() if row(key, member) == row(key, inner)]
+                of = "all" if len(has) == len(titles) else ", ".join(has)
+                left, said = row(key, inner)
+                yield f"| {left} | {of} | {said} |"
+        for part in members:
+            own = {key: f for key, f in defs[part]["properties"].items() if not is_shared(key, defs[part], shared)}
+            tag = title(defs[part])
+            yield from ("", f"{level} `{one}`{', ' * bool(tag)}{tag}", "", text(defs[part]))
+            if rows := table(own, defs[part]):
+                yield from ("", *rows)
+        for part in members:
+            yield from sections(one, defs[part], defs, seen, "###")
+
+
+def title(schema: Schema) -> str:
+    """Return what an object is recognised by: its fields of one value."""
+    tags = {key: json.dumps(field["const"]) for key, field in schema["properties"].items() if "const" in field}
+    return ", ".join(f'`"{key}": {value}`' for key, value in tags.items())
+
+
+def short(schema: Schema) -> str:
+    """Return what an object is called beside others of its field."""
+    values = [field["const"] for key, field in schema["properties"].items() if "const" in field and key != "direction"]
+    return f"`{values[0]}`" if values else "the other"
+
+
+def shared_fields(members: list[Schema]) -> Schema:
+    """Return the objects that have the fields which several of them describe in the same words, by field."""
+    found: Schema = {}
+    for member in members:
+        for key, field in member["properties"].items():
+            alike = [one for one in members if key in one["properties"] and row(key, one) == row(key, member)]
+            if "const" not in field and key not in found and len(alike) > 1:
+                found[key] = member
+    return found
+
+
+def is_shared(key: str, schema: Schema, shared: Schema) -> bool:
+    """Return whether the table of what several objects share has this one's field."""
+    return key in shared and row(key, schema) == row(key, shared[key])
+
+
+def row(key: str, schema: Schema) -> tuple[str, str] | None:
+    """Return a field's name, value and default as cells of a table, and its description; None if there is none."""
+    field = schema["properties"].get(key)
+    return field and (f"`{key}` | {kind(field)} | {default(key, field, schema)}", text(field))
+
+
+def table(fields: Schema, schema: Schema) -> list[str]:
+    """Return a row for each of an object's fields but those of one value."""
+    rows = [row(key, schema) for key, field in fields.items() if "const" not in field]
+    if not rows:
+        return []
+    return ["| field | value | default | what it says |", "|---|---|---|---|"] + [
+        f"| {' | '.join(one)} |" for one in rows if one
+    ]
 
 
 def parts(field: Schema) -> list[str]:
@@ -59,33 +130,6 @@ def parts(field: Schema) -> list[str]:
     values = [*field.get("patternProperties", {}).values(), *field.get("anyOf", []), *field.get("oneOf", [])]
     values += [field["items"]] if "items" in field else []
     return [name for one in values for name in parts(one)]
-
-
-def section(path: str, part: str, defs: Schema, seen: set[str], level: str) -> Iterator[str]:
-    """Yield the lines of one object, and of the objects in it."""
-    if part in seen or "properties" not in defs[part]:
-        return
-    seen.add(part)
-    schema = defs[part]
-    tags = [
-        f'`"{key}": {json.dumps(field["const"])}`' for key, field in schema["properties"].items() if "const" in field
-    ]
-    yield from ("", f"{level} `{path}`{', ' * bool(tags)}{', '.join(tags)}", "", text(schema), "", *table(schema))
-    for name, field in schema["properties"].items():
-        for inner in parts(field):
-            yield from section(f"{path}.{name}", inner, defs, seen, "###")
-
-
-def table(schema: Schema) -> list[str]:
-    """Return a row for each field."""
-    fields = {name: field for name, field in schema["properties"].items() if "const" not in field}
-    if not fields:
-        return []
-    rows = [
-        f"| `{name}` | {kind(field)} | {default(name, field, schema)} | {text(field)} |"
-        for name, field in fields.items()
-    ]
-    return ["| field | value | default | what it says |", "|---|---|---|---|", *rows]
 
 
 def kind(field: Schema) -> str:

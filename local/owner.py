@@ -49,7 +49,7 @@ def submit(
 
     spec = RunSpec.read(file, set_ or [])
     with _service(to, token_file, ca) as client:
-        run = client.submit(secrets.token_hex(8), spec.model_dump(mode="json"))
+        run = client.submit(secrets.token_hex(8), spec.document())
     typer.echo(f"{run.run}: {_state(run)}")
 
 
@@ -71,7 +71,7 @@ def ask(
 
     spec, end = RunSpec.read(file, set_ or []), time.monotonic() + wait
     with _service(to, token_file, ca) as client:
-        asked = client.ask(secrets.token_hex(8), spec.model_dump(mode="json"))
+        asked = client.ask(secrets.token_hex(8), spec.document())
         while len(asked.stances) < len(asked.sites) and (left := end - time.monotonic()) > 0:
             time.sleep(min(ANSWERED, left))
             asked = client.asked(asked.id)

@@ -100,5 +100,5 @@ def _explained(
         "pretrained: no study begins with weights of another's making, which can be made to read single people.",
         "All this is guessed by names and values of columns: read the list before you sign it.",
         "What a study asks for beyond this is refused before any data are read. All other lines are the usual limits: "
-        "docs/operation.md says of each what it holds back.",
+        "docs/reference/policy.md says of each what it holds back.",
     ]

@@ -24,6 +24,7 @@ from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.protocol.versions import check_versions
 from rankdad.common.refusals import refuse_together
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -230,14 +231,19 @@ def amounts(data: SiteData) -> str:
 
 def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
     """Return the aggregator's spec, if the site can take part in it."""
-    if offered.get("version") != __version__:
+    check_versions(config.aggregator, offered, "this site")
+    try:
+        spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
+    except SpecError as error:
+        if (other := offered["version"]) == __version__:
+            raise
         raise UserError(
-            f"{config.aggregator} runs rankdad {visible(str(offered.get('version')), 63)}, this site {__version__}: "
-            "install the same",
-            code="version-differs",
-            field="version",
-        )
-    return _own(config, validate(RunSpec, offered.get("run"), file=config.aggregator), config.aggregator)
+            f"{error}; {config.aggregator} is rankdad {other}, this site {__version__}: what is new in a spec needs "
+            "the newer version at all sites",
+            code="spec-of-other-version",
+            field=error.field,
+        ) from None
+    return _own(config, spec, config.aggregator)
 
 
 def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:

@@ -24,6 +24,7 @@ from rankdad.remote.tries import HalfwayError, PausedError
 from rankdad.remote.web import HttpConnection
 
 NOTHING = b""  # in place of an update: of this site nothing is in
+AT_ONCE = 8  # requests that are answered before the loop looks at others
 QUIET = 60.0  # seconds in which the traceback of one place is not logged again
 
 _log = logging.getLogger(__name__)
@@ -219,10 +220,15 @@ class Host:
             self._note_presence(held)
             if held.site in answers:
                 _answer(held.answer, answers[held.site])
-        for site, body in answers.items():
-            for one in self._held.get(site, ()):
-                if one.round == complete or self.aggregator.barrier.failed:  # not those of rounds before
-                    _answer(one.answer, body)
+        failed = self.aggregator.barrier.failed
+        _hand_out(
+            [
+                (one.answer, body)
+                for site, body in answers.items()
+                for one in self._held.get(site, ())
+                if one.round == complete or failed  # not those of rounds before
+            ]
+        )
         self.after()
         self._look_whether_ended()
 
@@ -357,6 +363,14 @@ class Host:
 
 def _refusal_of(paused: PausedError) -> ProtocolError:
     return ProtocolError(500, paused.public_message, code=paused.code)
+
+
+def _hand_out(answers: list[tuple[asyncio.Future[bytes | None], bytes]]) -> None:
+    """Answer requests, a few at a time: in between, the loop takes what others have asked meanwhile."""
+    for waiting, body in answers[:AT_ONCE]:
+        _answer(waiting, body)
+    if rest := answers[AT_ONCE:]:
+        asyncio.get_running_loop().call_soon(_hand_out, rest)
 
 
 def _answer(waiting: asyncio.Future[bytes | None], body: bytes | None) -> None:

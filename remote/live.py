@@ -54,7 +54,6 @@ class Live:
             self._aggregator.spec,
             history.layers,
             self._lines(),
-            version=self._aggregator.plan.version,
             id_=self._aggregator.run_id,
             ends=round(time.time() + figures.seconds_left) if figures.steps and running else None,
             waiting={

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.tasks import LOWER_IS_BETTER, shown
 from rankdad.page.tail import Line
 from rankdad.remote.results.run_summary import RunFigures
 
@@ -20,7 +20,6 @@ def page_document(
     layers: Sequence[str],
     lines: list[Line],
     *,
-    version: str,
     id_: str = "",
     ends: float | None = None,
     waiting: Mapping[str, Any] = NOBODY,
@@ -36,7 +35,6 @@ def page_document(
         spec: of the run.
         layers: whose ranks are in the curves.
         lines: the last ones of the log.
-        version: of the sites.
         id_: of the run.
         ends: seconds since 1970 at which it will be over.
         waiting: whom the present round waits for.
@@ -56,6 +54,7 @@ def page_document(
             "layers": list(layers),
             "metric": str(monitor),
             "metric_name": shown(monitor),
+            "lower_is_better": monitor in LOWER_IS_BETTER,
             "id": id_,
         },
         "stand": {
@@ -84,15 +83,13 @@ def page_document(
             "ratio": round(p.times_fewer_bytes_than_dense or 0.0, 2),
         },
         "times": dict(times or {}),
-        "sites": [_site(p, site, version, (states or {}).get(site), (refused or {}).get(site)) for site in p.sites],
+        "sites": [_site(p, site, (states or {}).get(site), (refused or {}).get(site)) for site in p.sites],
         "seen": dict(seen or {}),
         "log": lines,
     }
 
 
-def _site(
-    p: RunFigures, site: str, version: str, state: tuple[str, str] | None, refused: tuple[int, str] | None
-) -> dict[str, Any]:
+def _site(p: RunFigures, site: str, state: tuple[str, str] | None, refused: tuple[int, str] | None) -> dict[str, Any]:
     """Return a site's row."""
     kind, words = state or ("", p.status)
     count, refusal = refused or (0, "")
@@ -103,7 +100,7 @@ def _site(
         "kind": kind,
         "state": words,
         "rows": p.rows.get(site),
-        "version": version if site in p.rows else "",
+        "version": p.site_versions.get(site, ""),
         "left_out": p.left_out.get(site, 0),
         "refused": count,
         "refusal": refusal,

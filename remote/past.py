@@ -38,4 +38,4 @@ def past(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tup
     retold(history, partial(rows_in, directory), layers)
     if summary.status == "running":
         summary = summary.model_copy(update={"status": state, "reason": reason})
-    return page_document(summary, spec, layers, list(lines), version=summary.versions.get("rankdad", "")), history
+    return page_document(summary, spec, layers, list(lines)), history

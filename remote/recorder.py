@@ -174,10 +174,9 @@ class Recorder:
         progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
         if update.exact:
             progress.steps = progress.batches = progress.epochs = 0
-        progress.rows = {
-            child: sum(sum(own[0]) for own in introduced([child], [message]).samples.values())
-            for child, message in self.sent(ready)
-        }
+        hellos = {child: introduced([child], [message]) for child, message in self.sent(ready)}
+        progress.rows = {child: sum(sum(own[0]) for own in hello.samples.values()) for child, hello in hellos.items()}
+        progress.site_versions = {child: hello.version for child, hello in hellos.items()}
         self._note_sites(introduced(self._sites, ready.messages), update.equal)
         progress.solver = how_solved(self._spec, update.exact, progress.warnings)
         progress.method = "exact" if update.exact else self._spec.method.name

@@ -13,6 +13,7 @@ class RunAnswer(BaseModel):
     """What the run is: its spec, and what a site compares before it reads any data."""
 
     version: str
+    wire: int
     aggregator: str
     run: dict[str, Any]
     plan_sha256: str
@@ -27,8 +28,9 @@ class RunAnswer(BaseModel):
         plan, status = aggregator.plan, aggregator.status
         return cls(
             version=plan.version,
+            wire=plan.protocol,
             aggregator=aggregator.node.name,
-            run=aggregator.spec.model_dump(mode="json"),
+            run=aggregator.spec.document(),
             plan_sha256=plan.sha256(),
             id=aggregator.run_id,
             resumes=aggregator.persistence.keeps,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import make_folder, sync_path
+from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
@@ -62,7 +63,11 @@ class RunFile(RunReader):
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # gradients, or with dad the data themselves
             self._inode = _inode(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._prepare(plan_sha256 or "", run_id, sync=sync)
+            self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
+            is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or a crash has left it without tables
+            if not is_new:
+                self._check_beginning(plan_sha256)  # before anything is written
+            self._prepare(plan_sha256 or "", run_id, is_new=is_new, sync=sync)
             self._check_beginning(plan_sha256)
             self._check_structure()
             self._version = self._number("PRAGMA data_version", 0)
@@ -76,15 +81,11 @@ class RunFile(RunReader):
             self.close()
             raise
 
-    def _prepare(self, plan_sha256: str, run_id: str, *, sync: bool) -> None:
+    def _prepare(self, plan_sha256: str, run_id: str, *, is_new: bool, sync: bool) -> None:
         """Set up the connection, and make the tables of a new file."""
         try:
-            is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or a crash has left it without tables
-            if (
-                is_new and self.keeps and self.path.with_name(SPEC).exists()
-            ):  # which is written once the tables are there
+            if is_new and self.keeps and self.path.with_name(SPEC).exists():  # which is written after the tables
                 raise DamageError(self.path, f"has lost all rounds of its run; {LEFT}")
-            self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
             if is_new:
                 self._db.executescript(f"PRAGMA page_size = {PAGE}; PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             mode = "FULL" if sync else "OFF"
@@ -97,7 +98,8 @@ class RunFile(RunReader):
                 with self._writing():
                     for statement in TABLES:
                         self._db.execute(statement)
-                    for name, value in (("format", FORMAT), ("plan", plan_sha256), ("run", run_id)):
+                    facts = {"format": FORMAT, "wire": str(WIRE), "plan": plan_sha256, "run": run_id}
+                    for name, value in facts.items():
                         self._set(name, value)
                 if sync:
                     sync_path(self.path.parent)

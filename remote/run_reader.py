@@ -3,7 +3,7 @@
 A round is one transaction. A crash, or a power failure, leaves all of it or nothing. Every row has a digest of its own,
 and an update says how many rows of other tables there are with it: none is missing unnoticed.
 
-    facts          the format, the plan's digest, the run's number, the columns of tables; how the run has ended
+    facts          the format, the wire, the plan's digest, the run's number, the columns of tables; how it has ended
     contributions  what sites have sent, in the order in which it came, and resets; until a later checkpoint
     updates        the answer of each round
     cells          rows of steps.csv, metrics.csv and spectra.csv, by round
@@ -19,6 +19,7 @@ from typing import Any
 
 from rankdad.common.documents import parse_json
 from rankdad.common.errors import UserError
+from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 
 FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory: the latter where rows alone are kept
@@ -93,6 +94,9 @@ class RunReader:
         if format_ != FORMAT:
             code = "ledger-of-earlier-version"
             problem = f"has format {format_}, this rankdad writes {FORMAT}: finish the run with the one that began it"
+        elif plan_sha256 and (wire := self._whole_number("wire")) != WIRE:
+            code = "ledger-of-earlier-version"
+            problem = f"is of wire {wire}, this rankdad has wire {WIRE}: finish the run with the one that began it"
         elif plan_sha256 not in (None, plan):
             code = "ledger-of-another-run"
             problem = "is of another run, or of another version: go on with that, or elsewhere"

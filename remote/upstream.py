@@ -16,10 +16,10 @@ from threading import Event, Thread
 from time import perf_counter
 from urllib.parse import urlsplit
 
-from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError, UnreachableError, UserError, visible
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.protocol.versions import check_versions
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.federation import Federation
@@ -134,14 +134,14 @@ class Upstream:
                 offered = client.run()
             except RefusedError as error:
                 raise UserError(f"--upstream: {error}", code=error.code, field="--upstream") from None
-        for field, own in (("version", __version__), ("plan_sha256", self._plan.sha256())):
-            if (got := offered.get(field)) != own:
-                problem = f"{field} is {visible(str(got), 64)}, here {own}"
-                raise UserError(
-                    f"--upstream: {address} has another run than this file: its {problem}",
-                    code="run-differs",
-                    field="--upstream",
-                )
+        check_versions(address, offered, name)
+        if (got := offered.get("plan_sha256")) != (own := self._plan.sha256()):
+            raise UserError(
+                f"--upstream: {address} has another run than this file: its plan_sha256 is {visible(str(got), 64)}, "
+                f"here {own}",
+                code="run-differs",
+                field="--upstream",
+            )
         above = self._spec.federation.nodes[name].above
         if (got := offered.get("aggregator")) != above:
             raise UserError(

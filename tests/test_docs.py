@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from rankdad.common.policy import Policy
 from tests import words
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "generated"} & {*page.parts}),
+]
+NO_REFUSALS = {"cannot-read", "cannot-write", "local-steps", "log-there-already"}  # codes and names beside those
 
 
 def anchors(page: Path) -> set[str]:
@@ -31,33 +38,49 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
 
 
+def test_the_page_of_the_policy_has_every_field_and_its_default() -> None:
+    page = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
+    fields = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", page, re.MULTILINE))
+    assert {field: json.loads(default) for field, default in fields.items()} == Policy().model_dump(mode="json")
+
+
+def test_the_page_of_the_policy_has_every_refusal() -> None:
+    page = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
+    table = page[page.index("## Refusals") : page.index("## Counted numbers")]
+    judging = ("common/policy_checks.py", "common/refusals.py", "local/admission.py", "local/sums.py")
+    keeping = ("cells", "dealing", "log", "log_file", "run_log", "told")
+    sources = [ROOT / name for name in (*judging, *(f"local/privacy/{name}.py" for name in keeping))]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (*sources, ROOT / "common/privacy/heads.py"))
+    raised = set(re.findall(r'(?:code(?:: str)? ?= ?|return |^ +|", )"([a-z]+(?:-[a-z]+)+)"', code, re.MULTILINE))
+    assert raised - NO_REFUSALS - set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", table)) == set()
+
+
 def test_the_threat_model_is_linked_and_names_every_limit_of_a_policy() -> None:
-    operation, model = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("operation.md", "security.md"))
-    policy = operation[operation.index("the policy\n") :]
-    fields = re.findall(r"^\| `(\w+)` \|", policy, re.MULTILINE)
-    assert "min_rows" in fields
-    assert [field for field in fields if f"`{field}`" not in model] == []
-    assert "(docs/security.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "(security.md)" in operation
+    model = (ROOT / "docs/explanation/threat-model.md").read_text(encoding="utf-8")
+    assert [field for field in Policy.model_fields if f"`{field}`" not in model] == []
+    for page in ("README.md", "SECURITY.md"):
+        assert "(docs/explanation/threat-model.md)" in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_the_page_of_the_spec_is_what_its_schema_says() -> None:
     done = subprocess.run([sys.executable, "docs/make_spec.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert (ROOT / "docs" / "spec.md").read_text(encoding="utf-8") == done.stdout, (
-        "python docs/make_spec.py > docs/spec.md"
+    assert (ROOT / "docs" / "reference" / "spec.md").read_text(encoding="utf-8") == done.stdout, (
+        "python docs/make_spec.py > docs/reference/spec.md"
     )
 
 
 def test_the_script_for_slurm_is_one_that_bash_reads() -> None:
-    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (DOCS / "how-to" / "clusters.md").read_text(), re.DOTALL)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_every_page_is_reached_from_the_index_and_the_front_door_is_short() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert [
-        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md" and f"({page.name})" not in index
+        link
+        for page in PAGES[1:]
+        if f"({(link := str(page.relative_to(ROOT / 'docs')))})" not in index and link != "index.md"
     ] == []
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 
@@ -72,7 +95,7 @@ def test_the_table_of_dependencies_has_all_of_them_in_the_versions_of_the_tests(
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *(one for name, extra in extras.items() if name != "dev" for one in extra)]
     names = [re.match(r"[\w.-]+", one)[0] for one in asked]  # type: ignore[index]
-    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "dependencies.md").read_text(encoding="utf-8")
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     known = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)] == []

@@ -599,7 +599,7 @@ def test_progress_is_shown_to_a_terminal_alone(
     assert "completed" in shown.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_processes_of_their_own_give_the_same_weights_and_the_same_sentences(
     run: rankdad.Run, frame: pd.DataFrame, tmp_path: Path
@@ -621,7 +621,7 @@ def test_the_notebook_runs_from_beginning_to_end() -> None:
     import nbclient
     import nbformat
 
-    path = ROOT / "docs" / "library.ipynb"
+    path = ROOT / "docs" / "tutorials" / "library.ipynb"
     notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     nbformat.validate(notebook)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()

@@ -76,7 +76,7 @@ class _Linear(torch.autograd.Function):
 def _weight_gradient(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool) -> Tensor:
     listener = _listeners.get(weight.data_ptr())
     if listener is not None:
-        listener(delta, activation)
+        listener(delta.clone(), activation.clone())  # a compiled graph writes into its buffers again
         return torch.zeros_like(weight)
     gradient = activation.T @ delta if transposed else delta.T @ activation
     return gradient.to(weight.dtype)

@@ -21,6 +21,7 @@ from rankdad.common.metrics.tally_codec import tally_bytes
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.arrays import BufferSlot
 from rankdad.common.protocol.routing import choose_routes
+from rankdad.common.protocol.versions import WIRE
 from rankdad.common.rounds.scores import scores_shape
 from rankdad.common.run.replica import saved_buffers, weights_sha256
 from rankdad.common.spec import RunSpec
@@ -40,7 +41,8 @@ class Plan:
     """What all agree on: compared by digest in the hello round.
 
     Args:
-        version: of rankdad.
+        version: of rankdad; not in the digest, as versions of one wire make the same plan.
+        protocol: number of the wire, see `common.protocol.versions`.
         torch: version of torch's numerics.
         spec_sha256: digest of the spec.
         weights_sha256: digest of the initial weights.
@@ -63,6 +65,7 @@ class Plan:
     """
 
     version: str
+    protocol: int
     torch: str
     spec_sha256: str
     weights_sha256: str
@@ -128,8 +131,9 @@ class Plan:
         return {**asdict(self), "task": self.task.model_dump(mode="json")}
 
     def sha256(self) -> str:
-        """Return the digest of the plan's JSON form."""
-        return hashlib.sha256(json.dumps(self._plain(), sort_keys=True).encode()).hexdigest()
+        """Return the digest of the plan's JSON form, without the version."""
+        agreed = {name: value for name, value in self._plain().items() if name != "version"}
+        return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
 
 
 def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
@@ -145,6 +149,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
     preparing = Preparing(spec)
     return Plan(
         version=__version__,
+        protocol=WIRE,
         torch=torch.__version__.split("+")[0],
         spec_sha256=spec.sha256(),
         weights_sha256=weights_sha256(model.state_dict()),

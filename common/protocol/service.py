@@ -39,13 +39,23 @@ OPEN = (State.WAITING, State.QUEUED, State.RUNNING)
 Answer = Literal["asked", "accepted", "refused", "finished"]
 
 
-class Poll(Part):
+class FromVersion(Part):
+    """A document that says which version and wire have written it, as `OUR_VERSION` does."""
+
+    version: Annotated[str, Field(max_length=63)]
+    wire: Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Writer(FromVersion, extra="ignore"):
+    """Who has written it, read before the rest: another version may have other fields."""
+
+
+class Poll(FromVersion):
     """An agent asks what there is for its site.
 
     `known` is the digest of what it was told last: the service answers when that has changed, or after a while.
     """
 
-    version: Annotated[str, Field(max_length=63)]
     known: Annotated[str, Field(max_length=64)] = ""
 
 
@@ -66,13 +76,12 @@ class Offers(Part):
     questions: Annotated[tuple[RunId, ...], Field(max_length=MAX_LISTED)] = ()
 
 
-class Offer(Part):
+class Offer(FromVersion):
     """One of them, with its spec."""
 
     run: RunName
     id: RunId
     owner: Annotated[str, Field(max_length=63)]
-    version: Annotated[str, Field(max_length=63)]
     spec: dict[str, Any]
 
 
@@ -84,11 +93,10 @@ class Reply(Part):
     reason: Reason = ""
 
 
-class Submission(Part):
+class Submission(FromVersion):
     """A run that an owner submits. `id` is drawn by the owner: sent twice, it is one run."""
 
     id: RunId
-    version: Annotated[str, Field(max_length=63)]
     spec: dict[str, Any]
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
-from rankdad.common import __version__, user_code
-from rankdad.common.errors import ProtocolError, RunFailedError
+from rankdad.common import user_code
+from rankdad.common.errors import ProtocolError, RunFailedError, UserError
 from rankdad.common.privacy import heads
 from rankdad.common.privacy.heads import Heads
 from rankdad.common.protocol.arrays import pack_counts, unpack_counts
 from rankdad.common.protocol.messages import Body, Control, Count, DataWarning, Digest, Kind, Message, Name, packed
+from rankdad.common.protocol.versions import OUR_VERSION, WIRE, check_versions
 from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.run.batches import MAX_STEPS, idle
@@ -33,7 +34,6 @@ ROSTER = packed(pack_counts, lambda data, plan, _: unpack_counts(data, plan.fold
 FUNCTIONS = packed(user_code.pack, lambda data, *_: user_code.unpack(data))
 HEADS = packed(heads.pack, lambda data, *_: heads.unpack(data))
 SAME = {
-    "version": "its version of rankdad differs",
     "spec_sha256": "its spec differs",
     "weights_sha256": "its initial weights differ (another version of torch, or another model factory)",
     "plan_sha256": "its plan differs (another version of torch, or of the model)",
@@ -45,7 +45,25 @@ def _numbers(data: bytes, most: int) -> tuple[int, ...]:
     return unpack_counts(data, 1, min(len(data) // 4, most))[0]
 
 
-class Hello(Control):
+class Introduction(Control):
+    """What a site and a region say first: who they are, and what must be equal everywhere."""
+
+    version: Name
+    wire: Count
+    spec_sha256: Digest
+    plan_sha256: Digest
+    weights_sha256: Digest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fits(cls, said: Any, info: ValidationInfo) -> Any:
+        """Refuse another wire before the other fields are looked at, which need not be ours."""
+        if info.context is not None and isinstance(said, dict) and said.get("wire") != WIRE:
+            _check_version("the sender", said)
+        return said
+
+
+class Hello(Introduction):
     """A site introduces itself: what must be equal everywhere, and how many samples it has.
 
     `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
@@ -55,10 +73,6 @@ class Hello(Control):
     packages the functions of the users' own are.
     """
 
-    version: Name
-    spec_sha256: Digest
-    plan_sha256: Digest
-    weights_sha256: Digest
     samples: Annotated[Counts, *SAMPLES]
     dropped: Count
     warnings: Annotated[list[DataWarning], Field(max_length=10)]
@@ -68,16 +82,12 @@ class Hello(Control):
     functions: Annotated[Functions, *FUNCTIONS] = ()
 
 
-class RegionHello(Control):
+class RegionHello(Introduction):
     """A region introduces its sites: what must be equal everywhere, and the samples of each, as in `Hello`.
 
     `dropped` rows are by site, `warnings` are the sites by what is odd about their data. `retain` holds for all sites.
     """
 
-    version: Name
-    spec_sha256: Digest
-    plan_sha256: Digest
-    weights_sha256: Digest
     samples: dict[Name, Annotated[Counts, *SAMPLES]]
     dropped: dict[Name, Count]
     warnings: dict[DataWarning, list[Name]]
@@ -111,7 +121,7 @@ class HelloRound(Round):
         """Return what a site says of itself."""
         plan, data = site.plan, site.data
         return Hello(
-            version=__version__,
+            **OUR_VERSION,
             spec_sha256=plan.spec_sha256,
             plan_sha256=plan.sha256(),
             weights_sha256=plan.weights_sha256,
@@ -128,7 +138,7 @@ class HelloRound(Round):
         """Check that a site has this run, samples to train on, and the aggregator's model."""
         hello = message.body
         if isinstance(hello, Hello):
-            _check_hello(checks, hello, {site: hello.samples}, [hello.functions])
+            _check_hello(checks, site, hello, {site: hello.samples}, [hello.functions])
             _check_alike(checks, hello.alike)
             return
         assert isinstance(hello, RegionHello)
@@ -144,7 +154,7 @@ class HelloRound(Round):
                     code="site-unknown",
                     field=f"d.{field}",
                 )
-        _check_hello(checks, hello, hello.samples, [hello.functions.get(own, ()) for own in hello.samples])
+        _check_hello(checks, site, hello, hello.samples, [hello.functions.get(own, ()) for own in hello.samples])
         for own in hello.samples:
             _check_alike(checks, hello.alike.get(own, ()))
 
@@ -168,8 +178,8 @@ class HelloRound(Round):
         return Roster(train=train, exact=is_exact(spec, hello.warnings), equal=equal)
 
     def combined(self, here: Collected) -> RegionHello:
-        """Return what all sites say."""
-        return introduced(here.node.children, here.ready.messages)
+        """Return what all sites say, with the region's own version."""
+        return introduced(here.node.children, here.ready.messages).model_copy(update=OUR_VERSION)
 
     def apply(self, run: RunState, update: Message) -> None:
         """Meet the others."""
@@ -234,16 +244,16 @@ def _as_region(child: str, hello: Body) -> RegionHello:
 
 def _check_hello(
     checks: Checks,
+    who: str,
     hello: Hello | RegionHello,
     samples: Mapping[str, Sequence[Sequence[int]]],
     functions: Sequence[Sequence[CodeOrigin]],
 ) -> None:
     plan = checks.plan
-    if hello.version == plan.version:  # and before the weights, of which another model has others
-        for own in functions:
-            _check_functions(checks, own)
-    expected = {"version": plan.version, "plan_sha256": plan.sha256()}
-    expected |= {"spec_sha256": plan.spec_sha256, "weights_sha256": plan.weights_sha256}
+    _check_version(who, dict(hello))
+    for own in functions:  # before the weights, of which another model has others
+        _check_functions(checks, own)
+    expected = {"spec_sha256": plan.spec_sha256, "weights_sha256": plan.weights_sha256, "plan_sha256": plan.sha256()}
     for field, meaning in SAME.items():
         got = getattr(hello, field)
         if got != expected[field]:
@@ -263,6 +273,18 @@ def _check_hello(
                 code="too-many-steps",
                 field="d.samples",
             )
+
+
+def _check_version(who: str, said: Mapping[str, object]) -> None:
+    """Check that a sender of a hello may run with this process.
+
+    Raises:
+        ProtocolError: it is of a version or a wire that may not.
+    """
+    try:
+        check_versions(who, said, "the aggregator")
+    except UserError as error:
+        raise ProtocolError(422, f"d.{error}", code=error.code, field=f"d.{error.field}") from None
 
 
 def _check_functions(checks: Checks, told: Sequence[CodeOrigin]) -> None:

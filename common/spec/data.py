@@ -91,6 +91,13 @@ class TableData(Tabular):
     missing_indicators: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
     """Inputs, or patterns of them, beside which stands one more: 1 where the value is missing and imputed, else 0."""
 
+    @property
+    def levels_by_column(self) -> dict[str, tuple[str, ...]]:
+        """Inputs and label, each with its values; also what has a caption and may be among the inputs."""
+        of_patterns = dict.fromkeys(self.captions, ()) if self.patterns else {}
+        inputs = {column: self.categorical.get(column, ()) for column in self.named}
+        return of_patterns | inputs | super().levels_by_column
+
     def levels(self, column: str) -> int:
         """Return how many levels a categorical column has; 0 of another."""
         listed = self.categorical.get(column, ())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field
 
 from rankdad.common.documents import Part
 from rankdad.common.numbers import NonNegativeInt
@@ -39,10 +39,3 @@ class Recording(Part):
     """Rounds of other packages, by the name of their entry point in the group `rankdad.rounds`. Each is held once,
     after preparation, and what it finds is under `rounds` in the summary. A site takes part if it lists the code under
     `allow_factories`; what that lets out nobody else checks."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = serialise(self)
-        # A digest is as it was before there were any.
-        off = [name for name in ("tensorboard", "mlflow", "rounds") if not document.get(name)]
-        return {name: value for name, value in document.items() if name not in off}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rankdad.common.documents import Part, load_json, replace, validate, words
+from rankdad.common.documents import Part, load_json, replace, validate, without_defaults, words
 from rankdad.common.errors import SpecError
 from rankdad.common.methods.local_steps import LocalSteps
 from rankdad.common.spec.asked import columns_of, files_of
@@ -342,9 +342,13 @@ class RunSpec(Part):
         """Tell whether a word is one of the run's own: a field's path, or what a field holds or is called."""
         return word in words(self.model_dump(mode="json"))
 
+    def document(self) -> dict[str, Any]:
+        """Return the run as JSON without defaults: earlier versions can read it if it uses nothing that is new."""
+        return without_defaults(self)
+
     def sha256(self) -> str:
-        """Return the digest of the canonical JSON form (keys sorted, defaults written out)."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Return the digest of the canonical JSON form: keys sorted, defaults left out, so that versions agree."""
+        canonical = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.spec.patterns import fits
-from rankdad.common.spec.table_schema import Column, Level
+from rankdad.common.spec.table_schema import COLUMN, Column, Level, first_repeated
 
 Encoding = Literal[
     "cp1250",
@@ -32,6 +32,7 @@ Encoding = Literal[
     "big5",
     "euc-kr",
 ]
+Caption = Annotated[str, Field(pattern=COLUMN, max_length=80)]
 COMPARISON = re.compile(r"(>=|<=|>|<)\s*([+-]?[0-9]+(?:\.[0-9]+)?)")
 YEAR = 365.25  # days
 
@@ -91,10 +92,6 @@ def _comparison(text: str) -> str:
 class Tabular(Written):
     """A table with a row per sample."""
 
-    since_the_first: ClassVar[frozenset[str]] = frozenset(  # left out of the hashed form where they say nothing
-        (*Written.model_fields, "positive", "merge", "categorical_other", "dates", "log", "clip", "missing_indicators")
-    )
-
     label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)]
     """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
     values: Annotated[tuple[Level, ...], Field(max_length=1000)] = ()
@@ -108,6 +105,9 @@ class Tabular(Written):
     merge: Annotated[dict[Level, tuple[Level, ...]], Field(max_length=1000)] = Field(default={})
     """Values of the label that are one class, by its name among `values`: {"ill": [1, 2, 3]}. A class without an entry
     is the value of its name."""
+    captions: Annotated[dict[Column, Caption], Field(max_length=10_000)] = Field(default={})
+    """What reports call a column, or one of its values: {"num": "heart disease", "cp = 4": "no chest pain"}. Of two
+    classes the second is called what the label is. Only reports and warnings use captions."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -118,6 +118,37 @@ class Tabular(Written):
     def members(self) -> tuple[tuple[str, ...], ...]:
         """For each class the label's values that mean it."""
         return tuple(self.merge.get(value, (value,)) for value in self.values)
+
+    @property
+    def levels_by_column(self) -> dict[str, tuple[str, ...]]:
+        """Columns that a report may name, each with the values that it may name."""
+        return dict.fromkeys(self.targets, self.values)
+
+    def called(self, column: str, value: str | None = None) -> str:
+        """Return what reports call a column, or one of its values."""
+        name = self.captions.get(column, column)
+        return name if value is None else self.captions.get(f"{column} = {value}", f"{name} = {value}")
+
+    def outcome(self, place: int) -> str:
+        """Return what reports call a class."""
+        label, value = self.targets[0], self.values[place]
+        is_event = place == 1 and len(self.values) == 2 and label in self.captions
+        return self.captions.get(f"{label} = {value}", self.captions[label] if is_event else self.called(label, value))
+
+    @model_validator(mode="after")
+    def _captions_fit(self) -> Tabular:
+        if not self.captions:
+            return self
+        columns = self.levels_by_column
+        names = {f"{column} = {value}": (column, value) for column, own in columns.items() for value in own}
+        if unknown := next((name for name in self.captions if name not in columns and name not in names), None):
+            got = json.dumps(unknown)
+            raise ValueError(f'captions: got {got}, expected an input, the label, or one of its values: "num = 1"')
+        classes = [self.outcome(place) for place in range(len(self.values))]
+        shown = [*map(self.called, columns), *(self.called(*pair) for pair in names.values())]
+        if repeated := first_repeated(classes) or first_repeated(shown):
+            raise ValueError(f"captions: {json.dumps(repeated)} is the name of two, expected a caption for each")
+        return self
 
     @model_validator(mode="after")
     def _rules_fit(self) -> Tabular:
@@ -131,15 +162,6 @@ class Tabular(Written):
         if twice and len(set(self.values)) == len(self.values):
             raise ValueError(f"merge: {twice[0]} is in two classes")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields, held = type(self).model_fields, handler(self)
-        return {
-            name: value
-            for name, value in held.items()
-            if name not in self.since_the_first or getattr(self, name) != fields[name].default
-        }
 
 
 class Date(Part):

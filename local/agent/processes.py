@@ -176,7 +176,7 @@ class Consider:
                 return
             words, refusal, told = list[str](), "", ""
             try:
-                spec = offered_spec(self.config, {"version": offer.version, "run": offer.spec})
+                spec = offered_spec(self.config, {"version": offer.version, "wire": offer.wire, "run": offer.spec})
                 policy, _, plan = permitted(self.config, spec, offer.id, offer.owner)
                 words = what_leaves(spec.at(self.config.name), plan, policy, offer.owner)
             except RankdadError as error:

@@ -32,7 +32,7 @@ def stance_on(config: SiteConfig, question: Question) -> Stance:
     """
     found, needed = list[Refusal](), list[Need]()
     try:
-        spec = offered_spec(config, {"version": question.version, "run": question.spec})
+        spec = offered_spec(config, {"version": question.version, "wire": question.wire, "run": question.spec})
         policy, own = Policy.read(config.policy), spec.at(config.name)
         limits = policy.runs_per_day, policy.runs
         log = DisclosureLog(Path(config.privacy), config.name, results=[Path(config.output)])

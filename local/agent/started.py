@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from rankdad.common import __version__
 from rankdad.common.errors import PolicyError, RankdadError, UserError, visible
 from rankdad.common.files import make_folder
 from rankdad.common.logs import LogOptions, log_names, set_up
 from rankdad.common.protocol.service import Offer
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import SiteConfig
@@ -102,8 +102,7 @@ def _decide(config: SiteConfig, folder: RunFolder, offered: Mapping[str, object]
             folder.audit("refused", by="policy", reason=str(error))
             raise
         words = tuple(what_leaves(spec.at(config.name), plan, policy, owner))
-        document = spec.model_dump(mode="json")
-        offer = Offer(run=folder.run, id=folder.run, owner=owner, version=__version__, spec=document)
+        offer = Offer(run=folder.run, id=folder.run, owner=owner, spec=spec.document(), **OUR_VERSION)
         folder.keep(Considered(offer=offer, words=words))
         for line in words:
             _log.info("%s", line)

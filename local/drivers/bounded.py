@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpcore
-import httpx
+from rankdad.local.drivers.http_library import httpcore, httpx
 
 MIN_BYTES_PER_SECOND = 10_000  # bytes per second of the slowest link: what moves faster may take its time
 MAX_HEAD_BYTES = 1 << 17  # bytes of all that is no body: status lines, headers, sizes of chunks, trailers

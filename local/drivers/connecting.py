@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
 from rankdad.common.errors import SpecError, UserError
 from rankdad.local.config import ENGINES, Member
 from rankdad.local.drivers.bounded import BoundedTransport
+from rankdad.local.drivers.http_library import httpx
 
 CERTIFICATE_EXPIRED, NOT_YET_VALID, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_…
 ALERTS = {  # by which the aggregator refuses this site's certificate

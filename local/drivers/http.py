@@ -11,8 +11,6 @@ from http.cookiejar import CookieJar
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-import httpx
-
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import CODE, RankdadError, UnreachableError, UserError, visible
 from rankdad.common.memory import available
@@ -22,6 +20,7 @@ from rankdad.common.protocol.retention import Receipt
 from rankdad.local.config import Member, SiteConfig
 from rankdad.local.drivers.bounded import LOOK, TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
+from rankdad.local.drivers.http_library import httpx
 
 MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
 MAX_FINAL_PATIENCE = 2.0  # seconds: the work is done

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import httpx
 from pydantic import BaseModel
 
 from rankdad.common import __version__
@@ -26,9 +25,11 @@ from rankdad.common.protocol.service import (
     Stance,
     Submission,
 )
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.local.config import Member
 from rankdad.local.drivers.bounded import TooLargeError
 from rankdad.local.drivers.http import Client
+from rankdad.local.drivers.http_library import httpx
 
 MAX_LISTING = 4 * MAX_RUN_BYTES
 MAX_ACKNOWLEDGED = 1 << 16  # of an answer that says nothing
@@ -55,7 +56,7 @@ class ServiceClient(Client):
 
     def offers(self, known: str) -> Offers:
         """Return what concerns this site, once that is not what it knows, or after a while."""
-        body = Poll.model_construct(version=__version__, known=known)
+        body = Poll.model_construct(**OUR_VERSION, known=known)
         return self._ask(Offers, "POST", self._agent, body, held=True)
 
     def offer(self, run: str) -> Offer:
@@ -80,7 +81,7 @@ class ServiceClient(Client):
 
     def ask(self, id_: str, spec: dict[str, Any]) -> Asked:
         """Ask a run's sites whether they would take part; sent twice with one number, it is one question."""
-        body = Submission.model_construct(id=id_, version=__version__, spec=spec)
+        body = Submission.model_construct(id=id_, **OUR_VERSION, spec=spec)
         return self._ask(Asked, "POST", f"{self._url}/asks", body)
 
     def asked(self, id_: str) -> Asked:
@@ -89,7 +90,7 @@ class ServiceClient(Client):
 
     def submit(self, id_: str, spec: dict[str, Any]) -> Described:
         """Submit a run; sent twice with one number, it is one."""
-        body = Submission.model_construct(id=id_, version=__version__, spec=spec)
+        body = Submission.model_construct(id=id_, **OUR_VERSION, spec=spec)
         return self._ask(Described, "POST", f"{self._url}/runs", body)
 
     def runs(self) -> Listing:

@@ -41,17 +41,15 @@
       : `${run.method}, ${run.members}: ${stopped ? stand.status + reason : stand.where}` + (stand.warning ? ` – ${stand.warning}` : ""));
     at("status").className = silent || ["failed", "refused"].includes(stand.status) ? "bad" : "";
     const best = stand.best_epoch === null ? "" : ` Best so far: epoch ${stand.best_epoch}` +
-      (stand.best_value === null ? "." : `, with ${run.metric_name} ${number(stand.best_value)}.`);
-    say("verdict", stand.loss === null ? "No step is complete yet."
-      : `Training loss ${number(stand.loss)} in step ${count(stand.step)}` +
-        (stand.validation ? `; ${run.metric_name} ${number(stand.validation)} on validation samples, all sites together.`
-          : curves.epochs && curves.epochs.x.length ? "; no samples are held back to validate with." : ".") + best);
+      (stand.best_value === null ? "." : `, with ${run.metric_name} ${number(stand.best_value, 3)}.`);
+    const reached = stand.validation === null || stand.validation === undefined ? "" : `${run.metric_name} ${number(stand.validation, 3)} on rows that it does not train on, all hospitals together.`;
+    say("verdict", stand.loss === null ? "Not known yet: no step is complete." : learns() + (reached && ` Now: ${reached}`) + best);
+    say("loss", stand.loss === null ? "No step is complete yet." : `Training loss ${number(stand.loss)} in step ${count(stand.step)}.`);
     waiting();
     at("bar").value = stand.steps ? stand.step / stand.steps : 0;
     say("left", stopped ? `It is over: ${stand.status} after ${count(stand.step)} steps in ${lasting(stand.seconds)}.`
       : !stand.ends ? "Nobody can tell before the first step."
-      : `About ${clock(stand.ends)}, in ${lasting(Math.max(0, stand.ends - now()))}: step ${count(stand.step)} of ${count(stand.steps)}` +
-        ", unless it stops early.");
+      : `About ${clock(stand.ends)}, in ${lasting(Math.max(0, stand.ends - now()))}, unless it stops early: ${Math.floor(100 * stand.step / stand.steps)} % is done.`);
     say("traffic", !traffic || !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in all. Per ${run.noun} and step: ` +
       `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down, where a full gradient is ${bytes(traffic.dense)}: ` +
       (traffic.ratio >= 1 ? `${traffic.ratio.toFixed(1)} times fewer.` : `${(1 / traffic.ratio).toFixed(1)} times more.`));
@@ -68,6 +66,18 @@
     draw();
   }
 
+  // Whether the last third of the curve is better than the first: of what is validated, else of the training loss.
+  function learns() {
+    const {run} = known, curve = curves.epochs;
+    const of = name => curve && (curve.y[`${name}:pooled`] || []).filter(value => value !== null && value !== undefined);
+    const validated = of(run.metric), name = validated && validated.length ? run.metric : "train_loss", values = of(name);
+    if (!values || values.length < 3) return "Too early to tell.";
+    const part = Math.max(1, Math.floor(values.length / 3)), mean = own => own.reduce((a, b) => a + b) / own.length;
+    const gain = (mean(values.slice(-part)) - mean(values.slice(0, part))) * (run.lower_is_better || name === "train_loss" ? -1 : 1);
+    const what = name === "train_loss" ? "the training loss" : `${run.metric_name}, measured on rows that it does not train on,`;
+    return gain > 0 ? `Yes: ${what} is better than at the start.` : `No: ${what} is no better than at the start.`;
+  }
+
   function waiting() {
     const {waiting: round, stand, run} = known, seconds = now() - round.since;
     const others = round.without.length ? ` It goes on without ${round.without.join(", ")}.` : "";
@@ -79,6 +89,11 @@
       : `For nobody for longer than a second.${others}`);
   }
 
+  const plain = [
+    ["hospital", site => site.name], ["state", site => site.state, site => `state ${site.kind}`], ["rows", site => site.rows === null ? "–" : count(site.rows), "number"],
+    ["last seen", site => known.seen[site.name] ? ago(known.seen[site.name]) : known.stand.status === "running" ? "never" : "–"],
+    ["remarks", site => site.warnings.join("; ")],
+  ];
   const columns = [
     ["site", site => site.name], ["state", site => site.state, site => `state ${site.kind}`], ["rows", site => site.rows === null ? "–" : count(site.rows), "number"],
     ["last seen", site => known.seen[site.name] ? ago(known.seen[site.name]) : known.stand.status === "running" ? "never" : "–"],
@@ -101,7 +116,8 @@
     return own && own.length ? number(own[own.length - 1]) : "–";
   }
 
-  const table = () => telling.table(at("sites-table"), columns, known.sites);
+  const isTechnical = () => !at("panel-technical").hidden;
+  const table = () => isTechnical() ? telling.table(at("sites-table"), columns, known.sites) : telling.table(at("hospitals-table"), plain, known.sites);
 
   let logged = null;
   function lines() {
@@ -134,7 +150,10 @@
     if (!(pending || again) || document.hidden || !known.run) return;
     pending = false;
     const {run, stand} = known, chosen = at("site").value, layer = at("layer").value;
-    charts.learning("metric-chart", curves.epochs, run.metric, run.sites, chosen, `validation ${run.metric_name}`, stand.best_epoch);
+    const validated = curves.epochs && (curves.epochs.y[`${run.metric}:pooled`] || []).some(value => value !== null);
+    if (!isTechnical()) return validated
+      ? charts.learning("metric-chart", curves.epochs, run.metric, run.sites, chosen, `validation ${run.metric_name}`, stand.best_epoch)
+      : charts.learning("metric-chart", curves.epochs, "train_loss", run.sites, chosen, "training loss", null);
     charts.learning("loss-chart", curves.epochs, "train_loss", run.sites, chosen, "training loss", null);
     charts.steps("steps-chart", curves.steps, run.sites, chosen);
     charts.times("times-chart", run.sites, known.times || {});
@@ -142,6 +161,25 @@
     charts.spectrum("spectrum-chart", curves.spectra, curves[`spectrum:${layer}`], layer);
   }
 
+  // Tabs as WAI-ARIA has them: arrows choose, and only the chosen one is reached by Tab. What is hidden is not drawn.
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  function choose(tab) {
+    for (const one of tabs) {
+      one.setAttribute("aria-selected", String(one === tab));
+      one.tabIndex = one === tab ? 0 : -1;
+      at(one.getAttribute("aria-controls")).hidden = one !== tab;
+    }
+    if (known.run) { table(); lines(); draw(true); }
+  }
+  tabs.forEach((tab, place) => {
+    tab.addEventListener("click", () => choose(tab));
+    tab.addEventListener("keydown", event => {
+      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+      const next = tabs[(place + 1) % tabs.length];
+      choose(next);
+      next.focus();
+    });
+  });
   at("site").addEventListener("change", () => draw(true));
   at("layer").addEventListener("change", () => draw(true));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import ProtocolError, RankdadError, SpecError
 from rankdad.common.files import write_json
 from rankdad.common.memory import check_memory
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac import outputs
@@ -145,7 +145,7 @@ class AggregatorNode:
             self._say(f"warning: {line}")
         epochs = f", {spec.training.epochs} epochs" * (spec.solver == "steps")
         self._say(f"{spec.name}: {len(sites)} sites, {spec.trained_by}{epochs}")
-        return outputs.Opened(version=__version__, id=aggregator.run_id, run=spec.model_dump(mode="json"))
+        return outputs.Opened(**OUR_VERSION, id=aggregator.run_id, run=spec.document())
 
     def _start(self, spec: RunSpec, members: Mapping[str, str], folder: Path, *, whole: bool = True) -> Aggregator:
         torch.set_num_threads(spec.training.threads)

@@ -145,7 +145,7 @@ OWNER = (
         "object",
         {},
         "A run's specification as JSON. It takes the place of every field above; what it does not name has the "
-        "specification's own default. docs/coinstac.md has examples.",
+        "specification's own default. docs/how-to/coinstac.md has examples.",
         document,
     ),
 )

@@ -217,6 +217,6 @@ def document(given: Any) -> dict[str, Any]:
     except (RecursionError, ValueError):
         raise ValueError("is not JSON that can be read: it is nested too deeply, or holds too long a number") from None
     if not isinstance(parsed, dict):
-        raise ValueError("expected a JSON object, such as one of the examples in docs/coinstac.md")
+        raise ValueError("expected a JSON object, such as one of the examples in docs/how-to/coinstac.md")
     run = parsed.get("run")
     return run if isinstance(run, dict) and "task" not in parsed else parsed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankdad.common import __version__
-from rankdad.common.errors import visible
+from rankdad.common.errors import UserError, visible
+from rankdad.common.protocol.versions import check_versions
 from rankdad.platforms.coinstac.form import FormError, Problem
 from rankdad.platforms.coinstac.inputs import SPEC, Filled, read
 from rankdad.platforms.coinstac.outputs import Failed, FromSite, Joined
@@ -25,9 +25,10 @@ def check_members(said: Mapping[str, FromSite]) -> dict[str, Joined]:
     at: dict[Problem, list[str]] = {}  # of the owner's fields: at which members
     for client, one in joined.items():
         who = one.site if one.site == client else f"{one.site} (member {client})"
-        if one.version != __version__:
-            other = f"runs rankdad {one.version}, the aggregator {__version__}: use one image"
-            wrong.append(_member(who, other, "version"))
+        try:
+            check_versions("it", dict(one), "the aggregator")
+        except UserError as error:
+            wrong.append(_member(who, str(error), error.code))
         for problem in one.problems:
             if problem.source == "owner":
                 at.setdefault(problem, []).append(who)

@@ -53,6 +53,7 @@ class Joined(Part):
 
     stage: Literal["joined"] = "joined"
     version: Version
+    wire: Count
     site: SiteName
     form: dict[str, JsonValue] = Field(default={})
     """What the owner has filled in, if nothing is wrong with it."""
@@ -91,6 +92,7 @@ class Opened(Part):
 
     stage: Literal["opened"] = "opened"
     version: Version
+    wire: Count
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     run: dict[str, JsonValue]
 

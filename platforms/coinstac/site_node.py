@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
 from rankdad.common.files import write_json
@@ -22,6 +21,7 @@ from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.versions import OUR_VERSION, check_versions
 from rankdad.common.spec import RunSpec
 from rankdad.local.prediction import inert, inert_cell
 from rankdad.platforms.coinstac import outputs
@@ -125,11 +125,9 @@ class SiteNode:
         problems = list(dict.fromkeys(problems))
         if problems:
             self._note(problems, folder)
-            return outputs.Joined(
-                version=__version__, site=member.name, problems=tuple(problems[: outputs.MAX_PROBLEMS])
-            )
+            return outputs.Joined(**OUR_VERSION, site=member.name, problems=tuple(problems[: outputs.MAX_PROBLEMS]))
         form = {variable: value for variable, value in inputs.items() if FIELDS[variable].source == "owner"}
-        return outputs.Joined(version=__version__, site=member.name, form=form, profile=profile, model=model)
+        return outputs.Joined(**OUR_VERSION, site=member.name, form=form, profile=profile, model=model)
 
     def _test(self, filled: Filled, member: Member, data: Path, folder: Path) -> GivenModel:
         """Test a trained model on the member's rows, write predictions, and return what they add up to.
@@ -245,12 +243,7 @@ class SiteNode:
                 f"{path.parent}: does not hold what this node wrote there in earlier iterations", code="state-lost"
             )
         opened = validate(outputs.Opened, load_json(path), file=path)
-        if opened.version != __version__:
-            raise UserError(
-                f"the aggregator runs rankdad {opened.version}, this site {__version__}: use one image",
-                code="version-differs",
-                field="version",
-            )
+        check_versions("the aggregator", dict(opened), "this site")
         member = self._find_member(state)[1]
         try:
             return SiteRun(opened, member, path.parent, self._allow_factories, self._say)

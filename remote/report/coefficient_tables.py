@@ -87,7 +87,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     whose = "Least squares" if isinstance(spec.task, Regression) else "The maximum of the likelihood"
     r2 = "R²" if isinstance(spec.task, Regression) else "McFadden's R²"
     site_sd = pooled["units"] == SITE_SD
-    units = "standard deviations of each site's own rows" if site_sd else "the columns' own units"
+    units = "standard deviations of each hospital's own rows" if site_sd else "the columns' own units"
     if not pooled["coefficients"]:
         yield f"There are no coefficients, because {pooled['why']}."
     elif why := pooled["why"]:
@@ -98,14 +98,14 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     else:
         rows = count(pooled["rows"], "row")
         yield (
-            f"{whose} over {rows} of all sites, in {units}, with no weight held small; the model that predicts "
+            f"{whose} over {rows} of all hospitals, in {units}, with no weight held small; the model that predicts "
             f"holds them small. {r2} {number(pooled['r2'])}. Where the run fills gaps, errors take what fills them for "
             "values."
         )
     if spec.grouped and not pooled["why"]:
         yield f"Standard errors take rows for independent, those of one {spec.group_noun} too: they are too small."
     if site_sd and pooled["coefficients"]:
-        yield "Every site standardises by itself: one more is one of its own SDs, and not one of the column's unit."
+        yield "Every hospital standardises by itself: one more is one of its own SDs, and not one of the column's unit."
     if still := [name_of(pooled["coefficients"], row) for row in pooled["coefficients"] if row["estimate"] is None]:
         where = "as where a level has no row, or so few that they count as the usual one (min_level)"
         yield f"All rows are alike there, {where}, and there is no coefficient: {listed(still)}."
@@ -113,7 +113,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
     if silent:
-        yield f"Not by site, for too few patients or by its policy (site_coefficients): {listed(silent)}."
+        yield f"Not by hospital, for too few patients or by its policy (site_coefficients): {listed(silent)}."
     if unfit:
         each = [f"{site} ({found['sites'][site]['problem']})" for site in unfit]
         yield (
@@ -127,7 +127,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
             "is left out count as the first level's."
         )
     if len(pooled["coefficients"]) > MAX_ROWS or len(found["sites"]) > MAX_SITES:
-        yield "All coefficients, of all sites, are in coefficients.csv."
+        yield "All coefficients, of all hospitals, are in coefficients.csv."
 
 
 def opposite_effects(run: RunResults) -> Iterator[Sentence]:
@@ -148,8 +148,7 @@ def opposite_effects(run: RunResults) -> Iterator[Sentence]:
         where = [*none, *(f"{site} ({listed(names)})" for site, names in lacking.items())]
         yield Sentence(
             "effects-not-compared",
-            f"Whether effects are opposite is not known at {listed(where)}, for want of coefficients of the hospital's "
-            "own rows.",
+            f"Whether effects are opposite is not known at {listed(where)}: there are no coefficients of its own rows.",
         )
 
 

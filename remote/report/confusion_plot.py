@@ -17,7 +17,7 @@ MAX_CLASSES_WITH_NAMES = 40
 
 
 def confusion(run: RunResults) -> Figure | None:
-    """Draw counts by true and predicted value, coloured by their part of the true value's samples."""
+    """Draw counts by true and predicted value, coloured by their part of the true value's rows."""
     table, rows = np.array(run.confusion), class_names(run.spec)
     if not table.size:
         return None
@@ -33,7 +33,7 @@ def confusion(run: RunResults) -> Figure | None:
     colours = LinearSegmentedColormap.from_list("blue", [to_rgba(BLUE, 0), to_rgba(BLUE, DARKEST)])
     shown = axes.imshow(parts, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     if len(rows) > MAX_CLASSES_WITH_COUNTS:
-        figure.colorbar(shown, ax=axes, label="part of the true value's samples")
+        figure.colorbar(shown, ax=axes, label="part of the true value's rows")
     if len(rows) <= MAX_CLASSES_WITH_NAMES:
         axes.set_yticks(range(len(rows)), [shortened(name) for name in rows], parse_math=False, fontsize=8)
         turned = 90 if max(map(len, columns)) * len(columns) > 10 * plot_style.WIDTH else 0

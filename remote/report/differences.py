@@ -34,6 +34,12 @@ def ends(found: Difference) -> str:
     return with_interval(found.value, found if found.low < found.high else None, places)
 
 
+def signed(found: Difference) -> str:
+    """Return a difference with its interval, as a sentence has it in brackets."""
+    places = digits(found)
+    return f"{number(found.value, places)}, {WITHIN} {between(found.low, found.high, places)}"
+
+
 def apart(name: str, found: Difference) -> str:
     """Return in words how far the model's figure is from another's, and whether the interval leaves out 0."""
     if found.low == found.high:  # no two rows differ in it

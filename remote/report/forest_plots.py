@@ -25,6 +25,7 @@ from rankdad.remote.results.run_summary import ReferenceMetrics
 
 MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
 MAX_COEFFICIENTS = 40
+EVERYWHERE = "all hospitals"
 ALONE = ("local", "site")  # the first of which a figure shows beside the model
 COLOURS = (BLUE, ORANGE, GREY)  # of sites beside all rows together; more sites are not drawn
 
@@ -60,14 +61,14 @@ def forest(run: RunResults, name: str) -> Figure | None:
     if pooled is not None:
         if interval:
             axes.hlines([last - apart], interval.low, interval.high, color=BLACK, lw=1.6)
-        axes.plot([pooled], [last - apart], "D", color=BLACK, ms=7, label=f"all samples together, {pooled:.3f}")
+        axes.plot([pooled], [last - apart], "D", color=BLACK, ms=7, label=f"all rows together, {pooled:.3f}")
         axes.axvline(pooled, color=BLACK, ls=":", lw=1, zorder=1)
     if named:
         pairs = zip(sites["site"], sites["samples"], strict=True)
-        names = [*(f"{shortened(site)} ({count:.0f})" for site, count in pairs), "all sites"]
+        names = [*(f"{shortened(site)} ({count:.0f})" for site, count in pairs), "all hospitals"]
     else:
         names = []
-        axes.set_ylabel(f"{len(sites)} sites, by the metric")
+        axes.set_ylabel(f"{len(sites)} hospitals, by the metric")
     _name_rows(axes, names, below=len(sites) + 0.6)
     legend(axes)
     return figure
@@ -85,7 +86,7 @@ def differences(run: RunResults) -> Figure | None:
     first = next((rival for rival in (*ALONE, "linear") if rival in run.summary.metrics.differences), None)
     by_site = [] if first is None else [(site, of_site(row, first, name)) for site, row in run.by_site.items()]
     if first is not None and len(by_site) <= MAX_NAMED_SITES:
-        label = f"{REFERENCES[first]}, by site"
+        label = f"{REFERENCES[first]}, by hospital"
         rows += [(shortened(site), found, False) for site, found in by_site if found is not None]
     else:
         label = ""
@@ -97,7 +98,7 @@ def differences(run: RunResults) -> Figure | None:
         colour, marker = (BLACK, "D") if whole else (BLUE, "s")
         axes.hlines([place], found.low, found.high, color=colour, lw=1.4)
         axes.plot([found.value], [place], marker, color=colour, ms=5)
-    axes.plot([], [], "D", color=BLACK, ms=6, label="all sites")
+    axes.plot([], [], "D", color=BLACK, ms=6, label="all hospitals")
     if any(not whole for *_, whole in rows):
         axes.plot([], [], "s", color=BLUE, ms=5, label=label)
     _name_rows(axes, [said for said, *_ in rows], below=len(rows) - 0.4)
@@ -115,14 +116,14 @@ def coefficients(run: RunResults) -> Figure | None:
     regression = isinstance(run.spec.task, Regression)
     sites = {site: fit for site, fit in found["sites"].items() if not fit["problem"]}
     sites = sites if len(sites) <= len(COLOURS) else {}
-    named = [("all sites", rows, BLACK)]
+    named = [(EVERYWHERE, rows, BLACK)]
     named += [
         (site, [row for row in fit["coefficients"] if row["name"] != "intercept"], colour)
         for (site, fit), colour in zip(sites.items(), COLOURS, strict=False)
     ]
     unit = SITE_SD if found["pooled"]["units"] == SITE_SD else "unit"
     figure, axes = plain_axes(
-        "coefficient, in its standard errors over all sites" if regression else f"odds ratio of one {unit} more",
+        "coefficient, in its standard errors over all hospitals" if regression else f"odds ratio of one {unit} more",
         "",
         height=min(8.0, 1.4 + 0.16 * len(kept) * (1 + len(named))),
     )
@@ -130,8 +131,8 @@ def coefficients(run: RunResults) -> Figure | None:
     for number, (name, own, colour) in enumerate(named):
         at = np.arange(len(kept)) - 0.35 + apart * (number + 0.5)
         figures = np.array([_shown(own[place], rows[place], regression=regression) for place in kept], float)
-        axes.hlines(at, figures[:, 1], figures[:, 2], color=colour, lw=1.4 if name == "all sites" else 1.0)
-        axes.plot(figures[:, 0], at, "D" if name == "all sites" else "o", color=colour, ms=4, label=shortened(name))
+        axes.hlines(at, figures[:, 1], figures[:, 2], color=colour, lw=1.4 if name == EVERYWHERE else 1.0)
+        axes.plot(figures[:, 0], at, "D" if name == EVERYWHERE else "o", color=colour, ms=4, label=shortened(name))
     axes.axvline(0.0 if regression else 1.0, color=GREY, ls=":", lw=1, zorder=1)
     if not regression:
         axes.set_xscale("log")

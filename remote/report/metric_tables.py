@@ -24,11 +24,13 @@ class NumberTable:
         head: a name for every column.
         rows: a cell for every column.
         groups: names above the head, each with the number of columns below it.
+        ids: of the rows, for links; none without.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     groups: Sequence[tuple[str, int]] = ()
+    ids: Sequence[str] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -50,14 +52,14 @@ def metrics_table(run: RunResults) -> NumberTable:
         having = f"{sites.count} of {sites.count + sites.missing}"
         row = {
             "": NAMES[name],
-            "all samples": number(test.get(name), digits),
+            "all rows": number(test.get(name), digits),
             "95 % interval": between(interval.low, interval.high, digits) if interval else NONE,
             "folds: mean ± SD": _spread(folds, digits) if run.spec.tested_folds > 1 and not unseen else "–",
-            "sites: mean ± SD": _spread(sites, digits),
-            "sites with it": having if sites.count + sites.missing else "–",
-            "within sites": number(within.get(name), digits),
-            "site alone": number(alone.get(name), digits),
-            "guess without site" if unseen else "site-only guess": number(
+            "hospitals: mean ± SD": _spread(sites, digits),
+            "hospitals with it": having if sites.count + sites.missing else "–",
+            "within hospitals": number(within.get(name), digits),
+            "hospital alone": number(alone.get(name), digits),
+            "guess without hospital" if unseen else "hospital-only guess": number(
                 None if name in alone else baseline.get(name), digits
             ),
         }
@@ -75,7 +77,7 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
     """
     names = [name for name in measured(run.spec.task) if any(name in row for row in rows.values())]
     absent = any(row.get("absent") for row in rows.values())
-    head = ["site", "samples", *(["classes without AUC"] if absent else [])]
+    head = ["hospital", "rows", *(["classes without AUC"] if absent else [])]
     groups, columns = [("", len(head))], []
     for name in names:
         both = name not in RANKED and any(BASELINE + name in row for row in rows.values())
@@ -86,7 +88,7 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
         groups.append((NAMES[name], 1 + both + weighted))
         head += ["model", *["guess"] * both, *["weight"] * weighted]
     cells = [
-        ["all sites together" if site == "pooled" else site, number(row.get("samples"), 0)]
+        ["all hospitals together" if site == "pooled" else site, number(row.get("samples"), 0)]
         + ([number(row.get("absent"), 0)] if absent else [])
         + [number(row.get(name), digits) for name, digits in columns]
         for site, row in rows.items()
@@ -119,7 +121,7 @@ def risk_table(run: RunResults) -> NumberTable:
     head += ["intercept", "intercept at slope 1"]
     if len(rows) == 1:  # is read more easily from top to bottom
         figures = dict(zip(head[1:], rows[0][1:], strict=True))
-        beside = {"AUC within sites": metrics.within_sites, "AUC of the site alone": metrics.site_alone}
+        beside = {"AUC within hospitals": metrics.within_sites, "AUC of the hospital alone": metrics.site_alone}
         figures |= {label: number(found["auc"]) for label, found in beside.items() if "auc" in found}
         order = sorted(figures, key=lambda label: label not in ("events", "AUC", *beside))
         return NumberTable(["", rows[0][0]], [[label, figures[label]] for label in order])

@@ -41,20 +41,28 @@ WARNINGS = {
     ),
 }
 UNSEEN = (
-    "Training sees no label of the tested site, so the guess here comes from the labels of all other sites. It is the "
-    "same for a whole site and errs away from it, which puts its AUC or correlation below chance. What the model gains "
-    "over all samples may still come from features that tell how sites differ."
+    "Training sees no label of the tested hospital, so the guess here comes from the labels of all other hospitals. It "
+    "is the same for a whole hospital and errs away from it, which puts its AUC or correlation below chance. What the "
+    "model gains over all rows may still come from columns that tell how hospitals differ."
 )
 NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
+APPENDIX = "See the appendix, Training."
 CHANCE_AUC = 0.5
 CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
 MAX_SITES_NAMED = 30  # in one warning
 
 
-def rows_tested(run: RunResults, noun: str) -> str:
+def noun_of(run: RunResults) -> str:
+    """Return what was tested, in the singular: the noun for people where each has one row, else row."""
+    one_each = run.test.get("groups", -1) == run.test.get("samples")
+    return run.spec.group_noun if one_each and run.spec.group_noun != "group" else "row"
+
+
+def rows_tested(run: RunResults) -> str:
     """Return how many rows have been tested, and of how many groups: 1,024 patients, 3,680 rows."""
-    rows, groups = count(int(run.test.get("samples", 0)), noun), run.test.get("groups")
-    return rows if groups is None else f"{count(int(groups), run.spec.group_noun)}, {rows}"
+    noun, groups = noun_of(run), run.test.get("groups")
+    rows = count(int(run.test.get("samples", 0)), noun)
+    return rows if groups is None or noun != "row" else f"{count(int(groups), run.spec.group_noun)}, {rows}"
 
 
 def status(run: RunResults) -> str:
@@ -125,23 +133,24 @@ def functions(run: RunResults) -> dict[str, str]:
 def tested(run: RunResults) -> str:
     """Return which samples were tested, and on which models."""
     evaluation, folds, tests = run.spec.evaluation, run.spec.folds_per_repeat * run.repeats, run.tests
-    samples = rows_tested(run, "sample")
+    samples = rows_tested(run)
     if isinstance(evaluation, KFold):
         often = f" {run.repeats} times" if run.repeats > 1 else ""
-        how = f"Cross-validation{often} in {evaluation.folds} folds at every site: {samples}, each unseen by "
+        how = f"Cross-validation{often} in {evaluation.folds} folds at every hospital: {samples}, each unseen by "
         how += "the model that predicts it."
         if often:
             how += " Figures, and the ends of intervals, are means over the repeats, which add no samples."
         how += _partitions(run)
     elif isinstance(evaluation, LeaveOneSiteOut):
-        how = f"Leave one site out: each of the {folds} folds is a site, predicted by a model of all others; {samples}."
+        how = (
+            f"Leave one hospital out: each of the {folds} folds is one, predicted by a model of the others; {samples}."
+        )
     else:
         how = f"{samples} set aside from training."
     if len(tests) < folds:
         how += f" So far {len(tests)} of {folds} folds are tested."
-    how += f" The model is that of {tested_epochs(run)}."
     if not isinstance(evaluation, Holdout) and evaluation.refit:
-        how += " The model that is kept has been trained once more, on all samples; these metrics are not its own."
+        how += " The model that is kept has been trained once more, on all rows; these figures are not its own."
     return how
 
 
@@ -181,7 +190,7 @@ def tested_epochs(run: RunResults) -> str:
 def baseline_name(run: RunResults) -> str:
     """Return what the baseline is called."""
     unseen = isinstance(run.spec.evaluation, LeaveOneSiteOut)
-    return "a guess from the other sites' labels" if unseen else "a guess that knows only the site"
+    return "a guess from the other hospitals' labels" if unseen else "a guess that knows only the hospital"
 
 
 def sent(run: RunResults) -> str:
@@ -213,19 +222,19 @@ def _regression(run: RunResults) -> Iterator[str]:
         yield UNSEEN
     elif {"pearson_r", "r2"} <= guess.keys() & test.keys():
         reached = f"r = {number(guess['pearson_r'])} and R² = {number(guess['r2'])}"
-        yield f"A guess that knows only the site, the mean of the labels it trains on, reaches {reached}:"
+        yield f"A guess that knows only the hospital, the mean of the labels it trains on, reaches {reached}:"
         pooled = f"r = {number(test['pearson_r'])} and R² = {number(test['r2'])}"
         if guess["r2"] > NEGLIGIBLE:
-            yield f"telling sites apart is enough for so much of the {pooled} of all samples."
+            yield f"telling hospitals apart is enough for so much of the {pooled} of all rows."
         else:
-            yield "knowing the site explains next to nothing here."
+            yield "knowing the hospital explains next to nothing here."
     if {"pearson_r", "r2"} <= within.keys():
         left = f"r = {number(within['pearson_r'])} and R² = {number(within['r2'])}"
-        yield f"Within sites, with each site's mean taken out of labels and predictions, the model reaches {left}."
+        yield f"Within hospitals, with each one's mean taken out of labels and predictions, the model reaches {left}."
     if "r2" in guess and "r2" in test and guess["r2"] < 1:
         gain = (test["r2"] - guess["r2"]) / (1 - guess["r2"])
         smaller = f"{gain * 100:.0f} % smaller than" if gain > 0 else "no smaller than"
-        yield f"Its squared error over all samples is {smaller} that of the guess."
+        yield f"Its squared error over all rows is {smaller} that of the guess."
 
 
 def _classification(run: RunResults) -> Iterator[str]:
@@ -236,13 +245,13 @@ def _classification(run: RunResults) -> Iterator[str]:
         guess |= finite(run.summary.metrics.site_alone)
         names = [name for name in ("auc", "accuracy") if name in guess]
         reached = " and ".join(f"an {NAMES[name]} of {number(guess[name])}" for name in names)
-        yield f"A guess that knows only the site, the frequencies of the labels it trains on, reaches {reached}."
+        yield f"A guess that knows only the hospital, the frequencies of the labels it trains on, reaches {reached}."
     if "auc" in within and "auc" in test:
-        yield f"Over pairs of samples of one site the model's AUC is {number(within['auc'])}:"
+        yield f"Over pairs of rows of one hospital the model's AUC is {number(within['auc'])}:"
         if test["auc"] - within["auc"] > NEGLIGIBLE:
-            yield "differences between sites make the pooled AUC look better than the model is within them."
+            yield "differences between hospitals make the pooled AUC look better than the model is within them."
         else:
-            yield "the pooled AUC owes next to nothing to differences between sites."
+            yield "the pooled AUC owes next to nothing to differences between hospitals."
 
 
 def repeated(run: RunResults) -> str:
@@ -322,8 +331,31 @@ def notes(run: RunResults) -> Iterator[str]:
         )
 
 
+def training_warnings(run: RunResults) -> Iterator[str]:
+    """Yield what was wrong with the training, with a remedy in the specification's words."""
+    for about in (run.summary.undertrained, run.summary.solver):
+        if warning := about.get("warning"):
+            yield f"{warning[0].upper()}{warning[1:]}."
+
+
+def training_problems(run: RunResults) -> Iterator[str]:
+    """Yield the same without technical words: the appendix of a page says more."""
+    if "warning" in run.summary.undertrained:
+        unknown = "unmeasured" in run.summary.undertrained
+        what = "the best moment to stop is not known" if unknown else "it was still improving when training ended"
+        yield f"The model may be better than these figures after another training: {what}. {APPENDIX}"
+    if "warning" in run.summary.solver:
+        yield f"There is a problem with the solution of a model. {APPENDIX}"
+
+
 def warnings(run: RunResults) -> Iterator[str]:
-    """Yield a sentence for each problem with the result or the sites' data."""
+    """Yield a sentence for each problem with the result or the sites' data, as a table of a technical page has it."""
+    yield from training_warnings(run)
+    yield from data_warnings(run)
+
+
+def data_warnings(run: RunResults) -> Iterator[str]:
+    """Yield a sentence for each problem with the result or the hospitals' data."""
     task, reached, intervals = run.spec.task, run.test.get("balanced_accuracy"), run.summary.metrics.intervals
     look = "Look at the label, the inputs, and whether they are standardised."
     ranks = "auc" in intervals and intervals["auc"].low > CHANCE_AUC
@@ -338,16 +370,13 @@ def warnings(run: RunResults) -> Iterator[str]:
             yield f"{chance}: the model tells the classes apart no better than a guess. {look}"
     if isinstance(task, Regression) and "r2" in intervals and intervals["r2"].low <= 0:
         yield f"The interval of R\N{SUPERSCRIPT TWO} includes 0: the model may predict no better than the mean. {look}"
-    for about in (run.summary.undertrained, run.summary.solver):
-        if warning := about.get("warning"):
-            yield f"{warning[0].upper()}{warning[1:]}."
     table1 = run.summary.table1
     for kind, sites in run.summary.warnings.items():
         if kind in table1.get("worries", ()):
             continue
         meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
         meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
-        yield f"{count(len(sites), 'site')} {meaning} ({first_of(sites, MAX_SITES_NAMED)})."
+        yield f"{count(len(sites), 'hospital')} {meaning} ({first_of(sites, MAX_SITES_NAMED)})."
     yield from (sentence if sentence.endswith("?") else f"{sentence}." for sentence in table1.get("warnings", ()))
     if dropped := run.summary.rows_dropped:
         each = [f"{site} {rows:,}" for site, rows in dropped.items()]

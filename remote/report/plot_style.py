@@ -29,7 +29,7 @@ LEGEND = 66  # characters in a row of the legend
 MAX_NAME = 24  # characters of a name beside a plot
 MEASURES = {
     "auc": "AUC (0.5 is chance, 1 best)",
-    "auc_within": "AUC within sites",
+    "auc_within": "AUC within hospitals",
     "accuracy": "accuracy (proportion)",
     "mae": "mean absolute error (label's unit)",
     "pearson_r": "Pearson's r (1 is best)",
@@ -60,6 +60,7 @@ def dress(axes: Axes, x: str, y: str) -> None:
     """Give axes labels and a grid."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.ticklabel_format(useOffset=False, style="plain")  # no 1e-5 above an axis
     axes.grid(color=GRID, lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -90,10 +91,10 @@ def wheel(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def shortened(name: str) -> str:
-    """Return a name's beginning and end, which tell names apart."""
-    half = (MAX_NAME - 1) // 2
-    return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[-half:]}"
+def shortened(name: str, most: int = MAX_NAME) -> str:
+    """Return a name's beginning and end, which tell names apart, in so many characters."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 
 
 def svg(figure: Figure, name: str, described: str) -> str:
@@ -117,6 +118,8 @@ def svg(figure: Figure, name: str, described: str) -> str:
     )
     for colour, shown in PAGE.items():
         text = re.sub(colour, shown, text, flags=re.IGNORECASE)
+    linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))  # other ids are those of every figure
+    text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in linked else "", text)
     # What has no fill or stroke of its own in matplotlib's SVG is black.
     return text.replace("<svg", f'<svg role="img" fill="currentColor" aria-label="{escape(described, quote=True)}"', 1)
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN
 from rankdad.common.metrics.paired_sums import Difference
-from rankdad.remote.report.differences import apart, conditions, ends
+from rankdad.remote.report.differences import apart, conditions, ends, signed
 from rankdad.remote.report.metric_tables import NumberTable
+from rankdad.remote.report.narrative import noun_of
 from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, with_interval
 from rankdad.remote.results.comparison import (
     OwnModel,
@@ -44,7 +45,7 @@ def worth(run: RunResults) -> Iterator[Sentence]:
         reached, interval = value(run, reference)
         had, tested = run.summary.metrics.references[reference].samples, run.test.get("samples")
         if had != tested:
-            text = f"{MODELS[reference]} was tested on {had:,} of {tested:,} rows alone, and is not compared"
+            text = f"{MODELS[reference]} was tested on {had:,} of {tested:,.0f} rows alone, and is not compared"
             yield Sentence("reference-in-part", f"{text}: in some trainings, or at some hospitals, there was none.")
         if reached is not None:
             ends_of = f" (95 % interval {between(interval.low, interval.high)})" if interval else ""
@@ -53,8 +54,9 @@ def worth(run: RunResults) -> Iterator[Sentence]:
                 has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{ends_of}"
                 yield Sentence("reference", f"{has}: {_apart(run, reference, reached)}.")
             else:
-                has = f"{MODELS[reference]} is compared within hospitals: on the same rows this model's AUC is"
-                yield Sentence("reference-within", f"{has} {apart(name, within)}.")
+                against = f"Against {MODELS[reference][0].lower()}{MODELS[reference][1:].removesuffix(',')}"
+                text = f"{against}: on the same {noun_of(run)}s, within hospitals, its AUC is {apart(name, within)}."
+                yield Sentence("reference-within", text)
                 yield _everywhere(run, reference, f"{number(reached)}{ends_of}", within)
         if reference != "linear":
             yield from _where(run, reference)
@@ -70,7 +72,7 @@ def _everywhere(run: RunResults, reference: str, reached: str, within: Differenc
     """Return what the models of each hospital reach over all rows, and that it decides nothing where it differs."""
     found = run.differences_from(reference).get("auc")
     less = f", and this model's less it is {ends(found)}" if found else ""
-    text = f"Over all rows together it has an AUC of {reached}{less}"
+    text = f"{MODELS[reference]} has an AUC of {reached} over all rows together{less}"
     if found is None or judged("auc", found) == judged("auc", within):
         return Sentence("reference-everywhere", f"{text}.")
     ranked = "there scores of different models rank rows of different hospitals"
@@ -103,7 +105,7 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
     better = f"of {of} {what} has the better {NAMES[name]}"
     if sure:
         text = f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {_each(sure)}."
-        yield Sentence("own-model-better", text)
+        yield Sentence("own-model-better", text, tuple(one.site for one in sure))
     if unsure:
         text = f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {_each(unsure)}."
         yield Sentence("own-model-better-by-chance", text)
@@ -120,7 +122,7 @@ def _each(found: Sequence[OwnModel]) -> str:
     return listed(
         [
             f"{one.site} ({number(one.own)} against {number(one.shared)}"
-            + (f"; difference {ends(one.difference)})" if one.difference else ")")
+            + (f"; difference {signed(one.difference)})" if one.difference else ")")
             for one in found
         ]
     )
@@ -133,7 +135,7 @@ def reference_table(run: RunResults) -> NumberTable | None:
     if not names or name not in run.test:
         return None
     pooled = [with_interval(run.test[name], run.summary.metrics.intervals.get(name))]
-    cells = [["all sites", *pooled, *(with_interval(*value(run, reference)) for reference in names)]]
+    cells = [["all hospitals", *pooled, *(with_interval(*value(run, reference)) for reference in names)]]
     within = within_hospitals(run, run.summary.metrics.within_sites)
     if name == "auc" and within is not None:
         others = (

@@ -30,6 +30,7 @@ from rankdad.remote.results.run_results import RunResults
 
 MAX_NAMED = 8  # outcomes in a legend
 MAX_SITES, COLUMNS = 24, 3  # small plots
+MAX_TITLE = 15  # characters of a name above a small plot: a title is not made room for
 WORST = -0.05  # net benefit: treating all falls without end
 SQUARE = 4.4  # inches: height of a plot whose axes both run from 0 to 1
 
@@ -93,7 +94,7 @@ def calibration_by_site(run: RunResults) -> Figure | None:
         if ratio:
             axes.vlines([mean], mean * ratio["low"], mean * ratio["high"], color=ORANGE, lw=1.4)
             axes.plot([mean], [mean * ratio["value"]], "s", color=ORANGE, ms=4)
-        axes.set_title(f"{shortened(site)} ({one['samples']})", fontsize=8, parse_math=False)
+        axes.set_title(f"{shortened(site, MAX_TITLE)} ({one['samples']})", fontsize=7, parse_math=False)
         axes.tick_params(labelsize=7)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     figure.supxlabel("predicted risk", fontsize=9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -11,13 +12,13 @@ from rankdad.common.rounds.scores import GUESS
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative, words
 from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
-from rankdad.remote.report.differences import against_guess, conditions, difference_table
+from rankdad.remote.report.differences import against_guess, difference_table
 from rankdad.remote.report.references import REFERENCES, reference_table
 from rankdad.remote.report.rendering import damage_named, render
 from rankdad.remote.report.site_calibration import site_calibration_table
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.tuning import price, tuning_table
-from rankdad.remote.report.verdict import verdict
+from rankdad.remote.report.verdict import asides, topics
 from rankdad.remote.results.comparison import told
 from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults, read_results
 from rankdad.remote.view import size
@@ -33,24 +34,24 @@ CAPTIONS = {
     "every threshold.",
     "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
     "risks are right. Bars below, where there are such: how many rows were given which risk.",
-    "calibration_by_site": "Observed frequency against predicted risk at each site, in groups of at least 20 rows, "
-    "with 95 % intervals; the square is all of a site's rows. Of many sites those are drawn that are furthest off.",
+    "calibration_by_site": "Observed frequency against predicted risk at each hospital, in groups of at least 20 rows, "
+    "with 95 % intervals; the square is all of a hospital's rows. Of many hospitals the furthest off are drawn.",
     "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
     "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
     "rows. Dashed: quantiles of the differences as counted, between which the share lies that the legend names.",
     "residuals": "How many predictions are how far off.",
-    "differences": "This model's figure less that of each reference on the same rows, over all sites and by site, with "
-    "95 % intervals: one that leaves out 0 tells the two apart.",
-    "test_auc_by_site": "Test AUC of each site that has one, with its 95 % interval, and of all samples" + ALONE,
-    "test_accuracy_by_site": "Test accuracy of each site, with its 95 % interval, and of all samples" + ALONE,
-    "test_mae_by_site": "Test mean absolute error of each site, with its 95 % interval, and of all samples" + ALONE,
-    "test_pearson_r_by_site": "Test correlation within each site, with its 95 % interval, and of all samples" + ALONE,
+    "differences": "This model's figure less that of each reference on the same rows, over all hospitals and by "
+    "hospital, with 95 % intervals: one that leaves out 0 tells the two apart.",
+    "test_auc_by_site": "Test AUC of each hospital that has one, with its 95 % interval, and of all rows" + ALONE,
+    "test_accuracy_by_site": "Test accuracy of each hospital, with its 95 % interval, and of all rows" + ALONE,
+    "test_mae_by_site": "Test mean absolute error of each hospital, with its 95 % interval, and of all rows" + ALONE,
+    "test_pearson_r_by_site": "Test correlation within each hospital, with its 95 % interval, and of all rows" + ALONE,
     "coefficients": "Coefficients of the linear model with 95 % intervals: on the dotted line there is no effect.",
-    "confusion": "Test samples by true and predicted value, coloured by their share of the true value's samples.",
-    "loss_over_epochs": "Training and validation loss of all sites together, by epoch.",
-    "loss_over_steps": "Training loss of all sites together, by optimizer step.",
-    "auc_within_over_epochs": "Validation AUC over pairs of samples of one site, by epoch.",
+    "confusion": "Test rows by true and predicted value, coloured by their share of the true value's rows.",
+    "loss_over_epochs": "Training and validation loss of all hospitals together, by epoch.",
+    "loss_over_steps": "Training loss of all hospitals together, by optimizer step.",
+    "auc_within_over_epochs": "Validation AUC over pairs of rows of one hospital, by epoch.",
     "accuracy_over_epochs": "Validation accuracy by epoch.",
     "mae_over_epochs": "Validation mean absolute error by epoch.",
     "pearson_r_over_epochs": "Validation correlation by epoch.",
@@ -62,6 +63,7 @@ MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # that sites are compared by
 PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation", "tuning")
 OF_EXACT = {"solver", "test", "dtype", "threads"}  # settings of training that an exact solution has
 MAX_ITEMS = 30  # of a list in the specification
+MAX_WARNINGS = 3  # that are not folded
 MAX_THRESHOLD_TABLES = 4  # outcomes that have a table of thresholds
 MAX_CONFUSION_CLASSES = 12  # in a table; a plot shows more
 
@@ -95,39 +97,51 @@ def report_page(run: RunResults) -> str:
     """Return the page about a run."""
     rows, validation, drawings = run.by_site, tables.last_validation(run), _drawings(run)
     baseline = {name.removeprefix(BASELINE) for row in rows.values() for name in row if name.startswith(BASELINE)}
-    agreement = run.summary.metrics.agreement
+    agreement, only = run.summary.metrics.agreement, run.only_outcome
     rivals = {GUESS: narrative.baseline_name(run)} | {name: REFERENCES[name] for name in told(run)}
+    ids = {site: f"hospital-{place}" for place, site in enumerate(rows, 1)}
+    calibrations = {
+        name: table
+        for name, one in run.outcomes.items()
+        if len(run.outcomes) <= MAX_THRESHOLD_TABLES and (table := site_calibration_table(run, one["outcome"]))
+    }
+    calibrated = run.site_calibration.get(only["outcome"], {}) if only and calibrations else {}
+    links = {site: f"calibration-{place}" for place, site in enumerate(calibrated, 1)}
+    if links:
+        calibrations = {name: replace(table, ids=list(links.values())) for name, table in calibrations.items()}
+    measured = [f"test_{name}_by_site" for name in MEASURES]
+    first = next((name for name in measured if name in (drawings or {})), measured[0])
     return render(
         TEMPLATES,
         "run.html",
         run=run,
         narrative=narrative,
         words=words,
-        verdict=verdict(run),
-        warnings=list(narrative.warnings(run)),
+        topics=topics(run),
+        asides=asides(run),
+        links=links or ids,
+        linked="calibration" if links else "figures",
+        warnings=[*narrative.training_problems(run), *narrative.data_warnings(run)],
+        MAX_WARNINGS=MAX_WARNINGS,
         table_one=table_one(run),
         columns_left_out=left_out(run),
         metrics=tables.metrics_table(run),
         risks=tables.risk_table(run) if run.outcomes else None,
-        site_calibrations={
-            name: table
-            for name, one in run.outcomes.items()
-            if len(run.outcomes) <= MAX_THRESHOLD_TABLES and (table := site_calibration_table(run, one["outcome"]))
-        },
+        site_calibrations=calibrations,
         thresholds={
             name: tables.threshold_table(one)
             for name, one in run.outcomes.items()
             if one["thresholds"] and len(run.outcomes) <= MAX_THRESHOLD_TABLES
         },
         agreement=tables.agreement_table(agreement) if agreement else None,
-        measures=MEASURES,
+        first=first,
+        further=[name for name in measured if name != first],
         references=reference_table(run),
         coefficients=coefficient_table(run),
         coefficients_by_site=site_coefficients(run),
         coefficient_notes=list(coefficient_notes(run)),
         differences=difference_table(run, rivals),
-        conditions=" ".join(sentence.text for sentence in conditions(run)),
-        sites=tables.site_table(run, rows),
+        sites=replace(tables.site_table(run, rows), ids=list(ids.values())),
         baseline=baseline,
         unranked=" and ".join(words.NAMES[name] for name in RANKED if name in baseline),
         confusion=tables.confusion_table(run),

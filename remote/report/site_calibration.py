@@ -11,6 +11,8 @@ from rankdad.remote.report.metric_tables import NumberTable, estimate
 from rankdad.remote.report.words import Sentence, listed, number
 from rankdad.remote.results.run_results import RunResults
 
+MAX_NAMED = 6  # hospitals whose calibration a sentence lists
+
 
 def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
     """Yield where an outcome's risks are wrong, if hospitals differ in that; else nothing."""
@@ -24,7 +26,8 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
         furthest = sorted(values, key=lambda site: -_off(name, values[site]))
         if furthest:
             said.append(f"{called} is {listed([f'{number(values[site], 2)} at {site}' for site in furthest])}")
-    yield Sentence("hospitals-differ", f"Whether {risks} are right depends on the hospital: {', and '.join(said)}.")
+    text = f"Whether {risks} are right depends on the hospital: {', and '.join(said)}."
+    yield Sentence("hospitals-differ", text, tuple(dict.fromkeys(site for own in differ.values() for site in own)))
     large, slope = (
         _beyond(sites, name, right) if name in differ else ([], []) for name, right in sorted(RIGHT.items())
     )
@@ -47,6 +50,23 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
     if slope[1]:
         text = f"Risks are too close to the average at {listed(slope[1])} (calibration slope above 1)."
         yield Sentence("hospitals-too-close", text)
+
+
+def side_by_side(run: RunResults, outcome: int) -> Iterator[Sentence]:
+    """Yield how many had the outcome for each that was expected to, hospital by hospital, or their range if many."""
+    sites = run.site_calibration.get(outcome, {})
+    known = {site: ratio for site, one in sites.items() if (ratio := one["observed_expected"])}
+    if len(known) < 2:
+        return
+    if len(known) <= MAX_NAMED:
+        each = ", ".join(f"{site} {estimate(ratio)}" for site, ratio in known.items())
+        yield Sentence("calibration-by-hospital", f"Observed/expected, 1 being right: {each}.")
+        return
+    off = [site for site, ratio in known.items() if not ratio["low"] <= 1 <= ratio["high"]]
+    ends = [pick(known, key=lambda site: known[site]["value"]) for pick in (min, max)]
+    between = " to ".join(f"{estimate(known[site])} at {site}" for site in ends)
+    text = f"Observed/expected, 1 being right, is {between}; its interval leaves out 1 at {len(off)} of {len(known)}."
+    yield Sentence("calibration-of-many", text, tuple(ends))
 
 
 def _beyond(sites: Mapping[str, Mapping[str, Any]], name: str, right: float) -> tuple[list[str], list[str]]:
@@ -78,7 +98,8 @@ def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
         ]
         for site, one in sites.items()
     ]
-    return NumberTable(["site", "events", "expected", "observed/expected", "in the large", "slope"], rows)
+    head = ["hospital", "observed", "expected", "observed/expected", "in the large", "slope"]
+    return NumberTable(head, rows)
 
 
 def furthest_off(sites: Mapping[str, Mapping[str, Any]], most: int) -> Sequence[str]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rankdad.common.spec.tasks import Regression
+from rankdad.common.spec.written import Tabular
 from rankdad.remote.report.metric_tables import NumberTable
-from rankdad.remote.report.words import percent
+from rankdad.remote.report.words import number, percent, significant
 from rankdad.remote.results.run_results import RunResults
 from rankdad.remote.results.table_one import outcome_names
 
@@ -25,11 +26,11 @@ def table_one(run: RunResults) -> NumberTable | None:
         return None
     pooled, sites = table1["pooled"], table1["sites"]
     if len(sites) <= MAX_SITES and all(group["columns"] for group in sites.values()):
-        groups = {"all sites": pooled, **sites}
+        groups = {"all hospitals": pooled, **sites}
         rows = [[name, *cells] for name, *cells in _rows(run, list(groups.values()))]
         return NumberTable(["", *groups], rows)
     rows = [[name, cell, missing] for (name, cell), missing in zip(_rows(run, [pooled]), _worst(run), strict=True)]
-    return NumberTable(["", "all sites", "most missing at a site"], rows)
+    return NumberTable(["", "all hospitals", "most missing at a hospital"], rows)
 
 
 def left_out(run: RunResults) -> int:
@@ -38,11 +39,16 @@ def left_out(run: RunResults) -> int:
     return max(0, len(columns) - MAX_ROWS)
 
 
-def _shown(run: RunResults) -> list[str]:
-    """Return the columns that are shown, in the data's order."""
+def _shown(run: RunResults) -> dict[str, str]:
+    """Return the columns that are shown, in the data's order, and what they are called."""
     columns = run.summary.table1["pooled"]["columns"]
-    chosen = sorted(columns, key=lambda name: -columns[name]["missing"])[:MAX_ROWS]
-    return [name for name in columns if name in set(chosen)]
+    chosen = set(sorted(columns, key=lambda name: -columns[name]["missing"])[:MAX_ROWS])
+    return {name: _called(run, name) for name in columns if name in chosen}
+
+
+def _called(run: RunResults, column: str, level: str | None = None) -> str:
+    assert isinstance(run.spec.data, Tabular)
+    return run.spec.data.called(column, level)
 
 
 def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
@@ -51,18 +57,18 @@ def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
         yield [f"{run.spec.group_noun}s", *(f"{group['groups']:,}" for group in groups)]
     yield ["rows", *(f"{group['rows']:,}" for group in groups)]
     if isinstance(run.spec.task, Regression):
-        label = getattr(run.spec.data, "label", "label")
+        label = run.spec.data.called(run.spec.data.targets[0]) if isinstance(run.spec.data, Tabular) else "label"
         yield [f"{label}, mean ± SD", *(_moments(group["label"]) for group in groups)]
     else:
         named, counts = outcome_names(run.spec), [group["label"]["counts"] for group in groups]
         first = 1 if run.spec.task.name == "classification" and len(counts[0]) == 2 else 0
         for place in range(first, len(counts[0])):
             yield [named(place), *(_share(group["label"]["counts"][place], group["rows"]) for group in groups)]
-    for name in _shown(run):
-        columns = [group["columns"][name] for group in groups]
+    for column_name, name in _shown(run).items():
+        columns = [group["columns"][column_name] for group in groups]
         if "levels" in columns[0]:
             for level in columns[0]["levels"]:
-                yield [f"{name} = {level}", *(_level(column, level) for column in columns)]
+                yield [_called(run, column_name, level), *(_level(column, level) for column in columns)]
         else:
             unit = f" ({columns[0]['unit']})" if "unit" in columns[0] else ""
             yield [f"{name}{unit}, mean ± SD", *map(_moments, columns)]
@@ -75,9 +81,10 @@ def _worst(run: RunResults) -> Iterator[str]:
     """Yield, beside each row of all sites, the site where most is missing."""
     pooled, sites = run.summary.table1["pooled"], run.summary.table1["sites"]
     known = {site: group for site, group in sites.items() if group["rows"] and group["columns"]}
+    columns = {f"{called} missing": column for column, called in _shown(run).items()}
     for name, *_ in _rows(run, [pooled]):
-        column = name.removesuffix(" missing")
-        if not name.endswith(" missing") or not known:
+        column = columns.get(name)
+        if column is None or not known:
             yield ""
             continue
         shares = {site: group["columns"][column]["missing"] / group["rows"] for site, group in known.items()}
@@ -111,7 +118,7 @@ def _moments(found: Group) -> str:
 
 def _figure(value: float) -> str:
     size = abs(value)
-    return (f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 10 else f"{value:.3g}").replace("-", "−")
+    return number(value, 0) if size >= 1000 else number(value, 1) if size >= 10 else significant(value)
 
 
 def _share(count: int, whole: int) -> str:

@@ -73,8 +73,10 @@ def metric_by_epoch(run: RunResults, name: str) -> Figure | None:
     if len(pooled.columns) == 1:
         rows = _validation(run)
         sites = rows[rows["site"] != "pooled"]
-        _thin(axes, sites.pivot_table(index="epoch", columns="site", values=name, aggfunc="last"), "sites", GREY, "-")
-    _curves(axes, run, pooled, "all sites together", BLUE)
+        _thin(
+            axes, sites.pivot_table(index="epoch", columns="site", values=name, aggfunc="last"), "hospitals", GREY, "-"
+        )
+    _curves(axes, run, pooled, "all hospitals together", BLUE)
     _mark_best(axes, run, pooled)
     legend(axes)
     return figure

@@ -1,19 +1,22 @@
-"""The verdict: what a run found, in words that need no statistics, the most important first."""
+"""The verdict: what a run found, in words that need no statistics, topic by topic."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.written import Tabular
+from rankdad.remote.report.cautions import cautions
 from rankdad.remote.report.coefficient_tables import opposite_effects
-from rankdad.remote.report.narrative import baseline_name, rows_tested
+from rankdad.remote.report.differences import signed
+from rankdad.remote.report.narrative import baseline_name, noun_of, rows_tested
 from rankdad.remote.report.references import worth
-from rankdad.remote.report.site_calibration import told_apart
-from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, percent, span
-from rankdad.remote.results.comparison import within_hospitals
+from rankdad.remote.report.site_calibration import side_by_side, told_apart
+from rankdad.remote.report.words import Sentence, between, count, listed, number, percent, span
+from rankdad.remote.results.comparison import beside_guess, error, judged, within_hospitals
 from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 
 FINAL = "final model"  # among trainings
@@ -21,26 +24,41 @@ RARE = 0.1  # recall of a class below which it is named
 SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, between two quantiles
 CLOSE = 0.1  # of a slope from 1: as good as right
 FAR = 0.5  # of an end of its interval from 1: too wide to say so
+ASIDES = frozenset(  # sentences that stand beside the tables of a page, not on its first screen
+    (
+        *("reference-everywhere", "everywhere-misleads", "reference-in-part", "in-folds", "conditions"),
+        *("same-model", "no-linear", "no-own-model"),
+    )
+)
 
 
 def verdict(run: RunResults) -> list[str]:
     """Return the verdict, a paragraph each; none before the first test."""
-    return [" ".join(sentence.text for sentence in paragraph) for paragraph in paragraphs(run)]
+    found = [*topics(run).values(), asides(run)]
+    return [" ".join(sentence.text for sentence in paragraph) for paragraph in found if paragraph]
 
 
-def paragraphs(run: RunResults) -> list[list[Sentence]]:
-    """Return the verdict's paragraphs, each its sentences."""
+def topics(run: RunResults) -> dict[str, list[Sentence]]:
+    """Return the sentences of a page's first screen, by what they are about."""
     if not run.test.get("samples"):
-        return []
-    measured = _number(run) if isinstance(run.spec.task, Regression) else _risk(run)
-    compared = list(_unsolved(run)) or worth(run)
-    found = [
-        [*_kept(run), *_studied(run), *_quality(run), *_of_hospitals(run), *_missed(run)],
-        [*measured],
-        [*compared],
-    ]
-    found += [[sentence] for sentence in (*opposite_effects(run), *_sites(run))]
-    return [paragraph for paragraph in found if paragraph]
+        return {}
+    is_number = isinstance(run.spec.task, Regression)
+    compared = [one for one in (*_unsolved(run), *_worth(run)) if one.code not in ASIDES]
+    found = {
+        "Outcome": [*_kept(run), *_outcome(run)],
+        "Tested on": [*_studied(run)],
+        "How far off it is" if is_number else "How well it ranks": [*_quality(run), *_of_hospitals(run), *_missed(run)],
+        "Against the mean" if is_number else "Are its risks right?": [*(_number(run) if is_number else _risk(run))],
+        "Gain over each hospital alone": compared,
+        "Hospital by hospital": [*_sites(run), *opposite_effects(run)],
+        "What not to conclude": [*cautions(run)],
+    }
+    return {topic: sentences for topic, sentences in found.items() if sentences}
+
+
+def asides(run: RunResults) -> list[Sentence]:
+    """Return what has to be said of the comparison with other models beside the first screen."""
+    return [one for one in _worth(run) if one.code in ASIDES] if run.test.get("samples") else []
 
 
 def _kept(run: RunResults) -> Iterator[Sentence]:
@@ -51,8 +69,7 @@ def _kept(run: RunResults) -> Iterator[Sentence]:
 
 def _unsolved(run: RunResults) -> Iterator[Sentence]:
     """Yield why nothing is concluded where models that are not solved are compared with others."""
-    tested = [name for name in run.summary.solver.get("unsolved", ()) if name != FINAL]
-    if tested:
+    if tested := _tested_unsolved(run):
         which = "A model that was tested is" if len(tested) == 1 else f"{len(tested)} of the models tested are"
         yield Sentence(
             "unsolved",
@@ -61,83 +78,91 @@ def _unsolved(run: RunResults) -> Iterator[Sentence]:
         )
 
 
-def _studied(run: RunResults) -> Iterator[Sentence]:
-    spec = run.spec
-    there = spec.federation.sites if spec.federation.regions or not run.by_site else run.tested_at
-    rows, hospitals = rows_tested(run, "row"), count(len(there), "hospital")
-    what = _what(run)
-    if isinstance(spec.evaluation, Holdout):
-        tested = f"tested on {rows} that were set aside at {hospitals}"
-    elif isinstance(spec.evaluation, LeaveOneSiteOut):
-        tested = f"tested on {rows} of {hospitals}, each hospital by a model that has seen none of its rows"
-    else:
-        tested = f"tested on {rows} of {hospitals}, each row by a model that has not seen it"
-    yield Sentence("studied", f"The model predicts {what}. It was {tested}.")
-    one = run.only_outcome
-    if one:
-        share = one["events"] / one["samples"]
-        yield Sentence("events", f"{one['events']:,} of these rows ({percent(share)}) have the outcome.")
+def _worth(run: RunResults) -> list[Sentence]:
+    return [] if _tested_unsolved(run) else list(worth(run))
+
+
+def _tested_unsolved(run: RunResults) -> list[str]:
+    return [name for name in run.summary.solver.get("unsolved", ()) if name != FINAL]
+
+
+def _outcome(run: RunResults) -> Iterator[Sentence]:
+    """Yield what is predicted, and how often it is there."""
+    yield Sentence("predicts", f"The model predicts {_what(run)}.")
+    if one := run.only_outcome:
+        rows, share = count(one["samples"], noun_of(run)), percent(one["events"] / one["samples"])
+        yield Sentence("events", f"Of the {rows} tested, {one['events']:,} ({share}) have it.")
     label = run.summary.table1.get("pooled", {}).get("label", {})
     if label.get("mean") is not None and label.get("sd") is not None:
         yield Sentence("label", f"In all tables it is {_short(label['mean'])} ± {_short(label['sd'])} (mean ± SD).")
 
 
+def _studied(run: RunResults) -> Iterator[Sentence]:
+    spec, noun = run.spec, noun_of(run)
+    there = spec.federation.sites if spec.federation.regions or not run.by_site else run.tested_at
+    rows, hospitals = rows_tested(run), count(len(there), "hospital")
+    if isinstance(spec.evaluation, Holdout):
+        tested = f"{rows} that were set aside at {hospitals}"
+    elif isinstance(spec.evaluation, LeaveOneSiteOut):
+        tested = f"{rows} of {hospitals}, each hospital by a model that has seen none of its {noun}s"
+    else:
+        tested = f"{rows} of {hospitals}, each {noun} by a model that has not seen it"
+    yield Sentence("studied", f"It was tested on {tested}.")
+
+
 def _what(run: RunResults) -> str:
     names, data = list(run.outcomes), run.spec.data
-    label = getattr(data, "label", None)
     if run.only_outcome:
         return f"the risk of {names[0]}"
     if isinstance(run.spec.task, Regression):
-        return f"the number {label}" if isinstance(label, str) else "a number"
+        return f"the number {data.called(data.targets[0])}" if isinstance(data, Tabular) else "a number"
     kind = "classes" if isinstance(run.spec.task, Classification) else "labels"
-    return f"which of {run.spec.task.outputs} {kind} a row has"
+    return f"which of {run.spec.task.outputs} {kind} a {noun_of(run)} has"
 
 
 def _quality(run: RunResults) -> Iterator[Sentence]:
-    test, intervals = run.test, run.summary.metrics.intervals
+    test, intervals, noun = run.test, run.summary.metrics.intervals, noun_of(run)
     name = "mae" if isinstance(run.spec.task, Regression) else "auc"
     if name not in test:
         return
     interval, said = intervals.get(name), _short if name == "mae" else number
-    within = f" (95 % interval {span(interval.low, interval.high, said)})" if interval else ""
+    within = f"95 % interval {span(interval.low, interval.high, said)}" if interval else ""
     if name == "mae":
-        yield Sentence("mae", f"On average its predictions are {_short(test['mae'])} off{within}.")
+        yield Sentence(
+            "mae", f"On average its predictions are {_short(test['mae'])} off{f' ({within})' * bool(within)}."
+        )
+        return
+    pairs = percent(test["auc"], int(test["auc"] > 0.985))
+    area = ", ".join(filter(None, (f"AUC {number(test['auc'])}", within, "50 % is chance")))
+    if run.only_outcome:
+        of_two = f"Of two {noun}s, one with the outcome and one without it, the first gets the higher risk"
+        yield Sentence("auc", f"{of_two} in {pairs} of pairs ({area}).")
     else:
-        pairs = percent(test["auc"], int(test["auc"] > 0.985))
-        area = f"AUC {number(test['auc'])}{within}"
-        if run.only_outcome:
-            yield Sentence("auc", f"It ranks a row with the outcome above one without it in {pairs} of pairs: {area}.")
-        else:
-            classes = isinstance(run.spec.task, Classification)
-            which = "a class above one of the others" if classes else "with a label above one without it"
-            mean = f"on average over {run.spec.task.outputs} {'classes' if classes else 'labels'}"
-            yield Sentence("auc", f"It ranks a row {'of ' * classes}{which} in {pairs} of pairs, {mean}: {area}.")
+        classes = isinstance(run.spec.task, Classification)
+        which = "a class above one of the others" if classes else "with a label above one without it"
+        mean = f"on average over {run.spec.task.outputs} {'classes' if classes else 'labels'}"
+        yield Sentence("auc", f"It ranks a {noun} {'of ' * classes}{which} in {pairs} of pairs, {mean} ({area}).")
 
 
 def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
     """Yield what is left of the AUC within hospitals, and what the hospital alone tells."""
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
-    if within is None or alone is None:
-        return
-    weights = "with the outcome and one without it" if run.only_outcome else "of a class, or with a label, and another"
-    yield Sentence(
-        "auc-within",
-        f"Within hospitals its AUC is {number(within)}: the mean of the hospitals' own, each weighted by its pairs of "
-        f"a row {weights}. A guess by the hospital alone, its share of the outcome for each of its rows, reaches "
-        f"{number(alone)}.",
-    )
+    if within is not None and alone is not None:
+        guess = f"a guess by the hospital alone reaches {percent(alone)} of all pairs (AUC {number(alone)})"
+        text = f"Where both are of one hospital: {percent(within)} of pairs (AUC within hospitals {number(within)})"
+        yield Sentence("auc-within", f"{text}; {guess}.")
 
 
 def _missed(run: RunResults) -> Iterator[Sentence]:
     """Yield every class, or label, of which the model finds hardly a row."""
-    found = run.recalls
+    found, noun = run.recalls, noun_of(run)
     hardly = [
         f"{name} (recall {percent(share)})" for name, share in found.items() if share is not None and share < RARE
     ]
     if hardly:
-        yield Sentence("hardly-found", f"It finds hardly a row of {', '.join(hardly)}.")
+        yield Sentence("hardly-found", f"It finds hardly a {noun} of {', '.join(hardly)}.")
     if untested := [name for name, share in found.items() if share is None]:
-        yield Sentence("class-untested", f"No row of {', '.join(untested)} was tested.")
+        yield Sentence("class-untested", f"No {noun} of {', '.join(untested)} was tested.")
 
 
 def _risk(run: RunResults) -> Iterator[Sentence]:
@@ -151,17 +176,18 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
         for name, several in run.outcomes.items():
             yield from told_apart(run, several["outcome"], f"the risks of {name}")
         return
+    yield from list(told_apart(run, one["outcome"])) or calibrated(one)
+    if list(run.miscalibrated(one["outcome"])) == ["slope"]:
+        yield from on_the_whole(one)
+    yield from side_by_side(run, one["outcome"])
     if one["brier_skill"] is not None:
         skill, rate = one["brier_skill"], one["events"] / one["samples"]
         better = f"{percent(skill)} smaller" if skill > 0 else "no smaller"
         yield Sentence(
             "brier" if skill > 0 else "brier-no-smaller",
-            f"The squared error of its risks (Brier score {number(one['brier'])}) is {better} than if every row were "
-            f"given the base rate of {percent(rate)} ({number(one['brier_of_prevalence'])}).",
+            f"Their squared error is {better} than if all were given the base rate of {percent(rate)} (Brier score "
+            f"{number(one['brier'])} against {number(one['brier_of_prevalence'])}).",
         )
-    yield from list(told_apart(run, one["outcome"])) or calibrated(one)
-    if list(run.miscalibrated(one["outcome"])) == ["slope"]:
-        yield from on_the_whole(one)
 
 
 def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
@@ -171,6 +197,7 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
         return
     value, low, high = (slope[name] for name in ("value", "low", "high"))
     close, found = abs(value - 1) <= CLOSE, f"calibration slope {number(value, 2)}"
+    found += f", 95 % interval {between(low, high, 2)}"
     if high < 0:
         rarer = "the higher they are, the rarer the outcome"
         yield Sentence("upside-down", f"Its risks are upside down: {rarer} ({found}).")
@@ -181,9 +208,9 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     elif close and max(1 - low, high - 1) <= FAR:
         yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
     else:
-        found += f", 95 % interval {between(low, high, 2)}"
-        text = f"These rows are too few to tell whether the spread of its risks is right ({found})."
-        yield Sentence("spread-unknown", text)
+        yield Sentence(
+            "spread-unknown", f"Too few were tested to tell whether the spread of its risks is right ({found})."
+        )
     yield from on_the_whole(one)
 
 
@@ -203,7 +230,7 @@ def _number(run: RunResults) -> Iterator[Sentence]:
     if "r2" in run.test:
         reached = run.test["r2"]
         less = f"{percent(reached)} smaller" if reached > 0 else "no smaller"
-        text = f"Its squared error is {less} than if every row were given the mean (R² {number(reached)})."
+        text = f"Its squared error is {less} than if every {noun_of(run)} were given the mean (R² {number(reached)})."
         yield Sentence("r2" if reached > 0 else "r2-no-smaller", text)
     yield from predictions_between(run)
 
@@ -212,39 +239,57 @@ def predictions_between(run: RunResults) -> Iterator[Sentence]:
     """Yield how far off most of the tested predictions are, as counted; nothing of too few rows."""
     if middle := run.summary.metrics.agreement.get("middle"):
         ends = f"{_short(middle['low'])} and {_short(middle['high'])}"
-        text = f"On the rows tested, {SHARES[middle['share']]} predictions lie between {ends} of the true value."
-        yield Sentence("between", text)
+        text = f"{SHARES[middle['share']]} predictions lie between {ends} of the true value."
+        yield Sentence("between", text[0].upper() + text[1:])
 
 
 def _sites(run: RunResults) -> Iterator[Sentence]:
-    """Yield where the model fails, by name."""
-    name = "mae" if isinstance(run.spec.task, Regression) else "loss"
-    rows = {site: row for site, row in run.by_site.items() if row.get("samples") and BASELINE + name in row}
-    worse = [site for site, row in rows.items() if row.get(name, math.inf) >= row[BASELINE + name]]
-    members = "hospitals and regions" if run.spec.federation.regions else "hospitals"  # of which one row is added up
-    of = f"{len(rows)} {members}" + " that are compared with it" * (len(rows) < len(run.by_site))
-    guess = f"{baseline_name(run)} on the rows tested"
-    if worse:
-        text = f"At {len(worse)} of {of}, {listed(worse)}, it is by its {NAMES[name]} no better than {guess}."
-        yield Sentence("no-better-than-guess", text)
-    elif len(rows) > 1:
-        text = f"At each of the {of} it is by its {NAMES[name]} better than {guess}."
-        yield Sentence("better-than-guess", text)
-    low, high = (f"{BASELINE}{name}_difference_{end}" for end in ("low", "high"))
-    known = {site: row for site, row in rows.items() if low in row and high in row}
-    if better := [site for site, row in known.items() if site not in worse and row[low] <= 0 <= row[high]]:
-        said = "That it is better than that guess may be chance (the interval of the difference includes 0)"
-        text = f"{said} at {listed(better)}."
-        yield Sentence("better-than-guess-by-chance", text)
+    """Yield where the model is better and worse than a guess, or chance, by name and with intervals."""
+    yield from _beside_guess(run)
     ranks = {site: (row["auc_low"], row["auc_high"]) for site, row in run.by_site.items() if "auc_low" in row}
     if unsure := [site for site, (low, high) in ranks.items() if low <= 0.5 <= high]:
-        text = f"It may rank no better than chance (the interval of the AUC includes 0.5) at {listed(unsure)}."
-        yield Sentence("chance", text)
+        text = "It may rank no better than chance (the interval of the AUC includes 0.5) at"
+        yield Sentence("chance", f"{text} {_aucs(run, unsure)}.", tuple(unsure))
     if below := [site for site, (_, high) in ranks.items() if high < 0.5]:
-        text = f"It ranks worse than chance (the interval of the AUC lies below 0.5) at {listed(below)}."
-        yield Sentence("below-chance", text)
+        text = "It ranks worse than chance (the interval of the AUC lies below 0.5) at"
+        yield Sentence("below-chance", f"{text} {_aucs(run, below)}.", tuple(below))
     if none := [site for site in run.by_site if site not in run.tested_at]:
-        yield Sentence("site-untested", f"No row of {listed(none)} is in these figures.")
+        yield Sentence("site-untested", f"No {noun_of(run)} of {listed(none)} is in these figures.")
+
+
+def _aucs(run: RunResults, sites: Sequence[str]) -> str:
+    rows = {site: run.by_site[site] for site in sites}
+    return listed([f"{site} ({between(row['auc_low'], row['auc_high'])})" for site, row in rows.items()])
+
+
+def _beside_guess(run: RunResults) -> Iterator[Sentence]:
+    """Yield at which hospitals the model's error is surely smaller than a guess's, or larger, or neither."""
+    found, name = beside_guess(run), error(run)
+    known = {site: one for site, one in found.items() if one is not None}
+    sites = {sign: [site for site, one in known.items() if judged(name, one) == sign] for sign in (1, 0, -1)}
+    members = "hospitals and regions" if run.spec.federation.regions else "hospitals"
+    members += " that are compared with it" * (len(found) < len(run.by_site))
+    what = "mean error" if name == "mae" else "error (log loss)"
+    guess = f"{baseline_name(run)}, on the same {noun_of(run)}s"
+    if better := sites[1]:
+        of = f"{len(better)} of {len(found)} {members} ({listed(better)})" if len(better) < len(found) else ""
+        where = of or (f"each of the {len(found)} {members}" if len(found) > 1 else "the one hospital compared")
+        yield Sentence("better-than-guess", f"At {where} its {what} is smaller than that of {guess}.")
+    if unsure := sites[0]:
+        text = f"These {noun_of(run)}s do not tell whether its {what} is smaller than that of {baseline_name(run)} at"
+        yield Sentence("guess-undecided", f"{text} {_each(unsure, known)}.", tuple(unsure))
+    if worse := sites[-1]:
+        text = f"Its {what} is larger than that of {guess}, at {_each(worse, known)}: do not use it there."
+        yield Sentence("worse-than-guess", text, tuple(worse))
+    if bare := [site for site, one in found.items() if one is None]:
+        rows = run.by_site
+        fewer = sum(name in rows[site] and rows[site][name] < rows[site][BASELINE + name] for site in bare)
+        text = f"At {fewer} of {len(bare)} {members} its {what} is smaller than that of {guess}; no interval is known"
+        yield Sentence("guess-without-interval", f"{text}, so none is named.")
+
+
+def _each(sites: Sequence[str], known: dict[str, Difference]) -> str:
+    return listed([f"{site} (difference {signed(known[site])})" for site in sites])
 
 
 def _short(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -25,17 +26,19 @@ NAMES = {
     "pearson_r": "Pearson's r",
 }
 Code = Literal[
-    "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
+    "predicts", "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
     "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
     "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
+    "calibration-by-hospital", "calibration-of-many",
     "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",
     "own-model-better", "own-model-better-by-chance", "own-model-no-better", "no-own-model", "same-model", "no-linear",
-    "unsolved", "kept-unsolved", "better-than-guess-by-chance",
-    "reference-in-part",
+    "unsolved", "kept-unsolved", "reference-in-part",
     "opposite-effects", "effects-not-compared",
-    "no-better-than-guess", "better-than-guess", "chance", "below-chance", "site-untested",
+    "better-than-guess", "guess-undecided", "worse-than-guess", "guess-without-interval",
+    "chance", "below-chance", "site-untested",
+    "no-other-hospital", "hospitals-vary", "kept-untested", "not-equal", "no-ranking", "recalibrate", "no-cause",
 ]  # fmt: skip
 MAX_NAMES = 8  # in a sentence
 NONE = "–"  # of a figure that there is none of
@@ -50,10 +53,11 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 class Sentence(NamedTuple):
-    """A sentence of the verdict, and the name of what it says."""
+    """A sentence of the verdict, the name of what it says, and hospitals whose figures a page links to."""
 
     code: Code
     text: str
+    sites: tuple[str, ...] = ()
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -70,8 +74,10 @@ def duration(seconds: float) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return a number to so many digits; – for None."""
-    return NONE if value is None else f"{value:.{digits}g}".replace("-", "−")
+    """Return a number to so many digits, without an exponent; – for None, NaN and infinity."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f"{Decimal(f'{value:.{digits}g}'):,f}".replace("-", "−")
 
 
 def span(low: float, high: float, written: Callable[[float], str]) -> str:

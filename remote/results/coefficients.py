@@ -13,7 +13,9 @@ from rankdad.common.errors import listed
 from rankdad.common.preparation.coefficients import FEWEST, Coding, Coefficients
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.written import Tabular
 from rankdad.remote.results.table_one import figure, outcome_names
 
 Fit = dict[str, Any]
@@ -35,11 +37,11 @@ def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
     Returns:
         `rows`, `freedom`, `r2`, `statistic` (t or z), `units` (the columns' own, or each site's SD), `why` there are no
         standard errors, "" where there are, and `coefficients`, none of sums that no rows add up to: of each the
-        outcome's `line`, the column's `name`, `estimate`, `se`, `statistic`, `p`, the ends `low` and `high` of its 95 %
-        interval, and of classes the `odds_ratio` with its own.
+        outcome's `line`, the column's `name` and `caption` if it has one, `estimate`, `se`, `statistic`, `p`, the ends
+        `low` and `high` of its 95 % interval, and of classes the `odds_ratio` with its own.
     """
     regression = isinstance(spec.task, Regression)
-    names = [INTERCEPT, *_names(spec, found.estimates.shape[1] - 1)]
+    names, captions = [INTERCEPT, *_names(spec, found.estimates.shape[1] - 1)], _captions(spec)
     critical = _critical(found.freedom) if regression else NormalDist().inv_cdf(0.975)
     kept = ~Coding.of(spec).fixed
     rows = []
@@ -48,9 +50,8 @@ def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
             if not kept[line, place] or found.problem in ("impossible-sums", "unsolved"):
                 continue
             estimate, error = float(found.estimates[line, place]), float(found.errors[line, place])
-            rows.append(
-                {"line": outcome, "name": name} | _figures(estimate, error, found.freedom, critical, regression)
-            )
+            named = {"line": outcome, "name": name} | ({"caption": captions[name]} if name in captions else {})
+            rows.append(named | _figures(estimate, error, found.freedom, critical, regression))
     return {
         "rows": found.rows,
         "freedom": found.freedom,
@@ -69,14 +70,14 @@ def as_table(coefficients: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"site": site, **row, "df": fit["freedom"], "rows": fit["rows"], "r2": fit["r2"], "units": fit["units"]}
         for site, fit in [(POOLED, coefficients.get("pooled")), *coefficients.get("sites", {}).items()]
         if fit
-        for row in fit["coefficients"]
+        for row in ({key: value for key, value in one.items() if key != "caption"} for one in fit["coefficients"])
     ]
 
 
 def name_of(rows: Any, row: Mapping[str, Any]) -> str:
     """Return what a coefficient is called: with its outcome where there are several."""
-    several = len({one["line"] for one in rows}) > 1
-    return f"{row['line']}: {row['name']}" if several else str(row["name"])
+    several, name = len({one["line"] for one in rows}) > 1, str(row.get("caption", row["name"]))
+    return f"{row['line']}: {name}" if several else name
 
 
 def opposite(coefficients: Mapping[str, Any]) -> tuple[dict[str, dict[str, float]], int]:
@@ -154,10 +155,21 @@ def _names(spec: RunSpec, inputs: int) -> list[str]:
     return input_names(spec) or [f"input {place + 1}" for place in range(inputs)]
 
 
+def _captions(spec: RunSpec) -> dict[str, str]:
+    """Return what a report calls those inputs that have a caption, by their names."""
+    data, found = spec.data, dict[str, str]()
+    if not isinstance(data, TableData) or not data.captions:
+        return found
+    for column, levels in data.levels_by_column.items():
+        found |= {f"{column}={level}": data.called(column, level) for level in levels}
+        found |= {column: data.called(column), f"{column} is missing": f"{data.called(column)} is missing"}
+    return found
+
+
 def _lines(spec: RunSpec, count: int) -> Iterator[str]:
     """Yield what each linear function is of: the outcome that it raises the odds of, or the number's name."""
     if isinstance(spec.task, Regression):
-        yield str(getattr(spec.data, "label", "number"))
+        yield spec.data.called(str(spec.data.label)) if isinstance(spec.data, Tabular) else "number"
         return
     named, first = outcome_names(spec), isinstance(spec.task, Classification) and count == 1
     for place in range(count):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankdad.common.metrics.intervals import Interval
+from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.metrics.paired_sums import Difference
+from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
 from rankdad.remote.results.paired_folds import DIFFERENCE
-from rankdad.remote.results.run_results import RunResults, finite
+from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 from rankdad.remote.results.run_summary import Values
 
 REFERENCES = ("local", "linear", "site")  # in the order in which they are told
@@ -58,6 +60,13 @@ def judged(name: str, found: Difference) -> int:
     return 0 if not is_clear(found) else 1 if is_better(name, found) else -1
 
 
+def deciding(run: RunResults, reference: str) -> tuple[str, Difference] | None:
+    """Return the difference by which a reference is judged, and its metric: within hospitals where that is known."""
+    found = run.differences_from(reference)
+    name = next((name for name in (*[WITHIN] * (reference != "linear"), measure(run)) if name in found), None)
+    return None if name is None else (name, found[name])
+
+
 def gain(name: Metric, model: float, other: float) -> float:
     """Return by how much a model is better than another one, as printed; below 0 it is worse."""
     difference = round(model, DIGITS) - round(other, DIGITS)
@@ -68,6 +77,24 @@ def of_site(row: dict[str, float], rival: str, name: str) -> Difference | None:
     """Return the difference from a rival over one site's rows; None where it is not known."""
     value, low, high = (row.get(f"{rival}_{name}{DIFFERENCE}{end}") for end in ("", "_low", "_high"))
     return None if value is None or low is None or high is None else Difference(value, low, high, "")
+
+
+def beside_guess(run: RunResults) -> dict[str, Difference | None]:
+    """Return by hospital how far the model's error is from that of a guess by the hospital alone.
+
+    None where no interval is known: a run compares on the same rows if it has references.
+    """
+    name = error(run)
+    return {
+        site: of_site(row, GUESS, name)
+        for site, row in run.by_site.items()
+        if row.get("samples") and BASELINE + name in row
+    }
+
+
+def error(run: RunResults) -> Metric:
+    """Return the error of predictions that hospitals are compared by: it is known of one class alone, too."""
+    return "mae" if isinstance(run.spec.task, Regression) else "loss"
 
 
 def value(run: RunResults, reference: str) -> tuple[float | None, Interval | None]:

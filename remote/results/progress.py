@@ -143,6 +143,7 @@ class Progress:
     best_epoch: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    site_versions: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: dict[str, list[str]] = field(default_factory=dict)
     solver: dict[str, Any] = field(default_factory=dict)

@@ -185,7 +185,9 @@ def class_names(spec: RunSpec) -> list[str]:
         return []
     if not isinstance(data, Tabular):
         return [str(place) for place in range(task.outputs)]
-    return [str(value) for value in data.values] if isinstance(task, Classification) else list(data.targets)
+    if not isinstance(task, Classification):
+        return [data.called(label) for label in data.targets]
+    return [data.captions.get(f"{data.targets[0]} = {value}", str(value)) for value in data.values]
 
 
 def read_results(directory: Path) -> RunResults:

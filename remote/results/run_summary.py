@@ -120,6 +120,8 @@ class RunFigures(Part, extra="ignore"):
     """Which of them are regions."""
     rows: dict[str, int] = Field(default={})
     """That each takes part with; none before all have said hello."""
+    site_versions: dict[str, str] = Field(default={})
+    """Of rankdad, that each takes part with."""
     training: str = ""
     """What the present one is called, where there are several."""
     folds: int = 1

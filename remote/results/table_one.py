@@ -65,7 +65,7 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
     if len(sites) * len(spec.data.inputs) > MAX_CELLS:
         for group in sites.values():
             group["columns"] = {}
-    sentences = [f"no row of any site has {name}: can it be learned?" for name in absent]
+    sentences = [f"no row of any hospital has {name}: can it be learned?" for name in absent]
     sentences += [sentence for _, _, sentence in found]
     kinds |= {"outcome-absent": list(sites)} if absent else {}
     return {"pooled": pooled, "sites": sites, "warnings": sentences, "worries": kinds}
@@ -146,7 +146,7 @@ SENTENCES = {
     "few have a value, or lack one",
     "levels-absent": "{} has no row with {}",
     "other-units": "{} may have other units: {}; convert them in its table",
-    "shifted-columns": "{} differs much from the other sites: {}",
+    "shifted-columns": "{} differs much from the other hospitals: {}",
     "shifted-label": "{}: {}: is the label the same?",
     "same-tables": "{} have the same sums of all columns, over {}: is one hospital's table there twice?",
 }
@@ -166,8 +166,10 @@ def _worries(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
         said.setdefault((kind, where), []).append(what)
 
     rounded = {site for site, group in sites.items() if _is_rounded(group)}
-    for name in next(iter(sites.values()))["columns"] if sites else ():
-        columns = {site: group["columns"][name] for site, group in sites.items()}
+    captions = spec.data.captions if isinstance(spec.data, TableData) else {}
+    for key in next(iter(sites.values()))["columns"] if sites else ():
+        columns = {site: group["columns"][key] for site, group in sites.items()}
+        name = f"{captions[key]} ({key})" if key in captions else key
         for site, column in columns.items():
             rows, missing = sites[site]["rows"], column["missing"]
             if missing / rows > GAPS:
@@ -242,7 +244,7 @@ def _odd(name: str, columns: Mapping[str, Group]) -> Iterator[Worry]:
     elif len(present) > 2:
         middle = usual(list(present.values()))
         for site in enough:
-            if odd := differs(name, present[site], middle, "", "the median site"):
+            if odd := differs(name, present[site], middle, "", "the median hospital"):
                 yield kinds[odd[0]], (site,), odd[1]
 
 
@@ -264,7 +266,7 @@ def _absent(name: str, own: Group, columns: Iterable[Group]) -> Iterator[str]:
         elsewhere = sum(one["values"] for one in others)
         share = sum(one["levels"][level] for one in others) / elsewhere if elsewhere else 0.0
         if not own["levels"][level] and share * own["values"] >= EXPECTED:
-            yield f"{name} = {level} ({100 * share:.0f} % of the other sites' rows)"
+            yield f"{name} = {level} ({100 * share:.0f} % of the other hospitals' rows)"
 
 
 def _told(column: Group) -> list[str]:
@@ -336,7 +338,9 @@ def _labels(spec: RunSpec, sites: Mapping[str, Group]) -> Iterator[Worry]:
         pairs = [((one, other), own, theirs, f"the rows at {other}", one, (rows[other], rows[one]))]
     else:
         usual = [median(found) for found in zip(*shares.values(), strict=True)]
-        pairs = [((site,), own, usual, "its rows", "the median site", (rows[site], 0)) for site, own in shares.items()]
+        pairs = [
+            ((site,), own, usual, "its rows", "the median hospital", (rows[site], 0)) for site, own in shares.items()
+        ]
     for where, own, theirs, here, there, numbers in pairs:
         for place in reversed(range(len(own))):  # of two classes the second is what happens
             if _unequal(own[place], theirs[place], numbers[0]) or _unequal(theirs[place], own[place], numbers[1]):
@@ -355,9 +359,7 @@ def outcome_names(spec: RunSpec) -> Callable[[int], str]:
     data, task = spec.data, spec.task
     if not isinstance(data, Tabular):
         return lambda place: f"class {place}" if isinstance(task, Classification) else f"label {place}"
-    if isinstance(task, Classification):
-        return lambda place: f"{data.targets[0]} = {data.values[place]}"
-    return lambda place: data.targets[place]
+    return data.outcome if isinstance(task, Classification) else lambda place: data.called(data.targets[place])
 
 
 def _short(value: float) -> str:

@@ -34,7 +34,6 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.logs import log_names
@@ -43,6 +42,7 @@ from rankdad.common.protocol.service import (
     MAX_RUN_BYTES,
     Asked,
     Described,
+    FromVersion,
     Listing,
     Offer,
     Offers,
@@ -51,7 +51,9 @@ from rankdad.common.protocol.service import (
     Reply,
     Stance,
     Submission,
+    Writer,
 )
+from rankdad.common.protocol.versions import check_versions
 from rankdad.remote.app import Routes, application, refuse
 from rankdad.remote.browsers import check_host, check_origin
 from rankdad.remote.connections import read_body
@@ -192,6 +194,30 @@ async def _site(site: str, request: Request) -> str:
     return site
 
 
+class OtherVersionError(ProtocolError):
+    """A body is of a version that does not run with this one."""
+
+    def __init__(self, error: UserError, version: str) -> None:
+        super().__init__(409, str(error), code=error.code, field=error.field)
+        self.version = version
+
+
+def _check_writer(writer: Writer, who: str) -> None:
+    try:
+        check_versions(who, writer.model_dump(), "the service")
+    except UserError as error:
+        raise OtherVersionError(error, writer.version) from None
+
+
+async def _poll(site: Site, service: TheService, request: Request) -> Poll:
+    body = await read_body(request, MAX_SMALL_BODY, request.app.state.registry.timeouts)
+    try:
+        return _read(Poll, body, f"{site}'s agent")
+    except OtherVersionError as error:
+        service.agents[site] = Seen(request.app.state.now(), error.version, fits=False)
+        raise
+
+
 def _body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     async def read(request: Request) -> M:
         return _read(model, await read_body(request, MAX_SMALL_BODY, request.app.state.registry.timeouts))
@@ -207,7 +233,7 @@ async def _run_body(request: Request) -> bytes:
 TheService = Annotated[Service, Depends(_service_of)]
 Site = Annotated[str, Depends(_site)]
 Owner = Annotated[str, Depends(_owner)]
-PollBody = Annotated[Poll, Depends(_body(Poll))]
+PollBody = Annotated[Poll, Depends(_poll)]
 ReplyBody = Annotated[Reply, Depends(_body(Reply))]
 StanceBody = Annotated[Stance, Depends(_body(Stance))]
 RunBody = Annotated[bytes, Depends(_run_body)]
@@ -220,22 +246,15 @@ _router = APIRouter(tags=["service"])
 async def poll(site: Site, service: TheService, poll: PollBody, request: Request) -> Offers:
     """Tell a site's agent what there is for it, once that is not what it knows."""
     connection, now = _connection(request), request.app.state.now
-    if poll.known or poll.version != __version__:  # whoever asks but once, as `rankdad check` does, does not stay
-        service.agents[site] = Seen(now(), poll.version)
-    if poll.version != __version__:
-        raise ProtocolError(
-            409,
-            f"{site}'s agent is rankdad {poll.version}, the service {__version__}: install the same",
-            code="version-differs",
-            field="version",
-        )
+    if poll.known:  # whoever asks but once, as `rankdad check` does, does not stay
+        service.agents[site] = Seen(now(), poll.version, fits=True)
     loop = asyncio.get_running_loop()
     end = loop.time() + service.registry.timeouts.hold
     while True:
         offers, left = service.offers(site), end - loop.time()
         if offers.digest != poll.known or left <= 0 or service.leaving:
             if poll.known:
-                service.agents[site] = Seen(now(), poll.version)
+                service.agents[site] = Seen(now(), poll.version, fits=True)
             return offers
         connection.waiting = loop.create_future()
         try:
@@ -360,9 +379,12 @@ async def readyz(service: TheService) -> Response:
     return PlainTextResponse("ok\n")
 
 
-def _read(model: type[M], body: bytes) -> M:
+def _read(model: type[M], body: bytes, who: str = "the sender") -> M:
     try:
-        return validate(model, parse_json(body))
+        document = parse_json(body)
+        if issubclass(model, FromVersion):  # before the rest, which another version may write otherwise
+            _check_writer(validate(Writer, document), who)
+        return validate(model, document)
     except (ValueError, UserError) as error:
         raise ProtocolError(422, f"the body: {error}", code="body-malformed") from None
 

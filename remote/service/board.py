@@ -85,7 +85,7 @@ class Board:
             kind, words = "in", "is here"
             if seen is None:
                 kind, words = "absent", "not here yet"
-            elif seen.version != __version__:
+            elif not seen.fits:
                 kind, words = "stopped", f"another version: install {__version__}"
             elif site not in connected:
                 kind, words = "gone", "gone: no connection"

@@ -25,10 +25,10 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from rankdad.common import __version__
 from rankdad.common.documents import parse_json, problems
 from rankdad.common.errors import ProtocolError, UserError, one_line, visible
 from rankdad.common.protocol.service import OPEN, Submission
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.spec import RunSpec
 from rankdad.page.history import History
 from rankdad.page.serving import HEADERS, Page, PageRoute, page_router
@@ -228,7 +228,7 @@ def submission_of(id_: str, body: bytes) -> Submission:
             [visible(f"{under}{field}: {problem}" if field else f"the spec: {problem}") for field, problem in wrong],
             under + wrong[0][0],
         )
-    return Submission.model_construct(id=id_, version=__version__, spec=document)
+    return Submission.model_construct(id=id_, **OUR_VERSION, spec=document)
 
 
 async def _make_report(directory: Path, path: Path) -> None:

@@ -9,10 +9,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rankdad.common import __version__
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.service import Asked, Question, Stance
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.remote.service.queue import Queue
 
 LASTS = 3600.0  # seconds
@@ -99,7 +99,7 @@ class Questions:
         _, sites, _, owner, spec = self._found("id = ?", id_)
         if site not in sites:
             raise _unknown()
-        return Question(id=id_, version=__version__, spec=json.loads(spec), owner=owner)
+        return Question(id=id_, **OUR_VERSION, spec=json.loads(spec), owner=owner)
 
     def answer(self, id_: str, site: str, stance: Stance) -> None:
         """Write down what a site answers; the first answer stands.

@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError, UserError, visible
 from rankdad.common.protocol.retention import Ended, Receipt
 from rankdad.common.protocol.service import (
@@ -27,6 +26,7 @@ from rankdad.common.protocol.service import (
     State,
     Submission,
 )
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.spec import RunSpec
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
@@ -55,10 +55,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Seen:
-    """When a site's agent was last heard of, in seconds since 1970, and which version it is."""
+    """When a site's agent was last heard of, in seconds since 1970, which version it is, and whether it fits."""
 
     time: float
     version: str
+    fits: bool
 
 
 class Service:
@@ -265,7 +266,7 @@ class Service:
         """
         entry = self._of(run, site)
         spec = self.queue.spec(run)
-        return Offer(run=entry.run, id=entry.id, owner=entry.owner, version=__version__, spec=spec)
+        return Offer(run=entry.run, id=entry.id, owner=entry.owner, **OUR_VERSION, spec=spec)
 
     async def reply(self, run: str, site: str, reply: Reply) -> None:
         """Take what a site says of a run.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import ProtocolError, SpecError, UserError
 from rankdad.common.protocol.service import Submission
@@ -23,13 +22,6 @@ def checked_run(submission: Submission, sites: Sequence[str]) -> tuple[RunSpec, 
     Raises:
         ProtocolError: it is not one for this service, says what is wrong.
     """
-    if submission.version != __version__:
-        raise ProtocolError(
-            409,
-            f"version: got {submission.version}, here {__version__}: install the same",
-            code="version-differs",
-            field="version",
-        )
     try:
         spec = validate(RunSpec, submission.spec)
     except SpecError as error:
@@ -53,4 +45,4 @@ def checked_run(submission: Submission, sites: Sequence[str]) -> tuple[RunSpec, 
         check_trackers(spec)
     except UserError as error:
         raise ProtocolError(422, str(error), code=error.code, field=error.field) from None
-    return spec, spec.model_dump(mode="json")
+    return spec, spec.document()

@@ -65,7 +65,7 @@ def test_seeds_tell_of_a_few_patients_without_rules_alone(tmp_path: Path, off: b
     assert bool(found) == off
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("policy", [STRICT, OFF])
 def test_a_short_look(policy: Policy) -> None:
     """Two minutes of it: `python -m benchmarks adversary --seconds 120`, with --strict and --off."""
@@ -100,7 +100,7 @@ def test_a_batch_and_a_step_of_all_differ_by_no_fewer_than_a_part_has(tmp_path: 
     assert min(len(one.patients) for one in found if "batches" in one.source) < 8
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_large_learning_rate_makes_no_step_of_one_patient() -> None:
     """At a rate of 10 one patient on the wrong side is a step's whole gradient: divided by its bias's it is the row.
 

@@ -88,6 +88,7 @@ def test_batches_are_solved_from_whole_gradients_without_the_rules_alone(
     assert (found.cells, found.refused) == (cells, refused)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rate", [1e-40, 1e-8])
 def test_batches_at_weights_that_hardly_move_tell_all_rows_without_the_rules_and_are_refused_under_them(
     rate: float,

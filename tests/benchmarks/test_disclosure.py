@@ -59,7 +59,7 @@ def test_hospitals_of_a_hundred_take_part_in_an_ordinary_study_and_again_a_week_
         assert all(2 * numbers < cells for numbers, cells in (one.whole, one.fold))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hospital_of_forty_is_told_what_would_do(tmp_path: Path) -> None:
     first = [one for one in ordinary.both_studies(80, "steps", tmp_path) if one.number == 1]
     assert [one.refused for one in first] == [""] * 3

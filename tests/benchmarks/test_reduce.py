@@ -116,7 +116,7 @@ def test_every_reducer_is_within_a_hundredth_of_optimal(captured: list[tuple[Fac
                 assert error(block(matrix, rank, seed=seed), gradient) <= most, seed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reducer", ["auto", "exact", "spi"])
 @pytest.mark.parametrize("rank", [1, 4, 10])
 def test_both_reductions_together_are_within_a_seventh_of_optimal(reducer: str, rank: int) -> None:
@@ -159,7 +159,7 @@ def test_the_command_measures_what_it_has_data_for(tmp_path: Path) -> None:
         assert f"| ff | 1 of {shape} | 64 | 2 | " in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.shared_data
 def test_reductions_on_the_papers_network() -> None:
     if not (SHARED / "mnist.npz").exists():

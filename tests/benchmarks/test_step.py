@@ -28,6 +28,7 @@ def test_a_site_whose_epoch_is_one_step_is_measured_too() -> None:
     assert up == down > 1000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sites", ["1,2", pytest.param("4,16,48", marks=pytest.mark.exhaustive)])
 def test_the_command_measures_few_and_many_sites_in_the_fewest_steps(sites: str) -> None:
     done = benchmark("step", "--sites", sites, "--steps", "10", "--bytes", "1000", timeout=280)
@@ -36,6 +37,7 @@ def test_the_command_measures_few_and_many_sites_in_the_fewest_steps(sites: str)
     assert measured == 2 * sites.split(",")
 
 
+@pytest.mark.exhaustive
 def test_no_sites_and_a_client_that_ends_early_are_sentences() -> None:
     done = benchmark("step", "--sites", "0", timeout=60)
     assert done.returncode == 2
@@ -44,6 +46,7 @@ def test_no_sites_and_a_client_that_ends_early_are_sentences() -> None:
         barrier_seconds(floor.streams_server, lambda *arguments: os._exit(1), 1, 1000, 10)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_a_step_without_training_costs_at_most_three_times_the_barest_one() -> None:
     import_before_forking()

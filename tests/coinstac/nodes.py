@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import httpx
+from rankdad.local.drivers.http_library import httpx
 
 ROOT = Path(__file__).parent.parent.parent
 PORT = 8881  # where an image serves

@@ -194,7 +194,7 @@ NAMES = {name: named for named, names in NAMED.items() for name in names}  # at 
 AT_RANK_1 = ("no rank", "no module", "a dtype", "nan", "overflow", "weight", "no weight", "scaler", "raises")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("attempts", "arguments"),
     [

@@ -57,7 +57,7 @@ def trained(seed: int) -> dict[str, tuple[float, float]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_digits_end_within_5_percent_of_power_sgd_at_no_more_bytes(seed: int) -> None:
     for found in run_ranks(2, trained, seed):

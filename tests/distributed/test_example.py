@@ -1,4 +1,4 @@
-"""The training loop of docs/library.md is docs/low_rank.py, and runs."""
+"""The training loop of docs/tutorials/first-loop.md is docs/tutorials/low_rank.py, and runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLE = ROOT / "docs" / "low_rank.py"
+TUTORIALS = ROOT / "docs" / "tutorials"
+EXAMPLE = TUTORIALS / "low_rank.py"
 
 
 @pytest.mark.slow
 def test_the_example_ends_with_equal_weights_at_both_ranks() -> None:
     code = EXAMPLE.read_text()
-    assert textwrap.indent(code.rstrip("\n"), "    ") in (ROOT / "docs" / "library.md").read_text()
+    assert textwrap.indent(code.rstrip("\n"), "    ") in (TUTORIALS / "first-loop.md").read_text()
     assert len(code.splitlines()) <= 40
     ended = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE)],

@@ -68,6 +68,7 @@ def spec_of(network: str, data: str) -> dict[str, Any]:
     return {"run": run | rest, "simulation": {"source": {"name": "npz", "path": data}, "policy": OPEN}}
 
 
+@pytest.mark.exhaustive
 def test_every_module_is_there_and_compiled(inside: tuple[str, Path]) -> None:
     assert docker("exec", inside[0], "python", "-IB", "/opt/rankdad/imported.py") == ""
 
@@ -83,6 +84,7 @@ def test_every_command_explains_itself(inside: tuple[str, Path]) -> None:
     assert rankdad(inside[0], *commands).count("Usage:") == len(commands)
 
 
+@pytest.mark.exhaustive
 def test_every_network_trains_and_every_picture_is_drawn(inside: tuple[str, Path]) -> None:
     name, folder = inside
     generator = np.random.default_rng(0)

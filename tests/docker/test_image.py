@@ -74,6 +74,7 @@ def test_who_does_not_serve_what_it_should_is_not_healthy(waiting: tuple[str, st
         assert "no rankdad runs here" in docker("exec", name, *HEALTH, check=False)
 
 
+@pytest.mark.exhaustive
 def test_it_runs_under_any_user(waiting: tuple[str, str]) -> None:
     out = run(
         "--user",
@@ -90,6 +91,7 @@ def test_it_runs_under_any_user(waiting: tuple[str, str]) -> None:
     assert "weights: equal at all sites" in out
 
 
+@pytest.mark.exhaustive
 def test_a_users_package_is_found_whatever_its_name(tmp_path: Path) -> None:
     (tmp_path / "common.py").write_text("from torch import nn\nmake = lambda: nn.Sequential(nn.Linear(64, 10))\n")
     tmp_path.chmod(0o755)

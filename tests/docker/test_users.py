@@ -31,6 +31,7 @@ class WatchedNode(ContainerNode):
         self.process = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("user", [1001, 12345, 0])
 def test_started_as_the_platform_does_it_is_the_folders_owner_without_any_power(tmp_path: Path, user: int) -> None:
     _, form = small(1)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx
 import safetensors.torch
 from starlette.responses import Response
 
@@ -25,6 +24,7 @@ from rankdad.common.protocol.messages import Kind
 from rankdad.common.run.replica import Replica
 from rankdad.local.drivers import running
 from rankdad.local.drivers.bounded import BoundedTransport
+from rankdad.local.drivers.http_library import httpx
 from rankdad.remote import kept_run
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.kept_run import KeptRun

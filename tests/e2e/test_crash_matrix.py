@@ -111,7 +111,7 @@ def test_one_dies(play: Callable[..., None], turn: int, number: int, case: Case)
     play(list(METHODS)[(number + turn) % len(METHODS)], crashes, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_site_and_the_aggregator_die_with_half_of_a_message_sent(play: Callable[..., None]) -> None:
     crashes = {"beta": [Crash("upload", 27)], "aggregator": [Crash("half a commit", 54, 1)]}
     play("rank-dad", crashes, queueing=False, retention=Retention.TAIL)
@@ -132,7 +132,7 @@ def test_all_die_at_once(play: Callable[..., None], method: str) -> None:
     play(method, {}, act)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_they_die_again_and_again_before_the_first_step(play: Callable[..., None]) -> None:
     start = ("half a new file", "new file", "half a summary")
     hello = ("contribution", "aggregate", "update", "half a commit", "committed", "followed")
@@ -169,7 +169,7 @@ def test_everyone_dies_twice(play: Callable[..., None], method: str, number: int
     play(method, crashes, queueing=bool(number), retention=list(Retention)[number])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_they_die_again_and_again_after_the_last_step(play: Callable[..., None], method: str) -> None:
     crashes = {
@@ -185,7 +185,7 @@ def test_they_die_again_and_again_after_the_last_step(play: Callable[..., None],
     play(method, crashes, queueing=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("point", ["wait", "download", "result"])
 def test_a_site_that_dies_when_all_is_over_has_its_model_from_an_aggregator_that_is_started_again(
     play: Callable[..., None], point: str

@@ -67,7 +67,7 @@ def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> 
     assert "its run is complete" in again.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_path: Path) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
     command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger"]

@@ -1,4 +1,4 @@
-"""The service's figures, scraped by a real Prometheus and asked for with the queries of docs/operation.md."""
+"""The service's figures, scraped by a real Prometheus and asked for with the queries of docs/how-to/service.md."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
+from rankdad.local.drivers.http_library import httpx
 from tests.conftest import SITES, run_document, write_site
 from tests.e2e.consortium import Consortium
 
-DOCS = Path(__file__).parents[2] / "docs" / "operation.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "service.md"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from tests.e2e.test_processes import benchmark
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 def test_a_figure_is_made_and_goes_on_where_it_was(tmp_path: Path) -> None:
     output = tmp_path / "paper"
     command = ("paper", "figure-6", "--quick", "--output", str(output))

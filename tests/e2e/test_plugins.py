@@ -38,7 +38,7 @@ def simulated(output: Path, policy: dict[str, Any], *, installed: bool = True) -
     return python(*line, *words, path=str(PLUGINS) if installed else "")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_method_of_another_package_trains_digits(tmp_path: Path) -> None:
     done = simulated(tmp_path / "run", {"methods": ["signsgd"], "rows_per_rank": None})
     assert done.returncode == 0, done.stderr
@@ -48,14 +48,14 @@ def test_a_method_of_another_package_trains_digits(tmp_path: Path) -> None:
     assert len(set(summary["weights_sha256"].values())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_policy_that_does_not_name_it_admits_none(tmp_path: Path) -> None:
     done = simulated(tmp_path / "run", {"rows_per_rank": None})
     assert done.returncode != 0
     assert "[policy-refuses]" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({"method": {"name": "signsgd"}}, "name-unknown"), ({"record": {"rounds": ["mean-age"]}}, "field-invalid")],
@@ -73,7 +73,7 @@ def asked(output: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return python(*line, *words, *(word for change in changes for word in ("--set", change)), path=str(PLUGINS))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_round_of_another_package_is_held_once_and_what_it_finds_is_in_the_summary(tmp_path: Path) -> None:
     code = "rankdad_mean_age:MeanAge@rankdad-mean-age==1.0"
     done = asked(tmp_path / "run", "--allow-factory", code)
@@ -84,7 +84,7 @@ def test_a_round_of_another_package_is_held_once_and_what_it_finds_is_in_the_sum
     assert [(one["name"], one["version"]) for one in summary["functions"]] == [(code.partition("@")[0], "1.0")]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_site_that_does_not_list_its_code_takes_no_part(tmp_path: Path) -> None:
     done = asked(tmp_path / "run")
     assert done.returncode != 0

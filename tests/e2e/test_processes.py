@@ -251,7 +251,7 @@ def test_a_site_that_cannot_save_is_named_though_the_run_was_complete(tmp_path: 
     assert "the model cannot be written" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     process = start("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.training.epochs=30")
     process.stdout.readline()

@@ -20,6 +20,7 @@ def bytes_of(summary: dict[str, Any]) -> float:
     return total
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))])
 def test_digits_four_sites_three_seeds(seed: int) -> None:
     dsgd, rank_dad = bench_methods(SPECS / "digits.json", [], None, [seed], None, lockstep=True)
@@ -51,6 +52,7 @@ def test_one_row_a_layer_trains_as_well_as_powersgd_and_int8_as_well_as_float32(
     assert bytes_of(rows[0]) / bytes_of(rows[3]) >= 250
 
 
+@pytest.mark.exhaustive
 @pytest.mark.shared_data
 def test_mnist_two_epochs() -> None:
     data = SHARED / "mnist.npz"
@@ -62,6 +64,7 @@ def test_mnist_two_epochs() -> None:
     assert bytes_of(dsgd) / bytes_of(rank_dad) >= 35
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_a_step_costs_about_three_times_the_floor() -> None:
     done = benchmark("step", "--sites", "4", timeout=300)
@@ -79,6 +82,7 @@ def test_the_first_step_comes_within_two_and_a_half_imports() -> None:
     assert float(done.stdout.split()[-1]) <= 2 * 2.5, "machines differ"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_a_step_that_can_be_gone_on_with_costs_a_tenth_or_two_milliseconds_more() -> None:
     """Run's file, checkpoints every 50 steps and tokens; what fails costs twice as much, since machines differ."""

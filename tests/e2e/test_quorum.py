@@ -67,6 +67,7 @@ def started(tmp_path: Path, file: Path) -> Iterator[Started]:
             process.communicate()
 
 
+@pytest.mark.exhaustive
 def test_three_of_four_go_on_and_the_ledger_tells_their_weights(tmp_path: Path) -> None:
     with started(tmp_path, four_sites(tmp_path, quorum=3, grace=0.5)) as processes:
         wait_for_steps(processes.run, 40)

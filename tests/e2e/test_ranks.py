@@ -153,7 +153,7 @@ def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", METHODS)
 def test_ranks_end_with_the_weights_of_one_process_and_again_with_the_same_bits(tmp_path: Path, case: str) -> None:
     changes = dict(zip(("method", "training"), METHODS[case], strict=True))
@@ -251,7 +251,7 @@ def test_ranks_go_through_folds_tuning_and_references_as_one_process(tmp_path: P
     assert tested[0] == tested[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_with_rows_go_on_to_the_same_bits_and_other_ranks_from_their_checkpoint(tmp_path: Path) -> None:
     training = LONG | {"epochs": 16, "optimizer": {"name": "adam", "lr": 0.01}}
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training}
@@ -312,7 +312,7 @@ def ranks_of(torchrun: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torchrun_ends_with_the_rank_that_is_killed_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
     with house(tmp_path / "undisturbed", **changes) as found:

@@ -24,7 +24,7 @@ def summary_of(directory: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_killed_region_and_a_killed_aggregator_above_it_go_on_to_the_same_bits(tmp_path: Path) -> None:
     federation = {"sites": list(SITES), "regions": REGIONS}
@@ -93,7 +93,7 @@ def test_a_region_whose_run_is_no_longer_above_it_ends_and_says_so_to_both_sides
     assert summary_of(tmp_path / "top")["reason"].startswith("north: aggregator: http://127.0.0.1")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_simulated_tree_killed_at_once_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     federation = {"sites": list(SITES), "regions": REGIONS}

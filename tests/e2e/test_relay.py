@@ -141,7 +141,7 @@ def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
     assert "reset: 1 (responses 2)" in out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 40}), relay_file(tmp_path, faults=FAULTS)
     process = start("simulate", file, "--output", tmp_path / "run", "--ledger", "--relay", relay, new_session=True)

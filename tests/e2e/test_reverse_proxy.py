@@ -1,4 +1,4 @@
-"""Real reverse proxies that end TLS, with the settings of docs/operation.md."""
+"""Real reverse proxies that end TLS, with the settings of docs/how-to/aggregator.md."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from rankdad.common.documents import load_json
+from rankdad.local.drivers.http_library import httpx
 from tests.conftest import SITES, run_document, write_policy, write_site
 from tests.e2e.test_service import rankdad
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-DOCS = Path(__file__).parents[2] / "docs" / "operation.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "aggregator.md"
 EPOCHS = 60
 
 
@@ -89,6 +89,7 @@ def proxy(words: list[str], outside: int, log: Path) -> Iterator[subprocess.Pope
         process.wait(20)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["nginx", "caddy"])
 def test_a_run_behind_a_proxy_that_is_started_again_ends_with_one_digest(tmp_path: Path, name: str) -> None:
     if shutil.which(name) is None:

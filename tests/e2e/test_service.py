@@ -99,6 +99,7 @@ def test_an_agents_log_is_one_for_all_runs_and_its_loss_is_noticed(tmp_path: Pat
     assert "log-too-old" in rankdad("disclosures", own / "SITE.json", status=2)
 
 
+@pytest.mark.exhaustive
 def test_a_service_notices_an_older_log_where_nothing_at_the_site_does(tmp_path: Path, data: Path) -> None:
     with Consortium(tmp_path / "all", data, SITES, policies={"beta": {"keyed_folds": False}}).started() as all_:
         own, copies = all_.folder / "beta", list[bytes]()
@@ -320,6 +321,7 @@ def test_a_service_says_what_it_needs_without_loading_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.exhaustive
 def test_an_owner_asks_all_sites_before_the_run_and_nothing_of_it_is_submitted_or_read(
     tmp_path: Path, data: Path
 ) -> None:

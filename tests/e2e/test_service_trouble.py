@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from rankdad.common import __version__
 from rankdad.common.data import read_site
 from rankdad.common.documents import load_json
 from rankdad.common.protocol.service import State
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.remote.tables import count_of
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_policy, write_site
@@ -34,7 +34,7 @@ LONG: dict[str, Any] = {"training": {"epochs": 200}}
 OTHER_VERSION = """
 import sys
 import rankdad.common
-rankdad.common.__version__ = "0.0.9"
+rankdad.common.__version__ = "0.9.0"
 from rankdad.__main__ import app
 app(sys.argv[1:])
 """
@@ -61,6 +61,7 @@ def ended_as_undisturbed(all_: Consortium, run: str, document: dict[str, Any], d
     assert all_.summary(run)["weights_sha256"] == dict.fromkeys(sites, digest)
 
 
+@pytest.mark.exhaustive
 def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_path: Path, data: Path) -> None:
     with Consortium(tmp_path / "all", data, SITES).started() as all_:
         all_.kill("beta")
@@ -80,12 +81,13 @@ def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_pat
             other.kill()
             other.wait()
         said = (tmp_path / "other.log").read_text()
-        assert "beta's agent is rankdad 0.0.9, the service 0.1.0: install the same" in said
+        assert "beta's agent is rankdad 0.9.0 (wire 1), the service 0.1.0 (wire 1): install one version" in said
         assert "Traceback" not in said
         all_.start("beta")
         assert all_.until_over(whole)[whole].state is State.ENDED, all_.said()
 
 
+@pytest.mark.exhaustive
 def test_a_token_that_is_revoked_in_mid_run_stops_that_run_alone(tmp_path: Path, data: Path) -> None:
     document = run_document(name="whole", **LONG)
     with Consortium(tmp_path / "all", data, SITES, tokens=True).started() as all_:
@@ -150,7 +152,7 @@ class HostileHandler(BaseHTTPRequestHandler):
         if run == "stuck-1":
             self.server.released.wait(60)
         spec = run_document(federation={"sites": ["alpha"]})
-        self.say({"run": run, "id": "0" * 16, "owner": "eve", "version": __version__, "spec": spec})
+        self.say({"run": run, "id": "0" * 16, "owner": "eve", **OUR_VERSION, "spec": spec})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -184,6 +186,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_a_service_never_describes_is_refused_and_holds_up_no_other(tmp_path: Path) -> None:
     write_policy(tmp_path)
     with Hostile() as service:
@@ -221,6 +224,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can(tmp_path: Path, data: Path) -> None:
     document = run_document(name="long", **LONG)
@@ -255,6 +259,7 @@ def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can
     ended_as_undisturbed(all_, run, document, data, tmp_path / "undisturbed")
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_of_the_service_is_waited_for_and_nothing_is_lost(tmp_path: Path, data: Path) -> None:
     document = run_document(name="long", **LONG)
     with small_disk(tmp_path / "all/service"), Consortium(tmp_path / "all", data, SITES).started() as all_:

@@ -34,6 +34,7 @@ STEPS = 2000
 MOST_GROWTH = 1.0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 def test_two_thousand_steps_take_no_more_memory_and_no_more_files(tmp_path: Path) -> None:
     method = {"name": "rank-dad", "rank": 2, "feedback": "both"}

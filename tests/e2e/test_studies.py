@@ -61,7 +61,7 @@ def test_the_pooled_auc_is_that_of_all_scores_together(cancer: Path) -> None:
     assert test["accuracy"] == pytest.approx((table["label"] == table["predicted"]).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_spec_gives_the_same_folds_and_weights(cancer: Path) -> None:
     done = rankdad("simulate", cancer / "cancer.json", "--output", cancer / "again", timeout=120)
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def test_a_model_that_was_kept_scores_another_hospital(cancer: Path) -> None:
     assert right.mean() > 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.shared_data
 @pytest.mark.timeout(900)  # 45 s on two quiet cores
 def test_brain_age_of_twenty_hospitals() -> None:

@@ -28,6 +28,7 @@ def end(processes: Sequence[Warm]) -> None:
         process.communicate()
 
 
+@pytest.mark.exhaustive
 def test_an_aggregator_draws_on_its_terminal_and_names_who_is_gone(tmp_path: Path) -> None:
     file = simulation(tmp_path, 300, federation={"sites": NAMES}, training={"epochs": 60})
     port = free_port()
@@ -87,6 +88,7 @@ def test_a_simulation_draws_where_the_terminal_can_be_drawn_on(
     assert "weights: equal at all sites" in whole.replace("\n", " ")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), pytest.param(("--lockstep",), marks=pytest.mark.exhaustive)])
 def test_without_a_terminal_every_epoch_is_one_short_line(tmp_path: Path, options: tuple[str, ...]) -> None:
     sites = [f"{number}-{'of-a-country-with-long-names-' * 2}"[:60] for number in range(5)]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 import zipfile
 from pathlib import Path
@@ -39,6 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(cloned(folder / "source"), folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["clone without links", "zip of the tree", "sdist"])
 def test_it_is_whole_whatever_it_is_built_from(wheel: Path, tmp_path: Path, kind: str) -> None:
     """A clone on a system without symbolic links, and a zip, have a text in the place of each."""
@@ -72,6 +74,7 @@ def test_the_wheel_holds_one_package(wheel: Path) -> None:
     assert {name if name.startswith("rankdad/") else f"rankdad/{name}" for name in files} <= set(names)
 
 
+@pytest.mark.exhaustive
 def test_it_runs_beside_packages_that_have_our_rooms_names(wheel: Path, tmp_path: Path) -> None:
     """What rankdad needs is taken from where it lies: it is rankdad that is installed afresh."""
     venv.create(tmp_path / "venv", with_pip=False)
@@ -104,3 +107,32 @@ def test_it_runs_beside_packages_that_have_our_rooms_names(wheel: Path, tmp_path
     spec = str(packages / "rankdad" / "simulations" / "specs" / "digits.json")
     summary = run(str(Path(python).parent / "rankdad"), "simulate", spec, "--set", "run.training.epochs=1", "--json")
     assert json.loads(summary.stdout)["epochs"] == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_the_readmes_commands_run_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """With the extra `demo`, from a package index; the specs are those of the package, and each trains one epoch."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python, environment = tmp_path / "venv" / "bin" / "python", dict(os.environ)
+    environment.pop("PYTHONPATH", None)
+    environment["PATH"] = f"{python.parent}:{environment['PATH']}"
+    install = [*PIP, "--python", str(python), "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    began = time.monotonic()
+    subprocess.run([*install, str(wheel)], check=True)
+    took = time.monotonic() - began
+    size = sum(path.lstat().st_size for path in (tmp_path / "venv").rglob("*") if not path.is_symlink())
+    print(f"\nwithout extras: {size / 1e9:.2f} GB, installed in {took:.0f} s")
+    subprocess.run([*install, f"{wheel}[demo]"], check=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python3*/site-packages")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "simulations").symlink_to(packages / "rankdad" / "simulations")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^ +(rankdad [^#\n]*\S)", readme, flags=re.MULTILINE)
+    assert len(commands) > 1
+    for command in ["rankdad --version", "rankdad simulate simulations/specs/digits.json", *commands]:
+        quick = " --set run.training.epochs=1" * command.startswith("rankdad simulate")
+        done = subprocess.run(command + quick, shell=True, cwd=here, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert "weights: equal at all sites" in done.stdout

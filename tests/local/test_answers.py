@@ -13,23 +13,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpcore
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common import __version__
 from rankdad.common.documents import MAX_DEPTH
 from rankdad.common.errors import RankdadError
 from rankdad.common.models import build_model
 from rankdad.common.protocol.messages import Ask
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.run.replica import Replica
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.bounded import BoundedTransport, TooLargeError
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.http_library import httpcore, httpx
 from rankdad.local.drivers.running import run_site
 from rankdad.local.site import Site
 from rankdad.local.taking_part import check_site
@@ -316,7 +315,7 @@ def test_an_update_that_is_none_names_its_round_and_ends_in_a_sentence(update: b
     assert "the aggregator's update of round 7 cannot be used: " in str(error.value)
 
 
-DOCUMENT = {"version": __version__, "id": RUN_ID, "oldest": 0, "resumes": True, "run": run_document()}
+DOCUMENT = {**OUR_VERSION, "id": RUN_ID, "oldest": 0, "resumes": True, "run": run_document()}
 BOUNDED: dict[str, dict[str, Any]] = {
     "threads": {"training": {"threads": 10**9}},
     "widths": {"model": {"name": "mlp", "hidden": [10**12]}},

@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
@@ -28,6 +27,7 @@ from rankdad.common.run.weight_sketch import PARTS
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.drivers.http_library import httpx
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.site import Site
 from tests.conftest import run_spec, site_config

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rankdad.common import __version__
 from rankdad.common.data import Samples, SiteData, split_samples
 from rankdad.common.data.folds import Split
 from rankdad.common.data.reading import Reading
@@ -29,6 +28,7 @@ from rankdad.common.policy_checks import check_run, check_step, rows_sent
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Failure
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.refusals import refuse_together
 from rankdad.common.run.batches import drawn_sizes
 from rankdad.common.spec import MethodSpec, RunSpec
@@ -385,7 +385,7 @@ def test_lines_that_an_older_policy_does_not_have_are_todays_defaults(tmp_path: 
 
 def site(tmp_path: Path, server: Server, spec: RunSpec, policy: dict[str, Any]) -> SiteConfig:
     """A site whose aggregator offers a run and takes one contribution."""
-    offered = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
+    offered = {**OUR_VERSION, "run": spec.model_dump(mode="json"), "id": "0" * 16}
     server.script = [(200, json.dumps(offered).encode()), (200, b"")]
     (tmp_path / "policy.json").write_text(json.dumps(policy))
     address = f"http://127.0.0.1:{server.server_port}"

@@ -197,7 +197,7 @@ print([open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/s
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_thread_of_a_group_outlives_it() -> None:
     """Now and then one of them aborted a rank that had ended well. What forks has imported more, and shows nothing."""
     variables = os.environ | torchrun(0, free_port()) | {"WORLD_SIZE": "1"}

@@ -70,7 +70,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, Any, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", sampled(RUNS, len(RUNS)))
 def test_alone_is_a_run_of_one_site_bit_for_bit(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -164,7 +164,7 @@ def test_repeats_that_are_alike_at_a_site_alone_have_models_of_their_own(
     assert tested == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_does_not_count_any_more_trains_nothing_alone(tmp_path: Path, site_data: Data) -> None:
     """A site that only catches up needs its predictions, and nothing to compare them with."""
     spec, bodies = referenced("local", training=ONE_STEP), list[Evaluation]()
@@ -188,7 +188,7 @@ def keep(outputs: dict[tuple[str, int], Tensor], site: str, fold: int, given: Te
     outputs[site, fold] = given
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_who_does_not_ask_for_references_trains_the_same_weights(tmp_path: Path, site_data: Data) -> None:
     for names in ((), ("local", "site")):
         spec = referenced(*names, model=MODEL, training={"epochs": 1})
@@ -340,7 +340,7 @@ def fold_of(data: SiteData, fold: int) -> tuple[Rows, Rows]:
     return train, test
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: Data, task: str) -> None:
     """Pooled over the sites for `linear`, each site's own for `site`; each row predicted by a model of other rows."""
@@ -377,7 +377,7 @@ def test_linear_references_are_those_of_scikit_learn(tmp_path: Path, site_data: 
             assert found["values"]["auc"] == pytest.approx(roc_auc_score(known, scores, multi_class="ovr"), abs=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_site_that_cannot_train_alone_says_so_and_the_run_goes_on(tmp_path: Path, site_data: Data) -> None:
     """A model that diverges alone is no reason to end everybody's run."""
     spec = referenced("local", training=ONE_STEP)

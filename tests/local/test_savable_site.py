@@ -74,7 +74,7 @@ SPECS = {name: {"method": method} for name, method in zip(NAMES, METHODS, strict
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("changes", sampled(SPECS.values(), len(SPECS)), ids=SPECS)
 def test_what_is_saved_at_every_round_is_all_that_a_site_needs(
     tmp_path: Path, site_data: Data, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -85,7 +85,7 @@ def test_what_is_saved_at_every_round_is_all_that_a_site_needs(
     assert digest_of(spec, site_data(spec), tmp_path / "saved") == living
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_has_come_late_is_saved_too(tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = late_spec(2)
     living = digest_of(spec, site_data(spec), tmp_path / "living", Straggling)
@@ -163,7 +163,7 @@ def carried(
     return digest
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_log_counts_a_run_that_is_saved_once(tmp_path: Path) -> None:
     spec = asked(3).model_copy(update={"preparation": validate(Preparation, {"standardise": "federated"})})
     found = []

@@ -90,7 +90,7 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("phase", ["reading", "computing"])
 def test_a_site_that_cannot_look_ends_as_if_it_were_killed(tmp_path: Path, phase: str) -> None:
     """Neither is the signal taken for a fault of the data or the model, nor does the site outlive it."""

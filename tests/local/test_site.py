@@ -13,6 +13,7 @@ import pytest
 
 from rankdad.common import memory
 from rankdad.common.errors import RankdadError, SpecError, UserError
+from rankdad.common.protocol import versions
 from rankdad.local import taking_part as site_module
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
@@ -78,7 +79,7 @@ def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(
     places = {"data": folder / "data", "output": folder / "out", "policy": policy}
     device = "cpu"
     if what == "version":
-        monkeypatch.setattr(site_module, "__version__", "0.0.1")
+        monkeypatch.setattr(versions, "__version__", "0.9.0")
     elif what == "memory":
         monkeypatch.setattr(memory, "available", lambda: 1)
     elif what == "device":
@@ -160,7 +161,7 @@ def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> No
         assert served.aggregator.state.replica.digest() == result.weights_sha256["alpha"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_never_writes_over_the_results_of_another(tmp_path: Path) -> None:
     """The same site file, two aggregators: the second run's results go into a folder of its own."""
     write_site(tmp_path / "data", 54, 0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankdad.common import __version__
 from rankdad.common.protocol.service import Question, Stance
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.local.agent.stance import stance_on
 from rankdad.local.privacy.log import DisclosureLog
 from tests.conftest import run_document, site_config
@@ -30,7 +30,7 @@ def stance(folder: Path, changes: dict[str, Any], lines: dict[str, Any], **own: 
     policy.write_text(json.dumps({"keyed_folds": True, "min_rows": 1, "rows_per_rank": None} | lines))
     places = {"data": str(folder / "nothing"), "output": str(folder / "out"), "privacy": str(folder / "privacy")}
     config = site_config(1, **places, policy=str(policy), **own)
-    question = Question(id="0" * 16, version=__version__, owner="anna", spec=run_document(**changes))
+    question = Question(id="0" * 16, **OUR_VERSION, owner="anna", spec=run_document(**changes))
     return stance_on(config, question)
 
 

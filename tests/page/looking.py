@@ -26,6 +26,7 @@ def until(condition: Callable[[], Any], seconds: float = PATIENCE, what: str = "
 def check_look(chromium: Browser, width: int, *, dark: bool) -> None:
     """Check that nothing is clipped, lies on something else, or can hardly be read."""
     look = f"{width} {'dark' if dark else 'light'}"
+    assert chromium.violations() == [], look
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width, look
     for script in (CLIPPED, OUTSIDE, OVERLAPPING):
         assert chromium.evaluate(script) == [], look

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.auth import hashed
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
@@ -28,6 +28,7 @@ from tests.warm import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.xdist_group("browser")]
 
 DRAWN = "[...document.querySelectorAll('.chart')].filter(box => !box.hidden && box.querySelector('svg')).length"
+VISIBLE = "[...document.querySelectorAll('.chart')].filter(box => box.clientWidth && box.querySelector('svg')).length"
 FOCUSED = "(box => box.id || box.className || box.tagName)(document.activeElement)"
 CHOOSE = "(box => { box.value = 'beta'; box.dispatchEvent(new Event('change')) })(document.getElementById('site'))"
 REDRAW = """
@@ -37,7 +38,7 @@ REDRAW = """
   return performance.now() - began;
 })(document.getElementById("site"))
 """
-GONE = "document.querySelector('#sites-table tbody tr:nth-child(2) .gone')?.innerText ?? ''"
+GONE = "document.querySelector('#hospitals-table tbody tr:nth-child(2) .gone')?.innerText ?? ''"
 
 
 @dataclass
@@ -79,7 +80,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             process.communicate()
 
 
-def shown(chromium: Browser, federation: Federation, width: int = 1200, *, dark: bool = False, drawn: int = 5) -> None:
+def shown(chromium: Browser, federation: Federation, width: int = 1200, *, dark: bool = False, drawn: int = 1) -> None:
     """Open the page as a viewer."""
     page = f"{federation.address}page/"
     chromium.open(page, width, dark=dark)
@@ -89,6 +90,20 @@ def shown(chromium: Browser, federation: Federation, width: int = 1200, *, dark:
     until(
         lambda: chromium.evaluate(f"!!document.getElementById('verdict') && {DRAWN}") >= drawn, what="nothing is drawn"
     )
+
+
+def technical(chromium: Browser, drawn: int = 4) -> None:
+    """Choose the tab of technical figures."""
+    chromium.evaluate("document.getElementById('tab-technical').click()")
+    until(lambda: chromium.evaluate(VISIBLE) >= drawn, what="nothing is drawn")
+
+
+def press(chromium: Browser, key: str, code: int) -> str:
+    """Press a key and return what has the focus then."""
+    for kind in ("keyDown", "keyUp"):
+        chromium.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    focused: str = chromium.evaluate(FOCUSED)
+    return focused
 
 
 def text_of(chromium: Browser, element: str) -> str:
@@ -119,6 +134,7 @@ def test_curves_grow_and_nothing_comes_from_elsewhere(chromium: Browser, federat
     chromium.complaints.clear()
     shown(chromium, federation)
     assert chromium.evaluate("document.cookie") == "", "scripts can read the token"
+    technical(chromium)
     last = "document.getElementById('steps-chart').data.at(-1).x.at(-1)"
     steps = chromium.evaluate(last)
     epochs = chromium.evaluate("document.getElementById('metric-chart').data.at(-1).x.at(-1)")
@@ -136,21 +152,29 @@ def test_curves_grow_and_nothing_comes_from_elsewhere(chromium: Browser, federat
 def test_no_text_is_clipped_in_any_look(chromium: Browser, federation: Federation, tmp_path: Path) -> None:
     for width, dark in LOOKS:
         shown(chromium, federation, width, dark=dark)
-        time.sleep(1.5)  # a resize is drawn in the next frame
-        chromium.screenshot(tmp_path / f"{width} {'dark' if dark else 'light'}.png")
-        check_look(chromium, width, dark=dark)
+        for tab in ("run", "technical"):
+            if tab == "technical":
+                technical(chromium)
+            time.sleep(1.5)  # a resize is drawn in the next frame
+            chromium.screenshot(tmp_path / f"{width} {'dark' if dark else 'light'} {tab}.png")
+            check_look(chromium, width, dark=dark)
+    shown(chromium, federation, 680)
+    chromium.call("Emulation.setEmulatedMedia", media="print", features=[])
+    check_look(chromium, 680, dark=False)
     if kept := os.environ.get("RANKDAD_SCREENSHOTS"):
         shutil.copytree(tmp_path, kept, dirs_exist_ok=True)
 
 
 def test_keys_reach_all_that_can_be_chosen(chromium: Browser, federation: Federation) -> None:
     shown(chromium, federation)
-    reached = set()
-    for _ in range(12):
-        for kind in ("keyDown", "keyUp"):
-            chromium.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
-        reached.add(chromium.evaluate(FOCUSED))
-    assert {"skip", "BUTTON", "site", "layer", "table", "lines"} <= reached
+    reached = [press(chromium, "Tab", 9) for _ in range(6)]
+    assert {"skip", "BUTTON", "tab-run", "site", "table"} <= set(reached)
+    chromium.evaluate("document.getElementById('tab-run').focus()")
+    assert press(chromium, "ArrowRight", 39) == "tab-technical"
+    until(lambda: chromium.evaluate(VISIBLE) >= 4, what="the other tab does not open")
+    assert {"layer", "table", "lines"} <= {press(chromium, "Tab", 9) for _ in range(6)}
+    chromium.evaluate("document.getElementById('tab-technical').focus()")
+    assert press(chromium, "ArrowLeft", 37) == "tab-run"
     chromium.evaluate(CHOOSE)
     names = [trace["name"] for trace in chromium.evaluate("document.getElementById('metric-chart').data")]
     assert names[:2] == ["beta", "all together"]
@@ -177,7 +201,7 @@ def test_64_sites_and_100_000_steps_stay_smooth(chromium: Browser, tmp_path: Pat
             losses = dict.fromkeys(sites, 1 / (1 + step)) if step % 100 == 0 else {}
             history.add_step(1 / (1 + step), 0.1, 0.01, [], losses, dict.fromkeys(sites, (0.1, 0.2, 0.3)))
             if step % 100 == 0:
-                row = {"auc": 1 - 1 / (2 + step), "train_loss": 0.5}
+                row = {"loss": 1 / (2 + step), "train_loss": 0.5}
                 history.add_epoch(dict.fromkeys((*sites, "pooled"), row))
         address = f"http://127.0.0.1:{served.port}/"
         took = []
@@ -185,7 +209,8 @@ def test_64_sites_and_100_000_steps_stay_smooth(chromium: Browser, tmp_path: Pat
             began = time.perf_counter()
             state = httpx.get(f"{address}page/state", headers={"authorization": f"Bearer {token}"}, trust_env=False)
             took.append(time.perf_counter() - began)
-        shown(chromium, Federation(address, token, {}), drawn=4)
+        shown(chromium, Federation(address, token, {}))
+        technical(chromium, drawn=3)
         drawn = sorted(chromium.evaluate(REDRAW) for _ in range(5))
         chromium.screenshot(tmp_path / "64 sites.png")
         assert chromium.evaluate(OUTSIDE) == []
@@ -204,7 +229,7 @@ def test_a_site_that_is_waited_for_is_named_and_a_killed_one_is_gone(chromium: B
     took = until(lambda: text_of(chromium, "awaited").startswith("For beta, since "), 10)
     federation.sites["beta"].kill()
     gone = until(lambda: "gone" in chromium.evaluate(GONE), 10)
-    assert "gone" not in chromium.evaluate("document.querySelector('#sites-table tbody tr').innerText")
+    assert "gone" not in chromium.evaluate("document.querySelector('#hospitals-table tbody tr').innerText")
     print(f"\na site that stands still is named after {took:.1f} s, a killed one is gone after {gone:.1f} s")
     assert took <= 2
     assert gone <= 2

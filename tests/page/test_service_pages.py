@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from rankdad.common.protocol.service import State
+from rankdad.local.drivers.http_library import httpx
 from rankdad.page.stream import MAX_VIEWERS
 from tests.conftest import SITES, run_document, write_site
 from tests.e2e.consortium import OVER, Consortium
@@ -113,6 +113,7 @@ def cancelled(all_: Consortium, run: str) -> None:
         client.cancel(run)
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_token_shows_nothing(page: Browser, all_: Consortium) -> None:
     run = submitted(all_, run_document(name="secret"), *OVER)
     names = ("secret", "anna", *SITES, *PEOPLE["viewers"])
@@ -256,6 +257,7 @@ def test_what_others_say_is_text_and_a_refusal_is_shown(page: Browser, all_: Con
         all_.start("gamma")
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_over_keeps_its_page_and_has_a_report(page: Browser, all_: Consortium) -> None:
     run = submitted(all_, run_document(name="short", training={"validation": 0.2}), State.ENDED)
     waiting = f"document.querySelector('[aria-label={json.dumps(f'Report of {run}')}]')?.href ?? ''"

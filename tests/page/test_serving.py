@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.common.rounds.evaluation import PooledMetrics
+from rankdad.local.drivers.http_library import httpx
 from rankdad.page import serving as page_serving
 from rankdad.page.stream import MAX_VIEWERS
 from rankdad.page.viewers import VIEWER_TOKEN

@@ -9,9 +9,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
+from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line

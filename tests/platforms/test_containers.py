@@ -41,6 +41,7 @@ def run(folder: Path, sites: int, kills: Collection[tuple[int, str, When]] = ())
     return platform
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_containers_begin_soon_and_end_with_the_weights_of_the_run_over_http(tmp_path: Path) -> None:
     platform = run(tmp_path, 2)
@@ -98,6 +99,7 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
     return shown
 
 
+@pytest.mark.exhaustive
 def test_a_form_and_three_hospitals_tables_with_text_labels(tmp_path: Path) -> None:
     from sklearn.datasets import load_breast_cancer  # a second of every collection
 

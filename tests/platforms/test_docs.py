@@ -1,4 +1,4 @@
-"""The specifications in docs/coinstac.md, pasted as they stand and run on data such as they describe."""
+"""The specifications in docs/how-to/coinstac.md, pasted as they stand and run on data such as they describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from rankdad.platforms.coinstac.inputs import read
 from tests.platforms.nodes import Iterations
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "coinstac.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "how-to" / "coinstac.md"
 BLOCKS = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)]
 SPECS = {block["name"]: block for block in BLOCKS if "task" in block}
 

@@ -129,7 +129,7 @@ def test_a_run_in_the_folders_of_an_earlier_one_begins_at_the_beginning(
     assert digests(tmp_path) == digests(tmp_path / "other")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_message_that_comes_again_to_a_living_process_changes_nothing(tmp_path: Path) -> None:
     class Twice(Iterations):
         def work(self, client: str, given: Mapping[str, Any]) -> Reply:
@@ -272,7 +272,7 @@ def test_the_wrong_files_are_told_neither_by_name_nor_by_number(tmp_path: Path) 
         assert files[-1] in (tmp_path / "8f0c" / "output" / "error.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_folder_holds_a_table_at_any_depth_and_the_members_own_file(tmp_path: Path) -> None:
     inputs = patients(tmp_path, evaluation="holdout")
     for client, given in inputs.items():
@@ -388,7 +388,7 @@ def test_the_site_hears_what_is_imputed_and_which_columns_are_no_inputs(tmp_path
     assert "1 of 60 rows lack an input, which is imputed" in said[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path: Path) -> None:
     form = {"model": {"name": "mlp", "hidden": [3000, 3000]}, "method": {"name": "rank-dad", "rank": 4}}
     with pytest.raises(RankdadError, match=r"carries at most 100.0 MiB; what fits: federation.compare_every 0 \("):
@@ -397,7 +397,7 @@ def test_a_network_too_large_to_be_sent_whole_can_be_had_from_the_form(tmp_path:
         Iterations(tmp_path, members(tmp_path, **form, federation={"compare_every": 0})).go(3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("network", ["linear", "mlp-8"])
 def test_a_linear_model_shows_its_coefficients_where_the_platforms_regressions_do(tmp_path: Path, network: str) -> None:
     form: dict[str, Any] = {"network": network, "min_rows": 4, "epochs": 40 if network == "linear" else 1}

@@ -105,7 +105,7 @@ def reference(found: pd.DataFrame, form: dict[str, Any]) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path, models: dict[str, Path]) -> None:
     earlier = models["classes"]
     inputs = with_model(tmp_path / "new", earlier, GIVEN, **CLASSES | {"learning_rate": 1e-7})

@@ -133,7 +133,7 @@ def test_codes_of_missing_values_are_named_to_member_and_owner(
     assert [f"({cells} rows)" in line for line in own_log] == ([True] if column != "comment" else [])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("listed", [False, True])
 def test_codes_of_missing_values_are_named_under_a_whole_specification_too(tmp_path: Path, listed: bool) -> None:
     data = {"reader": "csv", "file": "x.csv", "features": ["age", "d*"], "label": "group"}

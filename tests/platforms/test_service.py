@@ -221,7 +221,7 @@ def test_a_round_is_fast(tmp_path: Path) -> None:
     assert first <= 25  # 15 where nothing else runs
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_node_is_told_what_is_wrong(tmp_path: Path) -> None:
     _, form = small(2)
     platform = platform_of(form, tmp_path / "platform", write_member)
@@ -270,7 +270,7 @@ def test_a_fault_ends_the_run_for_all_with_one_sentence_before_training(
     assert len(platform.iterations) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_codes_of_missing_values_and_the_outcome_stand_in_the_results(tmp_path: Path) -> None:
     owner = [{"label": "group", "epochs": 1.0, "learning_rate": 0.01, "batch_size": 20, "patience": 3}] * 2
     start = partial(ProcessNode, launch=warm)

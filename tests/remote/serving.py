@@ -18,6 +18,7 @@ import uvicorn
 
 from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.messages import Kind, Message
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.rounds.hello import Hello
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
@@ -47,7 +48,7 @@ class Served:
         """A site's first contribution."""
         plan = self.aggregator.plan
         fields = {
-            "version": plan.version,
+            **OUR_VERSION,
             "spec_sha256": plan.spec_sha256,
             "plan_sha256": plan.sha256(),
             "weights_sha256": plan.weights_sha256,

@@ -21,6 +21,7 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.methods import MethodState
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Kind, Message
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.rounds.base import Collected
 from rankdad.common.rounds.hello import Hello
 from rankdad.common.rounds.step import Step, StepRound
@@ -45,7 +46,7 @@ def aggregator(tmp_path: Path) -> Iterator[Aggregator]:
 def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:
     plan = aggregator.plan
     fields = {
-        "version": plan.version,
+        **OUR_VERSION,
         "spec_sha256": plan.spec_sha256,
         "plan_sha256": plan.sha256(),
         "weights_sha256": plan.weights_sha256,
@@ -59,7 +60,8 @@ def hello_of(aggregator: Aggregator, **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": "0.0.9"}, "its version of rankdad differs"),
+        ({"version": "0.9.0"}, "d.version: beta is rankdad 0.9.0"),
+        ({"wire": 2}, r"d.version: the sender is rankdad 0.1.0 \(wire 2\)"),
         ({"spec_sha256": "0" * 64}, "its spec differs"),
         ({"weights_sha256": "0" * 64}, "its initial weights differ"),
         ({"plan_sha256": "0" * 64}, "its plan differs"),
@@ -75,7 +77,7 @@ def test_hello_is_refused_if_it_differs_and_in_what_is_said(
     assert aggregator.barrier.missing() == SITES, "it may come again"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_of_another_version_is_refused_and_a_readers_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ class Attacked(Aggregator):
             for most in (0, 2**32 - 1):
                 many = tuple((most, *fold[1:]) for fold in body.samples)
                 changed.append(("d.samples: ", body.model_copy(update={"samples": many})))
-            changed.append(("d.version: its version", body.model_copy(update={"version": "0.0.1"})))
+            changed.append(("d.version: alpha is ", body.model_copy(update={"version": "1.0.0"})))
             changed.append(("d.weights_sha256: its init", body.model_copy(update={"weights_sha256": "0" * 64})))
         elif isinstance(body, Sums):
             huge = torch.where(body.values > 0, 1e299, body.values)
@@ -119,7 +119,13 @@ def _filled(value: Factor | torch.Tensor, size: float) -> Factor | torch.Tensor:
 
 
 STEPS = {"m: the weight: is of", "b: the gradient of "}
-ALWAYS = {"d.samples: ", "d.version: its version", "d.weights_sha256: its init", "d.tally: is of", "d.baseline: is of"}
+ALWAYS = {
+    "d.samples: ",
+    "d.version: alpha is ",
+    "d.weights_sha256: its init",
+    "d.tally: is of",
+    "d.baseline: is of",
+}
 RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "dsgd": ({}, set()),
     "dad": ({"method": {"name": "dad"}, "model": {"name": "mlp", "hidden": [64, 64]}}, set()),

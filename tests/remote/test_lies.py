@@ -397,7 +397,7 @@ FITTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fitted", FITTED)
 def test_sums_that_no_rows_have_are_refused_by_name_and_change_nothing(
     tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], monkeypatch: pytest.MonkeyPatch, fitted: str

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from rankdad.local.drivers.http_library import httpx
 from rankdad.page import serving as page
 from rankdad.remote import app as run
 from rankdad.remote.service import app, pages

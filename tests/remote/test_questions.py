@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.service import Refusal, Stance
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.remote.service.questions import LASTS, MOST_OF_OWNER, Questions
 from rankdad.remote.service.queue import FILE, Queue
 from rankdad.remote.service.service import Service
@@ -24,7 +24,7 @@ REFUSED = Stance(refusals=(Refusal(line="min_rows", field="training.batch_size",
 @pytest.mark.slow
 def test_sites_answer_once_and_only_the_owner_who_asks_reads_it(tmp_path: Path) -> None:
     async def ask(service: Service) -> None:
-        body = {"id": ID, "version": __version__, "spec": run_document(federation={"sites": SITES[:2]})}
+        body = {"id": ID, **OUR_VERSION, "spec": run_document(federation={"sites": SITES[:2]})}
         async with asking(service) as client:
             for who in ("alpha", "vera", "nobody"):
                 assert (await client.post("/asks", json=body, headers=as_(who))).status_code in (401, 403)
@@ -68,12 +68,12 @@ def test_sites_answer_once_and_only_the_owner_who_asks_reads_it(tmp_path: Path) 
     ("path", "who", "body", "code"),
     [
         ("/asks", "anna", "[1]", "body-malformed"),
-        ("/asks", "anna", json.dumps({"id": ID, "version": "0.0.1", "spec": {}}), "version-differs"),
-        ("/asks", "anna", json.dumps({"id": "../..", "version": __version__, "spec": {}}), "body-malformed"),
+        ("/asks", "anna", json.dumps({"id": ID, "version": "9.0", "wire": 1, "spec": {}}), "version-differs"),
+        ("/asks", "anna", json.dumps({"id": "../..", **OUR_VERSION, "spec": {}}), "body-malformed"),
         (
             "/asks",
             "anna",
-            json.dumps({"id": ID, "version": __version__, "spec": run_document(federation={"sites": ["stranger"]})}),
+            json.dumps({"id": ID, **OUR_VERSION, "spec": run_document(federation={"sites": ["stranger"]})}),
             "site-unknown",
         ),
         ("/agents/alpha/asks/" + OTHER, "alpha", '{"refusals": [{"code": "Not a code"}]}', "body-malformed"),

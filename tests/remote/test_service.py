@@ -15,13 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from rankdad.common import __version__
 from rankdad.common.documents import validate
 from rankdad.common.errors import ProtocolError
 from rankdad.common.protocol.service import Described, Listing, Reply, State, Submission
+from rankdad.common.protocol.versions import OUR_VERSION, WIRE
+from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import hashed
 from rankdad.remote.config import Access
@@ -81,7 +82,7 @@ def as_(name: str) -> dict[str, str]:
 
 
 async def submitted(service: Service, number: str = ID, **changes: Any) -> str:
-    submission = Submission(id=number, version=__version__, spec=run_document(**changes))
+    submission = Submission(id=number, **OUR_VERSION, spec=run_document(**changes))
     return (await service.submit(lambda: submission, "anna")).run
 
 
@@ -90,7 +91,7 @@ def test_sites_are_answered_while_a_large_spec_is_read(tmp_path: Path) -> None:
 
     def slowly() -> Submission:
         assert released.wait(10), "nothing else goes on meanwhile"
-        return Submission(id=ID, version=__version__, spec=run_document())
+        return Submission(id=ID, **OUR_VERSION, spec=run_document())
 
     async def both(service: Service) -> None:
         reading = asyncio.create_task(service.submit(slowly, "anna"))
@@ -109,7 +110,7 @@ def test_a_spec_with_thousands_of_mistakes_is_refused_in_a_sentence(tmp_path: Pa
         async with asking(service) as client:
             for path, body in (
                 (f"/runs/submit?id={ID}", spec),
-                ("/runs", f'{{"id": "{ID}", "version": "{__version__}", "spec": {spec}}}'),
+                ("/runs", f'{{"id": "{ID}", "version": "{__version__}", "wire": {WIRE}, "spec": {spec}}}'),
             ):
                 refused = await client.post(path, content=body, headers=as_("anna"))
                 assert (refused.status_code, "has 20,000 mistakes" in refused.text) == (422, True)
@@ -253,7 +254,7 @@ def test_a_site_that_has_only_looked_is_no_agent(tmp_path: Path) -> None:
     async def ask(service: Service) -> None:
         async with asking(service) as client:
             for known, kind in (("", "absent"), ("0" * 64, "in")):
-                body = {"version": __version__, "known": known}
+                body = {**OUR_VERSION, "known": known}
                 assert (await client.post("/agents/alpha", json=body, headers=as_("alpha"))).status_code == 200
                 row = next(row for row in Board(service).document()["sites"] if row["name"] == "alpha")
                 assert row["kind"] == kind

@@ -152,7 +152,7 @@ def test_what_worries_is_said_before_training(tmp_path: Path) -> None:
         "alpha lacks more than 20 % of weight ",
         "beta has no row with sex = m ",
         "beta may have other units: age is about 10 times larger ",
-        "gamma: sick = yes in 92 % of its rows, 35 % at the median site: is the label the same?",
+        "gamma: sick = yes in 92 % of its rows, 35 % at the median hospital: is the label the same?",
     ]
     assert said[-4:] == [f"warning: {line}" for line in table1["warnings"]], "before the first step"
     kinds = {"gaps-over-20-percent": ["alpha"], "levels-absent": ["beta"], "other-units": ["beta"]}

@@ -115,7 +115,7 @@ def test_both_have_the_figures_of_the_run(
     assert not {"tensorboard", "mlflow"} & {path.name for path in (tmp_path / "plain").iterdir()}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_aggregator_that_was_killed_writes_no_epoch_twice(tmp_path: Path) -> None:
     file = simulation(tmp_path, record=BOTH, training={"epochs": 60})
     process = start("simulate", file, "--output", tmp_path / "run", "--ledger", new_session=True)

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
-from rankdad.common import __version__
 from rankdad.common.errors import UnreachableError, UserError
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import Federation, RunSpec
 from rankdad.local.config import SiteConfig
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def other() -> Iterator[Offering]:
     """The address of an aggregator that has another run, and what it says of that."""
-    offered = {"version": __version__, "plan_sha256": "0" * 64, "id": "0" * 16}
+    offered = {**OUR_VERSION, "plan_sha256": "0" * 64, "id": "0" * 16}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

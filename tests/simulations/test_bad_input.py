@@ -198,6 +198,7 @@ def test_of_two_hospitals_with_other_units_both_are_asked(tmp_path: Path, kind: 
     assert [note[0] for note in notes] == (["a", "b"] if asked else [])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("nobody", ["unknown", "-99", "?"])
 def test_rows_of_nobody_are_no_patient(tmp_path: Path, nobody: str) -> None:
     whose = [[f"{site}{row // 2:03}" for row in range(80)] for site in (1, 2)]

@@ -94,7 +94,7 @@ def test_specs_say_what_they_need_beyond_the_default_policy(name: str, sets: lis
     assert re.search(said, str(error)) if said else error is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     ["autism", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("brain_age", "sex"))],

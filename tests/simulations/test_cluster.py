@@ -196,7 +196,7 @@ def test_other_commands_say_that_they_run_on_one_machine(tmp_path: Path) -> None
         )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_24_sites_over_3_nodes_of_torchrun_end_with_the_weights_of_one_machine(tmp_path: Path) -> None:
     sites = [f"site-{at:02d}" for at in range(24)]
     method = {"name": "rank-dad", "rank": 2}

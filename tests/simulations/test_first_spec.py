@@ -65,6 +65,7 @@ def simulated(data: Path, output: Path, *options: str) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.exhaustive
 def test_five_messy_hospitals_are_trained_on_in_two_commands(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     said = run("init", str(folder), "--label", "Stadium", "--positive", "> 0", "--output", str(output))
@@ -219,7 +220,7 @@ def reference(inputs: Any, labels: Any) -> float:
     return float(roc_auc_score(labels, scores))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_defaults_alone_reach_logistic_regression_on_breast_cancer(tmp_path: Path) -> None:
     inputs, labels = load_breast_cancer(return_X_y=True, as_frame=True)
     table = tmp_path / "cells.csv"
@@ -230,7 +231,7 @@ def test_defaults_alone_reach_logistic_regression_on_breast_cancer(tmp_path: Pat
     assert auc > reference(inputs, labels) - 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.shared_data
 @pytest.mark.skipif(not (SHARED / "abide_freesurfer").is_dir(), reason="needs ABIDE's tables")
 @pytest.mark.timeout(900)

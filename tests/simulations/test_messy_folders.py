@@ -314,7 +314,7 @@ def reference(rows: Any, labels: Any, patients: Any = None, *, classes: bool) ->
     return float(roc_auc_score(labels, scores) if classes else mean_absolute_error(labels, scores))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("write", FOLDERS, ids=lambda write: write.__name__)
 def test_a_first_run_does_as_well_as_scikit_learn(write: Callable[[Path], Folder], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()

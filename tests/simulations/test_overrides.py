@@ -153,7 +153,7 @@ def test_epochs_batches_local_steps_weights_and_learning_rates_by_hand(tmp_path:
 OVERRIDES = {"alpha": {"epochs": 1, "batch_size": 12}, "gamma": {"batch_size": 4, "local_steps": 3}}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "method",
     [

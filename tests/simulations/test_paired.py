@@ -141,6 +141,7 @@ def test_nobody_sees_few_rows(tmp_path: Path, site_data: Data, monkeypatch: pyte
     assert found["auc"]["value"] == pytest.approx(within, abs=1e-12), "a fold is a site: pairs are of one site"
 
 
+@pytest.mark.exhaustive
 def test_repeats_are_averaged_and_add_no_rows(tmp_path: Path, site_data: Data) -> None:
     once = spec_of({**K_FOLD, "refit": False}, "linear")
     often = spec_of({**K_FOLD, "refit": False, "repeats": 3}, "linear")
@@ -176,7 +177,7 @@ def test_groups_are_compared_as_one_observation_each(tmp_path: Path, monkeypatch
     assert found["method"] == "paired differences over groups"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("victim", ["aggregator", "beta"])
 def test_whoever_dies_in_a_comparison_the_differences_are_the_same(
     tmp_path: Path, site_data: Data, victim: str

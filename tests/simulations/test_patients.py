@@ -53,7 +53,7 @@ def summary_of(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = summary_of(tmp_path / "once", {"name": "k-fold", "folds": 3})
     twice = summary_of(tmp_path / "twice", {"name": "k-fold", "folds": 3, "repeats": 2})
@@ -87,7 +87,7 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys:
     assert "group" not in said
     assert "predicted class (columns). Each row of data counts once a repeat: 2 times." in report(run)
     assert "once a repeat" not in report(tmp_path / "once" / "run")
-    assert rows_tested(results, "row") == f"120 patients, {twice['metrics']['test']['samples']} rows"
+    assert rows_tested(results) == f"120 patients, {twice['metrics']['test']['samples']} rows"
     risks = results.risks_of(1)
     assert len(risks) == 2
     assert all(float(one.effect("sensitivity").median()) > 1.5 for one in risks), "bands are those of patients"

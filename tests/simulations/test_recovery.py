@@ -66,6 +66,7 @@ def test_whoever_dies_the_weights_are_the_same(tmp_path: Path, site_data: Data, 
     crash_everywhere(tmp_path, site_data, method, every=90)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("warnings", [(), (NOT_EXACT,)], ids=["exact", "steps"])
 def test_whoever_dies_a_linear_model_is_the_same(
     tmp_path: Path, site_data: Data, warnings: tuple[DataWarning, ...]
@@ -80,6 +81,7 @@ def test_whoever_dies_a_linear_model_is_the_same(
     assert run.aggregator.state.exact is not bool(warnings)
 
 
+@pytest.mark.exhaustive
 def test_whoever_dies_at_weights_that_hardly_move_batches_are_the_same(
     tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +159,13 @@ def crash_in_the_second_fold(tmp_path: Path, site_data: Data, pick: Callable[[li
     assert (exported.fold, exported.replica.digest()) == (2, run_state.replica.digest())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whoever_dies_in_a_later_fold_the_weights_and_figures_are_the_same(tmp_path: Path, site_data: Data) -> None:
     """Before its first step, when checkpoints are of the fold before; in it; and when it is over."""
     crash_in_the_second_fold(tmp_path, site_data, lambda second: [second[1], second[len(second) // 2], second[-1] + 1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_whoever_dies_whenever_in_a_later_fold_they_are_the_same(tmp_path: Path, site_data: Data, every: int) -> None:

@@ -336,7 +336,7 @@ def test_check_prints_bytes_by_level_and_verify_the_error_of_both_levels() -> No
     assert all(0.99 <= float(times) <= 1.05 for times in found if times), "chosen entries may do better by chance"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
     """Weights are equal at all; the aggregator moves what 8 children send, a region what its 32 do."""
@@ -356,7 +356,7 @@ def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
         assert one["bytes_up_per_site_step"] < most["up"] + 200
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [1, 4])
 def test_the_error_of_two_levels_is_at_most_1_05_of_that_of_one(tmp_path: Path, rank: int) -> None:

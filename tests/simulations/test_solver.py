@@ -393,7 +393,7 @@ def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path
             assert apart.max() < 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_a_model_that_is_not_solved_no_coefficients_are_told_and_predict_warns(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -409,7 +409,7 @@ def test_of_a_model_that_is_not_solved_no_coefficients_are_told_and_predict_warn
     assert "exact solution" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hospital_too_small_for_rounds_is_named_and_init_asks_for_its_line(tmp_path: Path) -> None:
     """Of 12 patients no two rounds differ by 8: it kept all its sums back, and weights stayed near 0."""
     tables = tmp_path / "tables"

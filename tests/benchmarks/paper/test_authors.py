@@ -109,7 +109,7 @@ def test_bytes_of_top_rows_are_the_formulas() -> None:
     with_plugins("-c", TOP_ROWS_FIT)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["authors", "top-rows"])
 def test_commands_know_them_where_their_folder_is_on_the_path(tmp_path: Path, method: str) -> None:
     policy = {"methods": [method], "unreduced_factors": True, "rows_per_rank": None}

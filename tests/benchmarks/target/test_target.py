@@ -147,7 +147,7 @@ def test_folders_of_tables_are_put_together_and_dealt_out_anew(tmp_path: Path) -
     assert torch.equal(inputs - 0.5 + ages, ends)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_writes_curves_targets_and_a_picture(tmp_path: Path) -> None:
     words = ["target", str(DIGITS), *SMALL, "--method", '{"name":"dsgd"}', "--target", "auc=0.6", "--every", "0.5"]
     done = CliRunner().invoke(app, [*words, "--seeds", "0,1", "--sites", "even,own", "--output", str(tmp_path)])
@@ -189,7 +189,7 @@ def test_without_flower_its_row_says_so(tmp_path: Path) -> None:
     assert "| even | Flower FedAvg | AUC 0.6 | not installed | – |" in done.output
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_give_the_same_curve_and_their_own_seconds(tmp_path: Path) -> None:
     words = ["target", str(DIGITS), *SMALL, "--method", '{"name":"dsgd","local_steps":3}', "--target", "auc=0.6"]
     columns = []

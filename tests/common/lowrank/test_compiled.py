@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.compiled import listening
 from rankdad.common.lowrank.layers import linear_layers
 from tests.conftest import sampled
 
@@ -95,6 +97,34 @@ def test_one_graph_has_factors_of_all_layers(make: Callable[[], nn.Module], capt
     assert all(torch.allclose(found[name], gradient, rtol=1e-12, atol=1e-13) for name, gradient in expected.items())
     again = grads(compiled, x)  # the graph stays as it was compiled, and nobody listens
     assert all(torch.allclose(again[f"_orig_mod.{name}"], expected[name], atol=1e-13) for name in expected)
+
+
+def test_what_a_graph_writes_over_after_the_operator_has_been_kept() -> None:
+    torch.manual_seed(0)
+    delta, activation, weight = torch.randn(4, 3), torch.randn(4, 5), torch.randn(3, 5)
+    expected, kept = [delta.clone(), activation.clone()], list[Tensor]()
+    with listening({weight.data_ptr(): lambda *matrices: kept.extend(matrices)}):
+        torch.ops.rankdad.weight_gradient(delta, activation, weight, False)
+    delta.zero_()  # as inductor does, which plans the memory of a whole graph
+    activation.zero_()
+    assert all(map(torch.equal, kept, expected))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it starts inductor
+def test_the_default_backend_has_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    model, x = nn.Sequential(*layers), torch.randn(32, 64)
+    expected = grads(model, x)
+    compiled = torch.compile(model, fullgraph=True)
+    with FactorCapture(model) as capture:
+        capture.backward(compiled(x).square().sum())
+        found = {name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense()
+    assert {"0.weight", "2.weight", "4.weight"} == capture.factors().keys()
+    for name, gradient in expected.items():
+        assert torch.linalg.vector_norm(found[name] - gradient) <= 1e-5 * torch.linalg.vector_norm(gradient), name
 
 
 def test_capture_breaks_no_graph() -> None:

@@ -181,7 +181,8 @@ def test_numbers_that_leave_are_counted_as_the_page_says(inputs: int, whole: int
 
 
 def test_from_how_many_patients_on_a_site_lets_the_sums_out_is_what_the_page_says() -> None:
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", Path("docs/studies.md").read_text(), re.MULTILINE)
+    page = Path("docs/how-to/study.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     folds = {"name": "k-fold", "folds": 5}
     asked = [({**folds, "references": ["linear"]}, "steps"), (folds, "exact"), ({"name": "holdout"}, "exact")]
     for inputs, *told in rows:

@@ -24,6 +24,7 @@ from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
 from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
+from rankdad.common.protocol.versions import WIRE
 from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
 from rankdad.common.rounds.goodbye import Goodbye
 from rankdad.common.rounds.scores import scores_shape
@@ -155,7 +156,7 @@ def evaluation(**changes: Any) -> bytes:
 
 def hello(**changes: Any) -> bytes:
     digest = "0" * 64
-    fields = {"version": "1", "spec_sha256": digest, "plan_sha256": digest, "weights_sha256": digest}
+    fields = {"version": "0.1.0", "wire": WIRE, "spec_sha256": digest, "plan_sha256": digest, "weights_sha256": digest}
     body = fields | {"samples": bytes(12), "dropped": 0, "warnings": []} | changes
     packed: bytes = msgpack.packb({"k": 1, "r": ROUND, "p": 0, "d": body})
     return packed

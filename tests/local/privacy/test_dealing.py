@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common import __version__
 from rankdad.common.data import SiteData, read_samples, read_site, split_samples
 from rankdad.common.data.folds import Split, folds
 from rankdad.common.data.parts import Dealt
@@ -24,6 +23,7 @@ from rankdad.common.models import build_model
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.rounds.hello import Hello
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
@@ -372,7 +372,7 @@ def test_a_run_whose_parts_another_has_divided_meanwhile_is_told_so_and_begins_a
     (tmp_path / "policy.json").write_text(Policy(rows_per_rank=None, min_rows=4).text())
     places = {"data": str(data), "output": str(tmp_path / "out"), "privacy": str(tmp_path / "privacy")}
     config = site_config(1, **places, policy=str(tmp_path / "policy.json"))
-    offered: dict[str, object] = {"version": __version__, "run": spec.model_dump(mode="json"), "id": "0" * 16}
+    offered: dict[str, object] = {**OUR_VERSION, "run": spec.model_dump(mode="json"), "id": "0" * 16}
     with monkeypatch.context() as patched:
         patched.setattr("rankdad.local.taking_part.admitted", begin_another)
         with pytest.raises(UserError) as raised:

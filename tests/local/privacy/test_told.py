@@ -104,7 +104,7 @@ def test_a_validation_set_of_which_too_many_losses_would_leave_is_left_out() -> 
     assert float(told_here(free, of_validation(spec, free)).max()) > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_add_up_in_the_log_and_one_that_goes_on_is_as_it_was(tmp_path: Path) -> None:
     log, spec, validated = DisclosureLog(tmp_path, "alpha", SECRET), asked(20), list[int]()
     for number in range(40):

@@ -145,7 +145,7 @@ def test_what_is_wrong_at_a_site_ends_the_job_in_a_sentence_and_once_mended_it_g
 
 
 def test_another_version_at_a_site_ends_the_job(consortium: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankdad.local.taking_part.__version__", "0.0.1")
+    monkeypatch.setattr("rankdad.common.protocol.versions.__version__", "7.0.1")
     assert "version-differs" in failed(consortium())
 
 

@@ -10,12 +10,18 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import httpx
 from websockets.sync.client import ClientConnection, connect
 
+from rankdad.local.drivers.http_library import httpx
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+AXE = """axe.run(document, {runOnly: RULES}).then(found => found.violations.map(
+  one => `${one.id}: ${one.nodes.slice(0, 3).map(node => node.html.slice(0, 120)).join(" | ")}`))"""
 PATIENCE = 30.0  # seconds for the browser to start
 
 
@@ -76,10 +82,24 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def violations(self) -> list[str]:
+        """Return what of the page breaks WCAG 2.1 at level AA, as far as axe-core can tell."""
+        self.evaluate(f"{_axe()}; 0")
+        script = AXE.replace("RULES", json.dumps(RULES))
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        names: list[str] = found["result"]["value"]
+        return names
+
     def screenshot(self, path: Path) -> None:
         """Write the whole page as a picture."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@cache
+def _axe() -> str:
+    return (files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
 @contextmanager

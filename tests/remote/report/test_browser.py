@@ -28,14 +28,15 @@ LOOKS = [(1200, False, "screen"), (1200, True, "screen"), (400, False, "screen")
 LOOKS += [(680, False, "print"), (680, True, "print")]  # a page of A4 without its margins
 CLIPPED = """
 [...document.querySelectorAll(".table, table, figure, p, h1, h2, h3")].filter(
-  box => box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth + 1
+  box => box.checkVisibility()
+    && (box.scrollWidth > box.clientWidth + 1 || box.getBoundingClientRect().right > innerWidth + 1)
 ).map(box => box.outerHTML.slice(0, 200))
 """
 OVERLAPPING = """
 (() => {
   const found = [], texts = group => [...group].map(one => [one, one.getBoundingClientRect()])
-    .filter(([one, box]) => box.width && one.textContent.trim());
-  const lists = [texts(document.querySelectorAll("p, h1, h2, h3, td, th, figcaption"))];
+    .filter(([one, box]) => box.width && one.checkVisibility() && one.textContent.trim());
+  const lists = [texts(document.querySelectorAll("p, h1, h2, h3, li, dt, td, th, summary, figcaption"))];
   for (const svg of document.querySelectorAll("svg")) lists.push(texts(svg.querySelectorAll("text")));
   for (const list of lists) for (let i = 0; i < list.length; i++) for (let j = 0; j < i; j++) {
     const [[one, a], [other, b]] = [list[i], list[j]];
@@ -48,7 +49,7 @@ OVERLAPPING = """
 })()
 """
 OUTSIDE = """
-[...document.querySelectorAll("svg text")].filter(text => {
+[...document.querySelectorAll("svg text")].filter(one => one.checkVisibility()).filter(text => {
   const own = text.getBoundingClientRect(), box = text.closest("svg").getBoundingClientRect();
   return own.left < box.left - 1 || own.right > box.right + 1;
 }).map(text => text.textContent)
@@ -79,6 +80,15 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
     with browser(program, tmp_path_factory.mktemp("profile")) as started:
         yield started
+
+
+FOLDED = "[...document.querySelectorAll('details')]"
+HIDDEN = f"""
+{FOLDED}.filter(box => [...box.children].some(one => one.tagName !== "SUMMARY" && !one.getBoundingClientRect().height))
+  .map(box => box.querySelector("summary").textContent)
+"""
+FIRST_SCREEN = ("Outcome", "Tested on", "What not to conclude")
+MAX_HEIGHT = 6000  # pixels of the page of a phone, tables folded
 
 
 def made(folder: Path, kind: str) -> Path:
@@ -124,8 +134,19 @@ def test_nothing_is_clipped_and_no_text_lies_on_another(tmp_path: Path, chromium
         chromium.open(page, width, dark=dark, media=media)
         chromium.screenshot(tmp_path / f"{look}.png")
         assert chromium.evaluate("document.documentElement.scrollWidth") <= width, look
-        for script in (CLIPPED, OVERLAPPING, OUTSIDE):
-            assert chromium.evaluate(script) == [], look
+        assert chromium.violations() == [], look
+        if media == "print":
+            assert chromium.evaluate(HIDDEN) == [], "what is folded on a screen is printed"
+        elif width == 400:
+            assert chromium.evaluate("document.documentElement.scrollHeight") <= MAX_HEIGHT, look
+        said = chromium.evaluate("document.querySelector('dl.verdict').textContent")
+        assert all(topic in said for topic in FIRST_SCREEN)
+        for opened in (False, True):
+            chromium.evaluate(f"{FOLDED}.forEach(box => box.open = {str(opened).lower()})")
+            for script in (CLIPPED, OVERLAPPING, OUTSIDE):
+                assert chromium.evaluate(script) == [], look
+        assert chromium.violations() == [], f"{look}, opened"
+        assert chromium.evaluate("document.documentElement.scrollWidth") <= width, f"{look}, opened"
         assert chromium.evaluate("document.querySelectorAll('svg text').length") > 50
         assert len(chromium.evaluate(FAMILIES)) == 1, "text and figures have one typeface"
         assert chromium.evaluate(CONTRAST) > 80, f"{look}: some text has hardly any contrast"
@@ -140,4 +161,5 @@ def test_the_checks_see_what_is_wrong(tmp_path: Path, chromium: Browser) -> None
     page.write_text(f'<div class="table" style="overflow:hidden"><table><tr>{cells}</tr></table></div><p>text</p>{svg}')
     chromium.open(page, 400)
     assert all(chromium.evaluate(script) for script in (CLIPPED, OVERLAPPING, OUTSIDE))
+    assert any(one.startswith("document-title") for one in chromium.violations())
     assert len(chromium.evaluate(FAMILIES)) == 1

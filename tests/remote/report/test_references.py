@@ -64,9 +64,9 @@ def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_
         "The same model, trained at each hospital alone, has an AUC of 0.883 (95 % interval 0.870 to 0.910): on the "
         "same rows this model's is 0.017 higher, which is better (95 % interval of the difference 0.006 to 0.028).",
         "At 1 of 3 hospitals its own model has the better AUC, and the interval of the difference leaves out 0: beta "
-        "(0.930 against 0.800; difference −0.130 (−0.210 to −0.050)).",
+        "(0.930 against 0.800; difference −0.130, 95 % interval −0.210 to −0.050).",
         "At 1 of 3 hospitals its own model has the better AUC on these rows, without an interval that leaves out 0: "
-        "alpha (0.907 against 0.886; difference −0.021 (−0.060 to 0.018)).",
+        "alpha (0.907 against 0.886; difference −0.021, 95 % interval −0.060 to 0.018).",
         "There is no model of its own to compare with at gamma.",
         "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse by its figure, and no interval "
         "of the difference is known.",
@@ -120,7 +120,7 @@ def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None
         rows = {row["site"]: row for row in csv.DictReader(file)}
     table = reference_table(found)
     assert table is not None
-    assert [row[0] for row in table.rows] == ["all sites", "within hospitals", *SITES]
+    assert [row[0] for row in table.rows] == ["all hospitals", "within hospitals", *SITES]
     pooled = [summary["test"]["auc"], *(summary["references"][name]["values"]["auc"] for name in NAMES)]
     assert [cell.split()[0] for cell in table.rows[0][1:]] == [f"{value:.3f}" for value in pooled]
     within = [summary["within_sites"], *(summary["references"][name]["within_sites"] for name in NAMES)]
@@ -130,8 +130,8 @@ def test_page_and_table_say_what_the_tables_of_a_run_say(finished: Path) -> None
         assert [cell.split()[0] for cell in cells] == [f"{float(rows[site][key]):.3f}" for key in keys]
     html = report(finished)
     assert f"has an AUC of {summary['references']['local']['values']['auc']:.3f}" in html
-    assert html.index("trained at each hospital alone") < html.index("Is it worth it?") < html.index("Hospital by")
-    forest = next(one for one in re.findall(r"<svg.*?</svg>", html, re.DOTALL) if "Test AUC of each site" in one)
+    assert html.index("trained at each hospital alone") < html.index("Is it worth it?") < html.index("<h2>Hospital by")
+    forest = next(one for one in re.findall(r"<svg.*?</svg>", html, re.DOTALL) if "Test AUC of each hospital" in one)
     assert "each hospital alone" in forest.partition(">")[2], "the figure's legend names them"
     assert forest.count("var(--orange)") >= 2
 

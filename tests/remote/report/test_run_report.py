@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import re
-import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,6 +25,7 @@ from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.coinstac.displays import displayed
 from rankdad.remote.cli import mount
+from rankdad.remote.report import narrative
 from rankdad.remote.report.forest_plots import MAX_NAMED_SITES
 from rankdad.remote.report.result_lines import show_result
 from rankdad.remote.report.run_plots import run_drawings, run_plots
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag in ("tr", "p", "h1", "h2", "h3", "div"):
+        if tag in ("tr", "p", "h1", "h2", "h3", "li", "dt", "summary", "div"):
             self.rows.append([])
 
     def handle_data(self, data: str) -> None:
@@ -67,26 +67,6 @@ class Page(HTMLParser):
 
     def fact(self, name: str) -> str:
         return next(row[1] for row in self.rows if row[:1] == [name])
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's directory that nobody may change."""
-    folder = tmp_path_factory.mktemp("trained")
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 3})
-    run(spec, written_data(folder / "data", spec, (90, 60, 31)), folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture
-def finished(trained: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(trained, tmp_path / "run")
-
-
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what takes most of a page's time."""
-    monkeypatch.setattr("rankdad.remote.report.run_report.plotter", lambda: None)
 
 
 def rankdad(*words: object) -> Result:
@@ -161,7 +141,7 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
     assert [row["site"] for row in sites] == list(SITES)
     assert [row["absent"] for row in sites] != ["0", "0", "0"], "a class is absent somewhere, and has a column"
     for row in sites:
-        shown = next(cells for cells in page.rows if cells[:1] == [row["site"]])
+        shown = next(cells for cells in page.rows if cells[:2] == [row["site"], row["samples"]])
         keys = ("auc", "accuracy", "baseline_accuracy")
         assert shown[1:6] == [row["samples"], row["absent"], *(f"{float(row[key]):.3f}" for key in keys)]
     counts = np.array(metrics["confusion"])
@@ -174,7 +154,7 @@ def test_the_page_says_what_the_tables_say(trained: Path) -> None:
     assert page.fact("final weights") == f"equal at all sites and at the aggregator, sha256 {digest}"
     assert page.fact("against full gradients").startswith(f"{summary['times_fewer_bytes_than_dense']:.1f} times")
     assert page.fact("torch") == summary["versions"]["torch"]
-    assert any(row[0].startswith("The run is complete.") for row in page.rows if row)
+    assert page.fact("how it ended") == "The run is complete."
     drawn = [values["aria-label"] or "" for tag, values in page.tags if tag == "svg"]
     captions = re.findall(r"Figure (\d+)\. (.*?)(?= Figure \d|$)", page.text)
     assert [int(number) for number, _ in captions] == list(range(1, len(drawn) + 1)), "figures are numbered"
@@ -220,12 +200,12 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
     assert page.fact("how it ended") == f"The run failed. Reason: {hostile}"
     assert page.fact(hostile) == hostile
     assert [f"beta: policy: {hostile}"] in page.rows, "who cannot take part, and why"
-    assert page.fact("sites left out of steps").startswith("beta (2 of ")
-    assert page.fact("sites that lost their state") == "gamma (in round 7)"
-    assert page.fact("largest drift between sites").startswith("0.2 of the weights' size")
+    assert page.fact("hospitals left out of steps").startswith("beta (2 of ")
+    assert page.fact("hospitals that lost their state") == "gamma (in round 7)"
+    assert page.fact("largest drift between hospitals").startswith("0.2 of the weights' size")
     assert page.fact("final weights").startswith("DIFFERENT between sites")
-    assert "1 site has samples of one class alone" in page.text
-    assert "40 sites have fewer samples, or parts of them, than" in page.text
+    assert "1 hospital has samples of one class alone" in page.text
+    assert "40 hospitals have fewer samples, or parts of them, than" in page.text
     assert "site-29 and 10 more" in page.text
     assert f"4 rows of data left out: {hostile} 3, beta 1." in page.text
     assert "script" not in dict(page.tags)
@@ -351,17 +331,18 @@ def test_folds_of_a_number(tmp_path: Path) -> None:
     lines = ["fold,epoch,split,site,train_loss,samples,mae", "0,2,test,pooled,,30,2.7", "1,1,test,pooled,,30,3.1"]
     (directory / "metrics.csv").write_text("\n".join(lines) + "\n")
     text = Page(report(directory)).text
-    assert "So far 2 of 4 folds are tested. The model is that of the last epoch, 1 to 2" in text
+    assert "So far 2 of 4 folds are tested." in text
+    assert "the last epoch, 1 to 2" in narrative.tested_epochs(read_results(directory))
     assert "MAE 2.900 2.900 ± 0.200 2.900 ± 0.200 2 of 3 – 4.000" in text
     assert "loss 0.0123 " in text
     assert "reaches r = 0.700 and R² = 0.400" in text
-    assert "Its squared error over all samples is 50 % smaller" in text
+    assert "Its squared error over all rows is 50 % smaller" in text
     changes["evaluation"] = {"name": "leave-one-site-out"}
     (directory / "run.json").write_text(json.dumps(run_document(**changes)))
     text = Page(report(directory)).text
-    assert "Leave one site out: each of the 3 folds is a site" in text
+    assert "Leave one hospital out: each of" in text
     assert "The model that is kept has been trained once more" in text
-    assert "knows only the site" not in text
+    assert "knows only the hospital" not in text
 
 
 @pytest.mark.slow
@@ -438,7 +419,7 @@ def test_without_matplotlib_the_page_says_what_it_lacks(finished: Path, monkeypa
     assert "img" not in dict(page.tags)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_page_says_which_settings_were_chosen_and_what_that_took(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from rankdad.common.documents import validate
 from rankdad.remote.report.result_lines import _effects
-from rankdad.remote.report.verdict import paragraphs
-from rankdad.remote.report.words import Code
+from rankdad.remote.report.verdict import asides, topics
+from rankdad.remote.report.words import Code, Sentence
 from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.results.run_summary import RunSummary
 from tests.conftest import run_spec
@@ -23,7 +23,8 @@ THREE, NUMBER = {"name": "classification", "classes": 3}, {"name": "regression"}
 def run(**changes: Any) -> RunResults:
     """Of two hospitals, about which nothing is known but what is changed."""
     task = changes.pop("task", {"name": "classification", "classes": 2})
-    evaluation = {"name": "k-fold", "refit": False, "references": changes.pop("asked", [])}
+    evaluation = {"name": "k-fold", "refit": changes.pop("refit", False), "references": changes.pop("asked", [])}
+    evaluation = changes.pop("evaluation", evaluation)
     spec = run_spec(task=task, evaluation=evaluation, federation={"sites": ["north", "south"]})
     sites = pd.DataFrame(changes.pop("sites", [hospital(), hospital("south")]))
     rest: Changes = {name: changes.pop(name) for name in ("table1", "coefficients", "solver") if name in changes}
@@ -82,6 +83,32 @@ def apart(
     return risks(large=whole) | {"calibration_by_site": [differ]}
 
 
+def hospitals_calibrated(count: int) -> Changes:
+    sites = [
+        {"site": f"h{place}", "observed_expected": ends(1, 0.9, 1.1), "recalibration": {}} for place in range(count)
+    ]
+    differ = {"outcome": 1, "differ": {"in_the_large": 0.5, "slope": 0.5}, "sites": sites}
+    return risks() | {"calibration_by_site": [differ]}
+
+
+def guessed(low: float, high: float, *, both: bool = False) -> Changes:
+    """Errors less those of a guess: of the first hospital between these ends, of the second smaller, or as well."""
+    names, middle = ("", "_low", "_high"), (low + high) / 2
+    known = {f"baseline_loss_difference{end}": value for end, value in zip(names, (middle, low, high), strict=True)}
+    other = known if both else dict(zip(known, (-0.5, -0.9, -0.1), strict=True))
+    figures = {"loss": 0.5, "baseline_loss": 0.5}
+    first, second = hospital(**figures, **known), hospital("south", **figures, **other)
+    if low < high < 0:
+        return {"sites": [first]}
+    return {"sites": [first, second] if both or high >= 0 else [first]}
+
+
+def ranked(low: float, high: float) -> Changes:
+    """AUCs of two hospitals: the interval of the first ends at 0.8."""
+    first = hospital(auc_low=0.6, auc_high=0.8)
+    return {"sites": [first, hospital("south", auc_low=low, auc_high=high)]}
+
+
 def alone(
     everywhere: Changes | None, within: Changes | None = None, *, samples: int = 180, reference: str = "local"
 ) -> Changes:
@@ -136,6 +163,7 @@ WORSE, UNSURE, BETTER = ends(-0.1, -0.2, -0.01), ends(0.0, -0.1, 0.1), ends(0.1,
 IN_FOLDS = {"method": "paired DeLong, within folds"}
 # A name, a summary of which the sentence is true, and one beside it of which it is not.
 ROWS: list[tuple[Code, Changes, Changes]] = [
+    ("predicts", {}, {"test": {"samples": 0}}),
     ("studied", {}, {"test": {"samples": 0}}),
     ("events", risks(), {"task": THREE, "risks": [risk(), risk(outcome=2)]}),
     (
@@ -236,28 +264,36 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("opposite-effects", effects(0.024), effects(0.024, estimate=1.0)),
     ("effects-not-compared", compared("separated"), compared()),
     ("effects-not-compared", compared(se=None), compared()),
-    ("no-better-than-guess", hospitals(loss=0.5, baseline_loss=0.5), hospitals(loss=0.49, baseline_loss=0.5)),
-    ("better-than-guess", hospitals(loss=0.49, baseline_loss=0.5), hospitals(loss=0.5, baseline_loss=0.5)),
-    (
-        "better-than-guess",
-        hospitals(loss=0.4, baseline_loss=0.5),
-        {"sites": [hospital(loss=0.4, baseline_loss=0.5), hospital("south")]},
-    ),
-    (
-        "better-than-guess-by-chance",
-        hospitals(loss=0.49, baseline_loss=0.5, baseline_loss_difference_low=0.0, baseline_loss_difference_high=0.02),
-        hospitals(loss=0.49, baseline_loss=0.5, baseline_loss_difference_low=0.001, baseline_loss_difference_high=0.02),
-    ),
+    ("better-than-guess", guessed(-0.2, -0.001), guessed(-0.2, 0.0, both=True)),
+    ("guess-undecided", guessed(-0.2, 0.0), guessed(-0.2, -0.001)),
+    ("guess-undecided", guessed(0.0, 0.2), guessed(0.001, 0.2)),
+    ("worse-than-guess", guessed(0.001, 0.2), guessed(0.0, 0.2)),
+    ("guess-without-interval", hospitals(loss=0.5, baseline_loss=0.5), guessed(0.001, 0.2)),
     ("chance", hospitals(auc_low=0.5, auc_high=0.8), hospitals(auc_low=0.501, auc_high=0.8)),
     ("chance", hospitals(auc_low=0.2, auc_high=0.5), hospitals(auc_low=0.2, auc_high=0.499)),
     ("below-chance", hospitals(auc_low=0.2, auc_high=0.499), hospitals(auc_low=0.2, auc_high=0.5)),
+    ("no-other-hospital", {}, {"evaluation": {"name": "leave-one-site-out"}}),
+    ("hospitals-vary", {"evaluation": {"name": "leave-one-site-out"}}, {}),
+    ("kept-untested", {"refit": True}, {"refit": False}),
+    ("not-equal", alone(UNSURE), alone(BETTER)),
+    ("not-equal", alone(WORSE, UNSURE), alone(UNSURE, BETTER)),
+    ("not-equal", alone(UNSURE), alone(UNSURE, reference="linear")),
+    ("no-ranking", ranked(0.8, 0.9), ranked(0.801, 0.9)),
+    ("recalibrate", apart(0.0249), apart(0.025)),
+    ("no-cause", {}, {"test": {"samples": 0}}),
+    ("calibration-by-hospital", apart(), hospitals_calibrated(7)),
+    ("calibration-of-many", hospitals_calibrated(7), hospitals_calibrated(6)),
     ("site-untested", hospitals(samples=0), hospitals(samples=1)),
 ]
 
 
+def sentences(results: RunResults) -> list[Sentence]:
+    return [*(one for part in topics(results).values() for one in part), *asides(results)]
+
+
 @pytest.mark.parametrize(("code", "true", "near"), ROWS, ids=[code for code, *_ in ROWS])
 def test_a_sentence_is_said_where_it_is_true_and_not_beside_it(code: Code, true: Changes, near: Changes) -> None:
-    said, not_said = ([one.code for part in paragraphs(run(**own)) for one in part] for own in (true, near))
+    said, not_said = ([one.code for one in sentences(run(**own))] for own in (true, near))
     assert code in said
     assert code not in not_said
     assert len(said) == len(set(said)), "each once"

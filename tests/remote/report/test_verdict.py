@@ -18,7 +18,7 @@ from rankdad.remote.report.result_lines import _study
 from rankdad.remote.report.run_plots import figures
 from rankdad.remote.report.run_report import report_page
 from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
-from rankdad.remote.report.verdict import calibrated, verdict
+from rankdad.remote.report.verdict import calibrated, topics, verdict
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.results.run_summary import RunMetrics, RunSummary
@@ -120,7 +120,7 @@ def test_the_auc_within_hospitals_and_of_the_hospital_alone_stand_beside_the_hea
     assert within is not None
     assert alone is not None
     assert alone > 0.7
-    first = verdict(run)[0]
+    first = " ".join(verdict(run))
     for value in (run.test["auc"], within, alone):
         assert f"{value:.3f}" in first
     weights = [row["auc_weight"] for row in run.by_site.values()]
@@ -140,7 +140,7 @@ def test_every_class_that_is_hardly_found_is_named(name: str) -> None:
     outputs[:, 2:] -= 100
     outputs[0, 2] += 200  # one of them is found, by chance
     run = results({"north": (outputs, labels), "south": (outputs, labels)}, task)
-    first = verdict(run)[0]
+    first = " ".join(verdict(run))
     kind = "class" if name == "classification" else "label"
     for place in range(12):
         assert (f"{kind} {place} (recall" in first) == (place > 1), place
@@ -168,10 +168,16 @@ def test_what_is_said_of_hospitals_is_true_of_each_that_is_named() -> None:
         {"site": "west", "samples": 0},
     ]
     run = replace(results(binary((0.0,) * 4), TWO), sites=pd.DataFrame(rows))
-    first, *said = verdict(run)
-    assert "3 hospitals" in first
-    named = [{site for site in HOSPITALS if site in text} for text in said[-4:]]
-    assert named == [{"south"}, {"east"}, {"south"}, {"west"}]
+    found = topics(run)
+    assert "3 hospitals" in found["Tested on"][0].text
+    named = {one.code: {site for site in HOSPITALS if site in one.text} for one in found["Hospital by hospital"]}
+    assert named == {
+        "guess-without-interval": set(),
+        "chance": {"east"},
+        "below-chance": {"south"},
+        "site-untested": {"west"},
+    }
+    assert "At 2 of 3 hospitals" in found["Hospital by hospital"][0].text, "a diverged model is no better"
     few, all_ = (" ".join(verdict(replace(run, sites=pd.DataFrame(own)))) for own in ([rows[0], rows[3]], rows[:1]))
     assert "At each" not in few + all_
     both = [rows[0], rows[2], rows[3]]

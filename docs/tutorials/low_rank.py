@@ -1,4 +1,4 @@
-"""Low-rank gradients in a training loop of one's own: torchrun --nproc-per-node 2 docs/low_rank.py"""
+"""Low-rank gradients in a training loop of one's own: torchrun --nproc-per-node 2 docs/tutorials/low_rank.py"""
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ import rankdad
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)  # each rank draws batches of its own; the weights are rank 0's
 
 images, labels = load_digits(return_X_y=True)
 x, y = torch.from_numpy(images).float() / 16, torch.from_numpy(labels)

@@ -1,0 +1,6 @@
+"""The HTTP library, imported here alone. Its continuation has the same API: httpx2, with httpcore2."""
+
+import httpcore
+import httpx
+
+__all__ = ["httpcore", "httpx"]
