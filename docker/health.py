@@ -14,6 +14,7 @@ from pathlib import Path
 PATIENCE = 120.0  # seconds without progress
 PORTS = {"aggregator": 8765, "serve": 8765, "coinstac": 8881}
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
+ACCEPTS = 1 << 16  # __SO_ACCEPTCON, a flag in /proc/net/unix
 SEEN = Path("/tmp/rankdad-health")  # the last look, and when progress was seen last: its time of change
 
 
@@ -51,6 +52,23 @@ def is_open(proc: Path, port: int) -> bool:
     return False
 
 
+def socket_of(words: Sequence[str]) -> str:
+    """Return the Unix socket at which a command answers; "" if it answers at none."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--socket":
+            return following
+        if word.startswith("--socket="):
+            return word.removeprefix("--socket=")
+    return ""
+
+
+def is_listening(proc: Path, path: str) -> bool:
+    """Tell whether somebody listens on a Unix socket."""
+    table = proc / "net" / "unix"
+    lines = (line.split() for line in table.read_text().splitlines()[1:]) if table.exists() else ()
+    return any(len(line) == 8 and line[7] == path and int(line[3], 16) & ACCEPTS for line in lines)
+
+
 def progress(process: Path) -> str:
     """Return a number that changes whenever the process runs: its switches and its computing time."""
     lines = (process / "status").read_text().splitlines()
@@ -64,8 +82,11 @@ def problem(proc: Path, seen: Path, now: float) -> str:
     if listener is None:
         return "no rankdad runs here"
     process, words = listener
-    port = port_of(words)
-    if port is not None and not is_open(proc, port):
+    port, path = port_of(words), socket_of(words)
+    if path:
+        if not is_listening(proc, path):
+            return f"nothing listens on {path}"
+    elif port is not None and not is_open(proc, port):
         return f"nothing listens on port {port}"
     state = f"{process.name} {progress(process)}"
     if not seen.exists() or seen.read_text() != state:

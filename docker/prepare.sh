@@ -58,6 +58,11 @@ for party in $parties; do
     chown -R "$OWNER" "/kits/$party" "/results/$party"
 done
 
+if [ -d /socket ]; then # of the aggregator and nginx
+    chown "$OWNER" /socket
+    chmod 700 /socket
+fi
+
 whose=$(stat -c %u /results)
 if [ "$whose" != 0 ] && [ "$whose" != "${OWNER%%:*}" ]; then
     echo "note: results will belong to user ${OWNER%%:*}, not to yours; RANKDAD_UID=$whose changes that"

@@ -46,6 +46,8 @@ def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = B
     model.eval()
     with torch.no_grad():
         for batch in inputs.split(BATCH if small else batch_size):
+            if not len(batch):  # a set without samples splits into one part without any, which networks may not take
+                continue
             try:
                 outputs.append(model(batch.to(device)).cpu())
             except Exception as error:

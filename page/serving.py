@@ -285,7 +285,7 @@ async def _token_of(request: Request) -> str:
 def _cookie(request: Request) -> str:
     """Return the cookie's name: a browser does not tell ports apart."""
     server = request.scope.get("server") or ("", 0)
-    return f"rankdad-{server[1]}"
+    return f"rankdad-{server[1] or 0}"
 
 
 def _plotly() -> Path | None:

@@ -194,13 +194,26 @@ def server_context(certificate: Path, key: Path, client_ca: Path | None) -> Cont
         ) from None
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(client_ca)
-        except OSError as error:
-            raise UserError(
-                f"--client-ca {client_ca}: {_words(error)}", code="certificate-unusable", field="--client-ca"
-            ) from None
+        _load_authority(context, client_ca)
     return context
+
+
+def check_authority(client_ca: Path) -> None:
+    """Check that the file of an authority's certificate can be used.
+
+    Raises:
+        UserError: it is unreadable, or holds something else.
+    """
+    _load_authority(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), client_ca)
+
+
+def _load_authority(context: ssl.SSLContext, client_ca: Path) -> None:
+    try:
+        context.load_verify_locations(client_ca)
+    except OSError as error:
+        raise UserError(
+            f"--client-ca {client_ca}: {_words(error)}", code="certificate-unusable", field="--client-ca"
+        ) from None
 
 
 def _words(error: OSError) -> str:

@@ -11,6 +11,7 @@ import typer
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
 from rankdad.common.errors import UserError, counted, visible
 from rankdad.common.logs import LogOptions, set_up
+from rankdad.remote.options import ExposedOption, SocketOption
 from rankdad.remote.records import Retention
 from rankdad.remote.service.cli import serve
 
@@ -33,6 +34,8 @@ def aggregator(
     output: Annotated[Path, typer.Option(help="The run's directory.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
+    behind: SocketOption = None,
+    exposed: ExposedOption = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
     ] = None,
@@ -87,10 +90,12 @@ def aggregator(
     from rankdad.remote.report.result_lines import show_result
     from rankdad.remote.run_directory import own_directory
     from rankdad.remote.run_reader import FILE
-    from rankdad.remote.server import listen
+    from rankdad.remote.server import opened
     from rankdad.remote.upstream import above, check_not_here
 
-    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone, viewers)
+    access = Access(
+        host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone, viewers, behind, exposed=exposed
+    )
     config = None
     if upstream is not None:
         config = above(upstream, region, spec.federation, output, allow_plain_http=allow_plain_http)
@@ -104,14 +109,13 @@ def aggregator(
     kept = LedgerOptions(retention)
     run = partial(run_aggregator, ledger=kept, access=access, weights=weights, upstream=config, device=device or "cpu")
     begins, owner = not (output / FILE).exists(), config.name if config else TOP
-    with own_directory(output, owner, new=begins), listen(host, port) as listening:
-        address, bound = listening.getsockname()[:2]
-        address = f"[{address}]" if ":" in address else address
-        if config is not None:
-            check_not_here(config.aggregator, bound)
-        typer.echo(f"listening on {access.scheme}://{address}:{bound}; the run's directory is {output}")
+    with own_directory(output, owner, new=begins), opened(access, port) as (listening, url):
+        if config is not None and behind is None:
+            check_not_here(config.aggregator, listening.getsockname()[1])
+        typer.echo(f"listening on {url}; the run's directory is {output}")
         lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
-        typer.echo(f"the live page: {access.scheme}://{address}:{bound}/page/, for those with a token of {where}")
+        page = f"{url}/page/" if behind is None else "/page/ at the proxy's address"
+        typer.echo(f"the live page: {page}, for those with a token of {where}")
         run = partial(run, viewers=lookers)
         run(spec, output, listening, console_here(quiet=quiet), allow_factory or ())
     show_result(load_json(output / "summary.json"), output, spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,14 @@ from pathlib import Path
 
 from rankdad.common.errors import UserError
 from rankdad.page.viewers import VIEWER_TOKEN, own_token
-from rankdad.remote.auth import Context, Identity, TokenFile, hashed, read_tokens, server_context
+from rankdad.remote.auth import Context, Identity, TokenFile, check_authority, hashed, read_tokens, server_context
+from rankdad.remote.proxies import Proxy
+
+LACKS = (
+    "no proxy is in front: strangers share this process's time and its connections, without a limit for each address; "
+    "use --socket behind nginx (docker/nginx/rankdad.conf), or accept that with --exposed"
+)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Access:
         allow_plain_http: permits to be reached from outside without TLS, as behind a proxy that ends it.
         allow_anyone: permits to be reached from outside by callers who prove nothing.
         viewers: file of the hashed tokens of those who may see the live page.
+        behind: Unix socket to listen on instead, for a proxy on this machine.
+        exposed: permits to be reached from outside without a proxy: nothing is said about that.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +46,8 @@ class Access:
     allow_plain_http: bool = False
     allow_anyone: bool = False
     viewers: Path | None = None
+    behind: Path | None = None
+    exposed: bool = False
 
     def check(self, sites: Sequence[str]) -> None:
         """Refuse what is unsafe or cannot work.
@@ -47,12 +59,15 @@ class Access:
             raise UserError(
                 "--tls-cert and --tls-key: give both or none", code="options-belong-together", field="--tls-cert"
             )
-        if self.client_ca is not None and self.tls_cert is None:
+        if self.client_ca is not None and self.tls_cert is None and self.behind is None:
             raise UserError(
-                "--client-ca: sites can show a certificate only through TLS: give --tls-cert and --tls-key",
+                "--client-ca: sites can show a certificate only through TLS: give --tls-cert and --tls-key, "
+                "or --socket for a proxy that ends TLS",
                 code="options-belong-together",
                 field="--client-ca",
             )
+        if self.behind is not None:
+            self._check_behind()
         if self.secure is not None:
             self.secure()
         identity = self.identity(sites)
@@ -68,9 +83,9 @@ class Access:
                 code="token-of-a-site",
                 field="--viewers",
             )
-        if is_loopback(self.host):
+        if self.behind is None and is_loopback(self.host):
             return
-        if self.tls_cert is None and not self.allow_plain_http:
+        if self.behind is None and self.tls_cert is None and not self.allow_plain_http:
             raise UserError(
                 f"--host {self.host}: can be reached from outside without encryption; give --tls-cert and --tls-key, "
                 "or, behind a proxy that ends TLS or in a network that you trust, --allow-plain-http",
@@ -78,12 +93,26 @@ class Access:
                 field="--host",
             )
         if not identity.required and not self.allow_anyone:
+            where = f"--host {self.host}" if self.behind is None else f"--socket {self.behind}"
             raise UserError(
-                f"--host {self.host}: anyone who reaches it could take part; give --tokens or --client-ca, which "
+                f"{where}: anyone who reaches it could take part; give --tokens or --client-ca, which "
                 "`rankdad provision` makes, or --allow-anyone in a network that you trust",
                 code="anyone-could-take-part",
-                field="--host",
+                field=where.partition(" ")[0],
             )
+        if self.behind is None and not self.exposed:
+            _log.warning("--host %s: %s", self.host, LACKS)
+
+    def _check_behind(self) -> None:
+        """Refuse what a proxy does in place of this process."""
+        if self.tls_cert is not None:
+            raise UserError(
+                "--socket: the proxy ends TLS: give --tls-cert and --tls-key to it",
+                code="options-exclude",
+                field="--tls-cert",
+            )
+        if self.client_ca is not None:
+            check_authority(self.client_ca)
 
     def viewers_in(self, directory: Path | None = None) -> dict[str, str]:
         """Return the hashed tokens of viewers, by name: those of the file, else the one in a run's directory.
@@ -94,6 +123,11 @@ class Access:
         if self.viewers is not None:
             return read_tokens(self.viewers)
         return {} if directory is None else {"viewer": hashed(own_token(directory / VIEWER_TOKEN))}
+
+    @property
+    def proxy(self) -> Proxy | None:
+        """Return what is known of the proxy that alone connects to the Unix socket; None where there is no such."""
+        return None if self.behind is None else Proxy(self.client_ca)
 
     @property
     def scheme(self) -> str:

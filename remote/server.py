@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -24,6 +26,7 @@ from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.host import Host
 from rankdad.remote.live import page_of
+from rankdad.remote.proxies import Proxy
 from rankdad.remote.view import View
 from rankdad.remote.web import Handshake, HttpConnection, accept
 
@@ -49,6 +52,55 @@ def listen(host: str, port: int) -> socket.socket:
             code="cannot-listen",
             field="--port",
         ) from None
+
+
+def listen_behind(path: Path) -> socket.socket:
+    """Return a socket in the file system, for the user and group of this process: a proxy connects to it.
+
+    Raises:
+        UserError: another process listens there, something else lies there, or nothing can be made there.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()  # a process that was killed has left it
+        listening.bind(str(path))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise UserError(
+            f"cannot listen on {path}: {error.strerror or error}; choose another --socket",
+            code="cannot-listen",
+            field="--socket",
+        ) from None
+    finally:
+        os.umask(before)
+    return listening
+
+
+@contextlib.contextmanager
+def opened(access: Access, port: int) -> Iterator[tuple[socket.socket, str]]:
+    """Yield the listening socket that options ask for, and its address.
+
+    Raises:
+        UserError: see `listen` and `listen_behind`.
+    """
+    if access.behind is not None:
+        with listen_behind(access.behind) as listening:
+            try:
+                yield listening, f"unix:{access.behind}"
+            finally:
+                access.behind.unlink(missing_ok=True)
+        return
+    with listen(access.host, port) as listening:
+        address, bound = listening.getsockname()[:2]
+        yield listening, f"{access.scheme}://{f'[{address}]' if ':' in address else address}:{bound}"
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
+        return trying.connect_ex(str(path)) == 0
 
 
 def serve(
@@ -106,6 +158,7 @@ class Uvicorn(uvicorn.Server):
         registry: of all connections.
         secure: makes a connection's encryption, if there is any.
         interrupt: told the name of a signal.
+        proxy: what alone connects to a Unix socket.
     """
 
     def __init__(
@@ -114,9 +167,10 @@ class Uvicorn(uvicorn.Server):
         registry: ConnectionRegistry,
         secure: Callable[[], Context] | None,
         interrupt: Callable[[str], None],
+        proxy: Proxy | None = None,
     ) -> None:
         super().__init__(config)
-        self._registry, self._secure, self._interrupt = registry, secure, interrupt
+        self._registry, self._secure, self._interrupt, self._proxy = registry, secure, interrupt, proxy
         self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -124,7 +178,10 @@ class Uvicorn(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self.servers = []
         for one in sockets or ():
-            if self._secure is None:
+            if one.family == socket.AF_UNIX:
+                make = partial(self._connection, self._proxy)
+                self.servers.append(await loop.create_unix_server(make, sock=one, backlog=BACKLOG))
+            elif self._secure is None:
                 self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
             else:
                 meet = partial(Handshake, make=self._connection, secure=self._secure, registry=self._registry)
@@ -137,8 +194,8 @@ class Uvicorn(uvicorn.Server):
             self._accepting.cancel()
         await super().shutdown(sockets)
 
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self.config, self.server_state, self._registry)
+    def _connection(self, proxy: Proxy | None = None) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self._registry, proxy)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
@@ -163,7 +220,7 @@ async def _serve(
     if aggregator.ended:
         host.ended.set()
     interruption = _Interruption(host, resumable)
-    web = Uvicorn(web_config(app), registry, access.secure, interruption.ask)
+    web = Uvicorn(web_config(app), registry, access.secure, interruption.ask, access.proxy)
     if lifeline is not None:
         asyncio.get_running_loop().add_reader(lifeline.fileno(), _hear, lifeline, host, interruption)
     serving = asyncio.create_task(web.serve(sockets=[listening]))

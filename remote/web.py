@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from rankdad.common.errors import ProtocolError, UserError, one_line
 from rankdad.remote.auth import Context, names_of
 from rankdad.remote.connections import MAX_PER_SITE, ConnectionRegistry
+from rankdad.remote.proxies import Proxy
 
 MAX_HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers
 FRAMED = 8  # bytes of a body that make up for one byte of its chunks' sizes
@@ -33,14 +34,17 @@ class HttpConnection(HttpToolsProtocol):
         config: uvicorn's.
         state: uvicorn's.
         registry: of all connections.
+        proxy: what the other end is, on a Unix socket; its word on callers is believed.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, registry: ConnectionRegistry) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, registry: ConnectionRegistry, proxy: Proxy | None = None
+    ) -> None:
         super().__init__(config, state, {})
         self.site = ""
         self.names: tuple[str, ...] = ()  # in its certificate
         self.waiting: asyncio.Future[bytes | None] | None = None  # answer of the request that is held
-        self._registry = registry
+        self._registry, self._proxy = registry, proxy
         self._head = 0  # bytes of the present request beside its body, as far as the body does not make up for them
         self._body = 0  # bytes of a body among those just received
         self._deadline: asyncio.TimerHandle | None = None
@@ -107,12 +111,23 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse_headers()
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # a request before the last one was answered: none of ours does that
-        else:
+        elif self._proxy is None or self._introduced(self._proxy):
             super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
         self._refuse(400, msg, "request-malformed")
+
+    def _introduced(self, proxy: Proxy) -> bool:
+        """Take from the proxy who asks; a certificate that is not the consortium's is refused."""
+        address = proxy.address(self.headers)
+        self.client = self.scope["client"] = (address, 0) if address else None
+        try:
+            self.names = proxy.names(self.headers)
+        except ProtocolError as error:
+            self._refuse(error.status, str(error), error.code, error.field)
+            return False
+        return True
 
     def evict(self) -> None:
         """Make room: answer a request that is held, close the connection otherwise."""
@@ -152,7 +167,7 @@ class HttpConnection(HttpToolsProtocol):
             431, f"the headers, or what frames the body, have more than {MAX_HEADER_BYTES} bytes", "headers-too-large"
         )
 
-    def _refuse(self, status: int, reason: str, code: str) -> None:
+    def _refuse(self, status: int, reason: str, code: str, field: str = "") -> None:
         """Refuse what never became a request, or goes on where one ends; close the connection."""
         self._end_wait()
         if self.transport.is_closing():
@@ -161,7 +176,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.close()  # another answer has begun
             return
-        body = json.dumps({"error": reason, "code": code, "field": ""}).encode()
+        body = json.dumps({"error": reason, "code": code, "field": field}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

@@ -9,6 +9,7 @@ import typer
 
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose
 from rankdad.common.logs import LogOptions, set_up
+from rankdad.remote.options import ExposedOption, SocketOption
 from rankdad.remote.records import Retention
 
 
@@ -17,6 +18,8 @@ def serve(
     output: Annotated[Path, typer.Option(help="The service's directory: its queue, and a directory for each run.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
+    behind: SocketOption = None,
+    exposed: ExposedOption = False,
     allow_factory: Annotated[
         list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
     ] = None,
@@ -49,20 +52,19 @@ def serve(
 
     consortium = validate(Consortium, load_json(file), file=file)
     from rankdad.remote.persistence import LedgerOptions
-    from rankdad.remote.server import listen
+    from rankdad.remote.server import opened
     from rankdad.remote.service.pages import FOLDER, OWN_TOKEN
     from rankdad.remote.service.process import serve_consortium
     from rankdad.remote.service.running import Options
 
-    access = Access(host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone)
+    access = Access(
+        host, tls_cert, tls_key, client_ca, tokens, allow_plain_http, allow_anyone, behind=behind, exposed=exposed
+    )
     access.check(consortium.members)
     options = Options(tuple(allow_factory or ()), weights, LedgerOptions(retention), device or "cpu")
-    with listen(host, port) as listening:
-        address, bound = listening.getsockname()[:2]
-        address = f"[{address}]" if ":" in address else address
-        url = f"{access.scheme}://{address}:{bound}"
+    with opened(access, port) as (listening, url):
         typer.echo(f"listening on {url}; the service's directory is {output}")
         whose = f"with the token in {output / OWN_TOKEN}" if not access.identity(()).required else "owners and viewers"
-        page = consortium.aggregator.rstrip("/") if address in ("0.0.0.0", "[::]") else url
+        page = consortium.aggregator.rstrip("/") if behind is not None or host in ("0.0.0.0", "::") else url
         typer.echo(f"the page of all runs: {page}{FOLDER}/, for {whose}")
         serve_consortium(consortium, output, listening, access, options)

@@ -72,7 +72,7 @@ async def _serve(
     def interrupt(_: str) -> None:
         loop.call_soon_threadsafe(stop.set)
 
-    web = Uvicorn(web_config(routes.app()), service.registry, access.secure, interrupt)
+    web = Uvicorn(web_config(routes.app()), service.registry, access.secure, interrupt, access.proxy)
     await service.resume()
     gc.freeze()  # what was imported is not looked through again: that took a fifth of a second each time
     serving = asyncio.create_task(web.serve(sockets=[listening]))

@@ -67,6 +67,14 @@ def image() -> str:
         return docker("image", "inspect", "--format", "{{.Id}}", "rankdad:test")
 
 
+@cache
+def nginx() -> str:
+    """Build the image of nginx that compose.yaml names, and return its id."""
+    need_docker()
+    docker("build", "--quiet", "--tag", "rankdad-nginx:test", "docker/nginx")
+    return docker("image", "inspect", "--format", "{{.Id}}", "rankdad-nginx:test")
+
+
 def wait_for(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + seconds

@@ -12,6 +12,12 @@ import pytest
 from tests.docker.images import ROOT
 
 TCP = "  sl  local_address rem_address   st\n   0: 00000000:223D 00000000:0000 0A\n"  # listens on 8765
+UNIX = (
+    "Num       RefCount Protocol Flags    Type St Inode Path\n"
+    "0000000000000000: 00000002 00000000 00010000 0001 01 17 /socket/rankdad\n"
+    "0000000000000000: 00000003 00000000 00000000 0001 03 18 /socket/taken\n"
+    "0000000000000000: 00000003 00000000 00000000 0001 03 19\n"
+)
 
 
 def health() -> Any:
@@ -35,6 +41,7 @@ def proc(folder: Path, command: str, switches: int = 5) -> Path:
         (own / "status").write_text(f"Name: python\nvoluntary_ctxt_switches:\t{switches}\n")
     (folder / "net").mkdir(exist_ok=True)
     (folder / "net" / "tcp").write_text(TCP)
+    (folder / "net" / "unix").write_text(UNIX)
     return folder
 
 
@@ -49,6 +56,9 @@ def proc(folder: Path, command: str, switches: int = 5) -> Path:
         ("serve consortium.json --output x --port 8766", "nothing listens on port 8766"),
         ("coinstac", "nothing listens on port 8881"),
         ("site SITE.json", ""),
+        ("aggregator run.json --socket /socket/rankdad", ""),
+        ("serve consortium.json --socket=/socket/rankdad", ""),
+        ("serve consortium.json --socket /socket/taken", "nothing listens on /socket/taken"),
     ],
 )
 def test_a_command_that_serves_has_its_port_open(tmp_path: Path, command: str, said: str) -> None:

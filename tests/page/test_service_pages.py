@@ -73,7 +73,10 @@ def enter(page: Browser, all_: Consortium, name: str, path: str = "", width: int
     if page.evaluate("!!document.getElementById('token')"):
         given = json.dumps(token(all_, name))
         page.evaluate(f"document.getElementById('token').value = {given}; document.forms[0].submit()")
-    until(lambda: page.evaluate("!!document.getElementById('sites-table')?.tHead"), what="the page says nothing")
+    until(
+        lambda: page.evaluate("!!document.querySelector('#sites-table thead, #hospitals-table thead')"),
+        what="the page says nothing",
+    )
 
 
 def paste(page: Browser, text: str) -> None:
@@ -164,6 +167,7 @@ def test_an_owner_submits_sees_it_learn_and_cancels(page: Browser, all_: Consort
     until(lambda: page.evaluate(sites).count(run) == len(SITES) == page.evaluate(sites).count("is here"))
 
     enter(page, all_, "anna", f"{run}/")
+    page.evaluate("document.getElementById('tab-technical').click()")
     until(lambda: page.evaluate(STEPS) > 5, what="no curve")
     before = page.evaluate(STEPS)
     until(lambda: page.evaluate(STEPS) > before, what="the curve does not grow")

@@ -178,7 +178,7 @@ def test_a_site_with_one_class_is_a_warning_for_the_owner(tmp_path: Path) -> Non
     table = pd.read_csv(path)
     table[table["sex"] == "F"].to_csv(path, index=False)
     said = Iterations(tmp_path, inputs).go()["warnings"].values()
-    (line,) = (line for line in said if line.startswith("1 site has samples of one class alone"))
+    (line,) = (line for line in said if line.startswith("1 hospital has samples of one class alone"))
     assert "8f0c" in line
 
 

@@ -30,9 +30,12 @@ from rankdad.remote.connections import ConnectionRegistry, Timeouts
 from rankdad.remote.host import Host
 from rankdad.remote.live import page_of
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.server import Uvicorn
+from rankdad.remote.proxies import Proxy
+from rankdad.remote.server import Uvicorn, listen_behind
 from rankdad.remote.web import HttpConnection
 from tests.conftest import SITES, run_spec
+
+SOCKET = "socket"  # beside a run's directory, where a proxy is asked for
 
 
 @dataclass
@@ -67,6 +70,11 @@ class Served:
 
     def connect(self, seconds: float = 5.0) -> socket.socket:
         """A bare connection."""
+        if not self.port:
+            caller = socket.socket(socket.AF_UNIX)
+            caller.settimeout(seconds)
+            caller.connect(str(self.directory.parent / SOCKET))
+            return caller
         return socket.create_connection(("127.0.0.1", self.port), seconds)
 
     def audited(self) -> list[dict[str, Any]]:
@@ -90,13 +98,17 @@ def serving(
     ledger: LedgerOptions | None = None,
     timeouts: Timeouts = Timeouts(),  # noqa: B008
     viewers: Mapping[str, str] | None = None,
+    proxy: Proxy | None = None,
     **changes: Any,
 ) -> Iterator[Served]:
     """Serve a run's routes until the test ends."""
     spec = run_spec(**changes)
     aggregator = Aggregator(spec, Replica(spec), directory, time.perf_counter, ledger=ledger)
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
+    if proxy is None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    else:
+        listening, port = listen_behind(directory.parent / SOCKET), 0
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         registry, ready = ConnectionRegistry(audit, timeouts), threading.Event()
         host = Host(aggregator, audit, timeouts.hold, connected=registry.present)
@@ -104,7 +116,7 @@ def serving(
         app = Routes(host, identity or Identity(SITES), registry).app([page.router()])
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
         config = uvicorn.Config(app, http=HttpConnection, timeout_graceful_shutdown=1, log_level="critical", **options)
-        web = Uvicorn(config, registry, secure, print)
+        web = Uvicorn(config, registry, secure, print, proxy)
 
         async def serve() -> None:
             task = asyncio.create_task(web.serve(sockets=[listening]))

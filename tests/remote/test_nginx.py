@@ -1,4 +1,4 @@
-"""A real nginx with the settings of docs/operation.md holds off what an unpatched server would not."""
+"""A real nginx, with the settings of compose.yaml, holds off what an unpatched server would not."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
+from rankdad.remote.proxies import Proxy
 from tests.conftest import SITES
-from tests.e2e.test_reverse_proxy import command, port, proxy
+from tests.e2e.test_reverse_proxy import documented, port, proxy
 from tests.remote.certificates import Authority
-from tests.remote.serving import Served, serving
+from tests.remote.nginx import NGINX, started_by
+from tests.remote.serving import SOCKET, Served, serving
 from tests.remote.test_web import ENDLESS, all_of, head, resident, statuses
 
 pytestmark = [
     pytest.mark.nginx,
     pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx (Debian: apt-get install nginx)"),
 ]
-TOKEN = "a" * 64
+TOKEN, OTHER = "a" * 64, "b" * 64
 SHORT = {"client_header_timeout 10s": "client_header_timeout 1s", "client_body_timeout 10s": "client_body_timeout 1s"}
 
 
@@ -35,7 +38,7 @@ class Behind:
     """An aggregator behind a proxy, whose own deadline for headers is out of reach: nginx has cut off what is."""
 
     served: Served
-    connect: Callable[[], socket.socket]
+    connect: Callable[..., socket.socket]
 
     def answers(self) -> bool:
         """Whether somebody else is answered."""
@@ -46,19 +49,24 @@ class Behind:
 
 @pytest.fixture
 def behind(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Behind]:
-    certificates, outside = tmp_path / "certificates", port()
-    Authority(certificates).issue("server", ["127.0.0.1"])
-    context = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
-    identity = Identity(SITES, dict.fromkeys(SITES, hashed(TOKEN)))
+    kit, outside = tmp_path / "kit", port()
+    authority = Authority(kit, "ca")
+    authority.issue("server", ["127.0.0.1"])
+    members = {site: authority.issue(site, [site]) for site in SITES[:2]}
+    stranger = Authority(tmp_path / "other", "ca").issue(SITES[0], [SITES[0]])
+    tokens = dict.fromkeys(SITES, hashed(TOKEN)) | {SITES[1]: hashed(OTHER)}
     timeouts = Timeouts(headers=300, body=2, refused=0.1, hold=0.3)
 
-    def connect() -> socket.socket:
+    def connect(who: str | None = SITES[0]) -> socket.socket:
+        context = ssl.create_default_context(cafile=str(authority.pem))
+        if who is not None:
+            context.load_cert_chain(*members.get(who, stranger))
         raw = socket.create_connection(("127.0.0.1", outside), 10)
         return context.wrap_socket(raw, server_hostname="127.0.0.1")
 
-    changes = SHORT | getattr(request, "param", {})
-    with serving(tmp_path / "run", identity, timeouts=timeouts) as served:
-        words = command("nginx", tmp_path, outside, served.port, certificates, **changes)
+    identity, (run, at) = Identity(SITES, tokens, certificates=True), (tmp_path / "run", tmp_path / SOCKET)
+    with serving(run, identity, timeouts=timeouts, proxy=Proxy(authority.pem)) as served:
+        words = started_by(tmp_path, outside, kit, at, SHORT | getattr(request, "param", {}))
         with proxy(words, outside, tmp_path / "proxy.log"):
             yield Behind(served, connect)
 
@@ -165,3 +173,38 @@ def test_one_address_has_so_many_requests_at_once(behind: Behind) -> None:
             caller.sendall(head(behind.served, more=f"content-length: {len(body)}\r\nconnection: close\r\n") + body)
         found = [re.match(rb"HTTP/1\.1 (\d+) ", all_of(caller)) for caller in callers]
     assert sorted(int(one[1]) for one in found if one) == [202] * 4 + [429] * 2
+
+
+@pytest.mark.slow
+def test_who_has_no_certificate_of_the_consortium_does_not_reach_the_aggregator(behind: Behind) -> None:
+    before = len(behind.served.audited())
+    for who in (None, "stranger"):
+        with behind.connect(who) as caller:
+            caller.sendall(head(behind.served, "GET /run", "connection: close\r\n"))
+            assert all_of(caller).startswith(b"HTTP/1.1 400 ")
+    assert len(behind.served.audited()) == before
+    assert behind.answers()
+
+
+@pytest.mark.slow
+def test_a_certificate_and_an_address_that_a_caller_writes_into_headers_are_not_passed_on(behind: Behind) -> None:
+    other = quote((behind.served.directory.parent / "kit" / f"{SITES[1]}.pem").read_text(), safe="")
+    for name in ("X-Client-Certificate", "x-client-certificate", "X_Client_Certificate"):
+        forged = f"{name}: {other}\r\nX-Real-IP: 10.9.8.7\r\nconnection: close\r\n"
+        asks = head(behind.served, "GET /run", forged)
+        for token, status in ((TOKEN, 200), (OTHER, 403)):
+            with behind.connect() as caller:
+                caller.sendall(asks.replace(TOKEN.encode(), token.encode()))
+                assert all_of(caller).startswith(b"HTTP/1.1 %d " % status), (name, token)
+    refused = [line for line in behind.served.audited() if line["what"] == "refused"]
+    assert {(line["status"], line["address"]) for line in refused} == {(403, "127.0.0.1")}
+
+
+def test_the_documented_settings_have_the_limits_of_compose() -> None:
+    def limits(text: str) -> set[str]:
+        lines = (re.sub(" *#.*", "", line).strip() for line in text.splitlines())
+        return {line for line in lines if re.match("(client|large|keepalive|lingering|reset|limit|proxy_[rbh])", line)}
+
+    own = {line for line in limits((NGINX / "rankdad.conf").read_text()) if "X-" not in line or "Proto" in line}
+    assert own == limits(documented("limit_conn_zone ", {}))
+    assert len(own) == 16

@@ -28,6 +28,7 @@ from rankdad.common.preparation.rows import Rows
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Failure, Kind, Message
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.rounds.hello import RegionHello
 from rankdad.common.rounds.step import Step
 from rankdad.common.rounds.sums import Sums
@@ -285,8 +286,9 @@ def test_one_site_that_cannot_go_on_ends_the_run_of_all_regions_and_is_named(tmp
 def test_a_region_that_speaks_for_others_sites_is_refused(tmp_path: Path) -> None:
     spec = spec_of()
     tree = Tree(spec, lambda: Replica(spec), tmp_path)
-    plan, known = tree.top.plan, ("version", "spec_sha256", "weights_sha256")
-    fields: dict[str, Any] = {name: getattr(plan, name) for name in known} | {"plan_sha256": plan.sha256()}
+    plan, known = tree.top.plan, ("spec_sha256", "weights_sha256")
+    fields: dict[str, Any] = {name: getattr(plan, name) for name in known}
+    fields |= {**OUR_VERSION, "plan_sha256": plan.sha256()}
     samples = dict.fromkeys(("s0", "s1", "s3"), ((10, 2, 2),))
     hello = RegionHello.model_validate(fields | {"samples": samples, "dropped": {}, "warnings": {}})
     with pytest.raises(ProtocolError, match=r"d\.samples: names others than north has: s2, s3"):

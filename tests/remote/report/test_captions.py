@@ -13,6 +13,7 @@ import pytest
 from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.written import Tabular
 from rankdad.remote.report.plot_style import shortened
 from rankdad.remote.report.run_report import report_page
 from rankdad.remote.report.verdict import topics
@@ -21,7 +22,7 @@ from rankdad.remote.results.coefficients import _captions
 from rankdad.remote.results.run_results import class_names, read_results
 from rankdad.remote.results.table_one import outcome_names
 from tests.conftest import run_document
-from tests.remote.report.test_sentences import hospital, risk, run
+from tests.remote.report.test_sentences import ends, hospital, risk, run
 
 TABLE: dict[str, Any] = {
     "reader": "csv",
@@ -79,7 +80,9 @@ def test_a_caption_is_of_a_column_or_value_and_of_one_alone(captions: dict[str, 
 
 
 def test_a_pattern_may_stand_for_the_column_of_a_caption() -> None:
-    assert spec({"cp": "chest pain"}, features=["age", "c*"], categorical={}).data.called("cp") == "chest pain"
+    data = spec({"cp": "chest pain"}, features=["age", "c*"], categorical={}).data
+    assert isinstance(data, Tabular)
+    assert data.called("cp") == "chest pain"
 
 
 def test_a_spec_without_captions_is_the_one_it_was() -> None:
@@ -107,14 +110,15 @@ def test_a_hospital_worse_than_a_guess_has_an_interval_and_a_link_to_its_calibra
         for site in ("north", "south")
     ]
     calibration = {"outcome": 1, "differ": {"in_the_large": 0.5, "slope": 0.5}, "sites": sites}
-    more = {
+    more: dict[str, Any] = {
         "auc": 0.7,
         "auc_interval": None,
         "average_precision": 0.6,
         "average_precision_error": 0.0,
         "thresholds": [],
     }
-    found = run(sites=rows, calibration_by_site=[calibration], risks=[risk(**more, brier=0.2, brier_of_prevalence=0.2)])
+    one = risk(ends(1, 0.9, 1.1, error=0.0), ends(0, -0.1, 0.1, error=0.0), **more, brier=0.2, brier_of_prevalence=0.2)
+    found = run(sites=rows, calibration_by_site=[calibration], risks=[one])
     (sentence,) = [one for one in topics(found)["Hospital by hospital"] if one.code == "worse-than-guess"]
     assert sentence.text.count("0.050 to 0.150") == 2
     html = report_page(found)

@@ -94,9 +94,11 @@ def hospitals_calibrated(count: int) -> Changes:
 def guessed(low: float, high: float, *, both: bool = False) -> Changes:
     """Errors less those of a guess: of the first hospital between these ends, of the second smaller, or as well."""
     names, middle = ("", "_low", "_high"), (low + high) / 2
-    known = {f"baseline_loss_difference{end}": value for end, value in zip(names, (middle, low, high), strict=True)}
-    other = known if both else dict(zip(known, (-0.5, -0.9, -0.1), strict=True))
-    figures = {"loss": 0.5, "baseline_loss": 0.5}
+    known: Changes = {
+        f"baseline_loss_difference{end}": value for end, value in zip(names, (middle, low, high), strict=True)
+    }
+    other: Changes = known if both else dict(zip(known, (-0.5, -0.9, -0.1), strict=True))
+    figures: Changes = {"loss": 0.5, "baseline_loss": 0.5}
     first, second = hospital(**figures, **known), hospital("south", **figures, **other)
     if low < high < 0:
         return {"sites": [first]}
