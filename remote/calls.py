@@ -54,7 +54,7 @@ class Calls:
         Raises:
             StoppedRunError: only another process can go on.
         """
-        if site not in self.open:  # none of the run's, or one that has ended
+        if site not in self.open:  # of another run, or ended
             return {}
         try:
             call = unpacked(Call, data, self._limit)

@@ -102,8 +102,7 @@ def _decide(config: SiteConfig, folder: RunFolder, offered: Mapping[str, object]
             folder.audit("refused", by="policy", reason=str(error))
             raise
         words = tuple(what_leaves(spec.at(config.name), plan, policy, owner))
-        document = spec.document()
-        offer = Offer(run=folder.run, id=folder.run, owner=owner, **OUR_VERSION, spec=document)
+        offer = Offer(run=folder.run, id=folder.run, owner=owner, spec=spec.document(), **OUR_VERSION)
         folder.keep(Considered(offer=offer, words=words))
         for line in words:
             _log.info("%s", line)

@@ -74,7 +74,7 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
         output / "meta.json": meta,
         config / "config_fed_server.json": server,
         config / "config_fed_client.json": client,
-        config / RUN: {"id": number, "run": spec.model_dump(mode="json")},
+        config / RUN: {"id": number, "run": spec.document()},
     }
     try:
         config.mkdir(parents=True)

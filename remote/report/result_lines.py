@@ -40,6 +40,12 @@ def _study(metrics: RunMetrics, spec: RunSpec) -> Iterator[str]:
             yield f"         mean over {over}: {', '.join(several)}"
 
 
+def _errors(coefficients: dict[str, Any]) -> Iterator[str]:
+    """Say why the coefficients of all sites have no standard errors, where they have none."""
+    if (fit := coefficients.get("pooled")) and fit["why"]:
+        yield f"warning: the coefficients have no standard errors: {fit['why']} ({fit['problem']})"
+
+
 def _effects(coefficients: dict[str, Any], spec: RunSpec) -> Iterator[str]:
     for name, estimates in opposite(coefficients)[0].items():
         each = ", ".join(f"{site} {estimate:.2g}" for site, estimate in estimates.items())
@@ -114,6 +120,7 @@ def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         groups = f"{counted(int(test['groups'] or 0), spec.group_noun)}, " if "groups" in test else ""
         yield f"test:    {', '.join(figures(known, test['auc_error']))}, {groups}{counted(int(samples), 'sample')}"
         yield from _study(summary.metrics, spec)
+        yield from _errors(summary.coefficients)
         yield from _effects(summary.coefficients, spec)
     yield from _partitions(summary)
     for model in summary.tuning[-1:]:  # the one that is kept

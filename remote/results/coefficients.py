@@ -23,6 +23,7 @@ POOLED = "all sites"
 MAX_NAMED = 6  # columns in a sentence
 INTERCEPT = "intercept"
 SURE = 0.05  # of opposite effects: how often any at all may be named by chance
+OF_A_FIT = {"df": "freedom", "rows": "rows", "r2": "r2", "units": "units", "problem": "problem"}  # columns, fields
 SITE_SD = "site SD"  # units of inputs that every site standardises by itself
 
 
@@ -67,7 +68,7 @@ def as_json(spec: RunSpec, found: Coefficients, *, own: bool = False) -> Fit:
 def as_table(coefficients: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of `coefficients.csv`: those of all sites, then those of each site that tells its own."""
     return [
-        {"site": site, **row, "df": fit["freedom"], "rows": fit["rows"], "r2": fit["r2"], "units": fit["units"]}
+        {"site": site, **row, **{name: fit[field] for name, field in OF_A_FIT.items()}}
         for site, fit in [(POOLED, coefficients.get("pooled")), *coefficients.get("sites", {}).items()]
         if fit
         for row in ({key: value for key, value in one.items() if key != "caption"} for one in fit["coefficients"])
@@ -184,8 +185,11 @@ def _why(found: Coefficients, names: list[str], *, own: bool) -> str:
         apart = "the columns tell the classes apart without a mistake, or nearly, and the largest likelihood is nowhere"
         return apart + ", or a class has no row" * own
     if found.problem == "held-back":
-        kept = "a hospital keeps back sums that fewer of its patients are behind than its policy's min_rows"
-        return f"{kept}, as one does that is small, or where columns nearly tell the classes apart"
+        return (
+            "at a hospital, fewer patients than its policy's min_rows make up most of a sum that they need: it is small, "
+            "the columns nearly tell the classes apart, or a column has a few extreme values, which log or clip may mend; "
+            "the estimates are the model's own, with its penalty"
+        )
     if found.problem == "unsolved":
         return (
             "the rounds of the exact solution have not come to it: a hospital keeps back sums that fewer of its "
