@@ -61,7 +61,7 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
     table.index = pd.Index([data.keys[row] for row in rows.tolist()])
     path = folder / f"fold-{spec.place(fold)[0] + 1}.csv"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         inert(table).to_csv(path, index_label=inert_cell(key_name(spec)), float_format="%.9g")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None

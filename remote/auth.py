@@ -149,7 +149,11 @@ class Identity:
         for name in self.sites:
             if secrets.compare_digest(tokens.get(name, ""), given):
                 return name
-        raise ProtocolError(401, "the token is not known here", code="token-unknown")
+        raise ProtocolError(
+            401,
+            "the token is not known here: ask the aggregator's host for the one in token_file",
+            code="token-unknown",
+        )
 
 
 class Context(ssl.SSLContext):

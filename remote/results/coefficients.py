@@ -186,8 +186,9 @@ def _why(found: Coefficients, names: list[str], *, own: bool) -> str:
         return apart + ", or a class has no row" * own
     if found.problem == "held-back":
         return (
-            "at a hospital, fewer patients than its policy's min_rows make up most of a sum that they need: it is small, "
-            "the columns nearly tell the classes apart, or a column has a few extreme values, which log or clip may mend; "
+            "at a hospital, fewer patients than its policy's min_rows make up most of a sum that they need: it is "
+            "small, the columns nearly tell the classes apart, or a column has a few extreme values, which log or clip "
+            "may mend; "
             "the estimates are the model's own, with its penalty"
         )
     if found.problem == "unsolved":
