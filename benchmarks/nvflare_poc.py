@@ -71,7 +71,7 @@ class Poc:
         number = self.begin(job)
         said = self.nvflare("job", "wait", number, "--interval", "1", seconds=seconds)
         found = re.search(r"status: (\S+)", said)
-        log = (self.kits / "server" / "log.txt").read_text()
+        log = (self.kits / "server" / "poc_console.log").read_text()  # that of a job goes with it
         panics = re.findall(rf"run={number}.*FATAL_SYSTEM_ERROR received: (.*)", log)
         return found[1] if found else said, "\n".join(panics)
 
