@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from rankdad.remote.tables import count_of
 from tests.docker.images import ROOT, docker, image, nginx, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 PARTIES = ("aggregator", *SITES)

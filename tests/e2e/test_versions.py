@@ -28,7 +28,7 @@ from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, write_policy, write_site
 from tests.e2e.test_wheel import PIP, ROOT, built, cloned
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 Installed = Callable[..., Path]
 LONGEST = 120.0  # seconds
 OWN_MAJOR, OWN_MINOR = map(int, __version__.split(".")[:2])

@@ -103,6 +103,7 @@ def test_loop(tmp_path: Path) -> None:
     assert set(resumed) == set(whole), "equal at both ranks, and with a break or without"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("monai") is None, reason="MONAI is not installed (pip install '.[monai]')")
 def test_volumes(tmp_path: Path) -> None:
     page = followed("volumes", tmp_path)
@@ -112,6 +113,7 @@ def test_volumes(tmp_path: Path) -> None:
     assert summary["bytes_up_per_site_step"] < 150_000
 
 
+@pytest.mark.exhaustive
 def test_own_code(tmp_path: Path) -> None:
     page = followed("own-code", tmp_path)
     page.check(0, 0, 0, 1)

@@ -14,7 +14,7 @@ import pytest
 from tests.docker.images import ROOT, docker, image, nginx
 from tests.docker.test_compose import USER, check_installed
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(600)]
 TOOL = "docker-compose"
 EXAMPLE = ROOT / "examples" / "service"
 
