@@ -28,6 +28,7 @@ MAX_DEPTH = 100  # of objects and lists in each other
 MAX_PROBLEMS = 8  # that one sentence names
 MAX_ERRORS = 10_000  # that are looked at: a million take half a minute
 UNKNOWN = "is not known here"
+WHOLE = "the whole object"
 MAX_DIGITS = 40  # of a whole number
 NAMED = ("missing", "extra_forbidden")  # errors whose place ends with a key of the document, never with a union's tag
 CODES = {  # of errors, by pydantic's types of them; "field-invalid" for all others
@@ -154,7 +155,7 @@ def _errors(error: ValidationError, file: str | Path | None = None) -> list[Any]
 def _problems(errors: Sequence[Any], document: object, model: type[BaseModel]) -> list[tuple[str, str]]:
     places: dict[str, list[str]] = {}
     for name, path in _places(model):
-        places.setdefault(name, []).append(path or "the whole object")
+        places.setdefault(name, []).append(path or WHOLE)
     paths = [_field(one["loc"], document, one["loc"] if one["type"] in NAMED else places) for one in errors]
     said: dict[str, str] = {}  # a union has an error for each of its kinds: what is wrong inside one says it best
     for one, path in zip(errors, paths, strict=True):
@@ -342,7 +343,9 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
             return f"{UNKNOWN}: {shown(error['loc'][-2])} has none, but others have: remove it, or choose another name"
         if 0 < len(elsewhere) <= 3:
             return f"{UNKNOWN}: it belongs in {' or '.join(elsewhere)}"
-        near = difflib.get_close_matches(name, sorted(_known_names(Part) - {name}), n=1, cutoff=0.7)
+        here = [other for other, where in places.items() if (path.rpartition(".")[0] or WHOLE) in where]
+        known = (here, sorted(_known_names(Part) - {name}))  # names of this very place come first
+        near = [one for names in known for one in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
         return f"{UNKNOWN}: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
     if kind == "union_tag_invalid":
         return f"got the name {visible(context['tag'], 60)!r}, expected one of {context['expected_tags']}"

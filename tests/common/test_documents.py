@@ -156,3 +156,10 @@ def test_a_kind_or_value_that_went_is_told_what_takes_its_place(changes: dict[st
     with pytest.raises(SpecError) as caught:
         validate(RunSpec, run_document(**changes))
     assert GONE[key] in str(caught.value)
+
+
+def test_the_name_that_was_meant_is_looked_for_in_its_own_place_first() -> None:
+    document = run_document()
+    document["modle"] = document.pop("model")
+    with pytest.raises(SpecError, match="modle: is not known here: did you mean model"):
+        validate(RunSpec, document)
