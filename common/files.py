@@ -87,6 +87,21 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
     return path
 
 
+def check_writable(folder: Path, field: str) -> None:
+    """Check that a folder can be written to, or made, without doing so.
+
+    Raises:
+        UserError: it cannot.
+    """
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{field}: {folder} cannot be written: {there} is read-only, or no folder; name another one in {field}",
+            code="cannot-write",
+            field=field,
+        )
+
+
 @contextmanager
 def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
     """Keep a folder to this process within a `with`, and to its owner afterwards: two would mix what they write.

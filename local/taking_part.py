@@ -16,6 +16,7 @@ from rankdad.common.data.files import Fact
 from rankdad.common.devices import device_here
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import PolicyError, SpecError, UserError, visible
+from rankdad.common.files import check_writable
 from rankdad.common.logs import MAX_LINE, log_names
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_network, load_weights
@@ -135,6 +136,7 @@ def check_site(
         UserError: what would keep the site from taking part.
     """
     with log_names(site=config.name):
+        check_writable(Path(config.output), "output")
         if offline is None:
             _log.info("asks %s for its run", config.aggregator)
             with AggregatorClient(config) as client:

@@ -402,6 +402,14 @@ def test_a_site_is_told_all_lines_that_refuse_before_it_reads_any_data(tmp_path:
     assert told == ["min_sites", "files", "columns", "group", "methods"]
 
 
+def test_a_check_looks_whether_results_can_be_written(tmp_path: Path, server: Server) -> None:
+    config, blocked = site(tmp_path, server, asking(), {}), tmp_path / "file" / "out"
+    blocked.parent.write_text("")
+    with pytest.raises(UserError) as error:
+        check_site(config.model_copy(update={"output": str(blocked)}), asking())
+    assert (error.value.code, error.value.field) == ("cannot-write", "output")
+
+
 def test_the_policy_speaks_before_the_data_and_to_the_aggregator(tmp_path: Path, server: Server) -> None:
     """There are no data here at all."""
     spec = run_spec(method={"name": "dad"})
