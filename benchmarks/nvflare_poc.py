@@ -6,10 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,15 @@ class Poc:
             assert "Ready to go" in said, said
             yield
         finally:
-            self.nvflare("poc", "stop")
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop all nodes; what NVFlare leaves behind is killed, since the next ones need its port."""
+        self.nvflare("poc", "stop")
+        for name in ("daemon_pid.fl", "pid.fl"):
+            for path in self.kits.glob(f"*/{name}"):
+                with suppress(ValueError, OSError):
+                    os.kill(int(path.read_text()), signal.SIGKILL)
 
     def settle(self, work: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
         """Write every node's settings; the runs' directories lie in `work`."""

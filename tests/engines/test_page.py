@@ -48,7 +48,7 @@ def test_from_the_simulator_to_processes(tmp_path: Path) -> None:
             check=False,
         )
     finally:
-        Poc(tmp_path).nvflare("poc", "stop")
+        Poc(tmp_path).stop()
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "COMPLETED" in done.stdout + done.stderr
     (directory,) = (tmp_path / "runs").iterdir()
