@@ -7,13 +7,15 @@ import pkgutil
 import sys
 from pathlib import Path
 
+ABSENT = ("rankdad.platforms.nvflare",)  # needs an engine that the image does not have
 LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
 
 
 def files() -> list[Path]:
     """Import all, and return the files that this took."""
     for module in pkgutil.walk_packages(importlib.import_module("rankdad").__path__, "rankdad."):
-        importlib.import_module(module.name)
+        if not module.name.startswith(ABSENT):
+            importlib.import_module(module.name)
     for name in LATE:
         importlib.import_module(name)
     specs = (getattr(module, "__spec__", None) for module in list(sys.modules.values()))
