@@ -343,8 +343,11 @@ class RunSpec(Part):
         return word in words(self.model_dump(mode="json"))
 
     def document(self) -> dict[str, Any]:
-        """Return the run as JSON without defaults: earlier versions can read it if it uses nothing that is new."""
-        return without_defaults(self)
+        """Return the run as JSON without defaults: earlier versions can read it if it uses nothing that is new.
+
+        The method is always named: a run that names none takes one that suits its model.
+        """
+        return without_defaults(self) | {"method": without_defaults(self.method)}
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON form: keys sorted, defaults left out, so that versions agree."""

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 from PIL import Image
 
 BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#8C8C8C", "#000000"
@@ -60,7 +61,10 @@ def dress(axes: Axes, x: str, y: str) -> None:
     """Give axes labels and a grid."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.ticklabel_format(useOffset=False, style="plain")  # no 1e-5 above an axis
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(formatter := axis.get_major_formatter(), ScalarFormatter):  # a logarithmic axis has another
+            formatter.set_useOffset(False)
+            formatter.set_scientific(False)  # no 1e-5 above an axis
     axes.grid(color=GRID, lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -202,3 +202,10 @@ def test_a_dictionary_may_have_lists_as_json_has() -> None:
     for wrong in ("1", object(), 1.5):
         with pytest.raises(ValidationError, match="valid integer"):
             RunSpec.model_validate(document | {"seed": wrong})
+
+
+def test_a_named_method_is_the_one_that_others_read_whatever_the_model_is() -> None:
+    for method in ({"name": "rank-dad", "rank": 2}, {"name": "rank-dad", "rank": 4}, {"name": "dsgd"}):
+        spec = run_spec(method=method, model={"name": "linear"})
+        again = validate(RunSpec, spec.document())
+        assert (again.method, again.sha256()) == (spec.method, spec.sha256())

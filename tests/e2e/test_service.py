@@ -184,7 +184,14 @@ def test_a_run_that_a_policy_forbids_never_gets_a_byte_of_the_sites_data(tmp_pat
     seen = {request for request in wire.requests() if forbidden in request or "/rounds/" not in request}
     assert {request for request in seen if allowed not in request} == agent
     bodies = re.findall(rb"\r\n\r\n(\{[^{}]*\})", before)
-    assert set().union(*(json.loads(body).keys() for body in bodies)) == {"version", "known", "id", "answer", "reason"}
+    assert set().union(*(json.loads(body).keys() for body in bodies)) == {
+        "version",
+        "wire",
+        "known",
+        "id",
+        "answer",
+        "reason",
+    }
     assert len(before) < 40_000
     assert any(f"/runs/{allowed}/rounds/beta" in request for request in wire.requests()), "the wire shows what is sent"
     assert not (all_.folder / "beta/out/runs" / forbidden / "log.txt").exists(), "nothing was started for it"

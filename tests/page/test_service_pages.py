@@ -191,6 +191,7 @@ def test_an_owner_submits_sees_it_learn_and_cancels(page: Browser, all_: Consort
 
     enter(page, all_, "vera", f"{run}/")
     until(lambda: "It is over: interrupted" in page.evaluate(TEXT) or "It is over: cancelled" in page.evaluate(TEXT))
+    page.evaluate("document.getElementById('tab-technical').click()")
     until(lambda: page.evaluate(STEPS) > before, what="a run that is over has no curve")
 
 
@@ -316,6 +317,7 @@ def test_no_text_is_clipped_and_keys_reach_everything(page: Browser, all_: Conso
             page.screenshot(tmp_path / f"service {width} {'dark' if dark else 'light'}.png")
             check_look(page, width, dark=dark)
             enter(page, all_, "anna", f"{run}/", width, dark=dark)
+            page.evaluate("document.getElementById('tab-technical').click()")
             until(lambda: page.evaluate(STEPS) > 5)
             time.sleep(1.5)  # a resize is drawn in the next frame
             page.screenshot(tmp_path / f"run {width} {'dark' if dark else 'light'}.png")

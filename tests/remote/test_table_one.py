@@ -306,9 +306,9 @@ def test_what_is_held_back_is_not_missing_and_a_small_count_cannot_be_told(tmp_p
     assert shown is not None
     cells = {name: dict(zip(shown.head[1:], row, strict=True)) for name, *row in shown.rows}
     assert cells["age missing"]["alpha"] == "held back"
-    assert "or more" in cells["age missing"]["all sites"]
+    assert "or more" in cells["age missing"]["all hospitals"]
     none = "0 (0\N{NO-BREAK SPACE}%)"
-    expected = dict.fromkeys(("all sites", "alpha", "beta"), "held back") | {"gamma": none}
+    expected = dict.fromkeys(("all hospitals", "alpha", "beta"), "held back") | {"gamma": none}
     assert cells["sex missing"] == expected
 
 
