@@ -226,7 +226,7 @@ def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
     else:
         if not filled.whole and pace.may_be(filled.draft["training"], run["training"]):
             asked["training"] |= {name: run["training"][name] for name in PACE}
-        other = sorted(part for part in asked.keys() | run.keys() if asked.get(part) != run.get(part))
+        other = sorted(part for part in asked if asked[part] != run[part])
     if other:
         raise UserError(
             f"the aggregator opens another run than the form asks for: {', '.join(other)} differ", code="run-differs"

@@ -394,8 +394,7 @@ class Service:
         while not self.leaving:
             try:
                 await self.queue.write(self.queue.move, run, state, reason, where=[State.RUNNING])
+                return
             except QueueError as error:
                 _log.error("%s", error)
                 await asyncio.sleep(RETRY)
-            else:
-                return

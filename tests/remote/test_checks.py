@@ -50,7 +50,8 @@ class Attacked(Aggregator):
             held = self.barrier.holds(site)
             with pytest.raises(ProtocolError) as error:
                 super().take(site, pack(lie, self.plan, up=True))
-            assert (error.value.status, str(error.value)[: len(said)]) == (422, said)
+            named = said.format(site=site)
+            assert (error.value.status, str(error.value)[: len(named)]) == (422, named)
             assert self.barrier.holds(site) == held
             self.told.add(said)
         return super().take(site, body)
@@ -70,7 +71,7 @@ class Attacked(Aggregator):
             for most in (0, 2**32 - 1):
                 many = tuple((most, *fold[1:]) for fold in body.samples)
                 changed.append(("d.samples: ", body.model_copy(update={"samples": many})))
-            changed.append(("d.version: ", body.model_copy(update={"version": "1.0.0"})))
+            changed.append(("d.version: {site} is ", body.model_copy(update={"version": "1.0.0"})))
             changed.append(("d.weights_sha256: its init", body.model_copy(update={"weights_sha256": "0" * 64})))
         elif isinstance(body, Sums):
             huge = torch.where(body.values > 0, 1e299, body.values)
@@ -121,7 +122,7 @@ def _filled(value: Factor | torch.Tensor, size: float) -> Factor | torch.Tensor:
 STEPS = {"m: the weight: is of", "b: the gradient of "}
 ALWAYS = {
     "d.samples: ",
-    "d.version: ",
+    "d.version: {site} is ",
     "d.weights_sha256: its init",
     "d.tally: is of",
     "d.baseline: is of",
