@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -37,13 +39,12 @@ def bench_faults(kills: int, flips: int, seed: int, console: Console) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         root, drawn = Path(folder), random.Random(seed)
-        began = time.monotonic()
         simulated(root / "undisturbed")
-        seconds, expected = time.monotonic() - began, story_of(root / "undisturbed")
-        wrong, runs, victims = _kill(root, kills, seconds, expected, drawn)
+        expected = story_of(root / "undisturbed")
+        wrong, runs, victims = _kill(root, kills, expected, drawn, console)
         said = ", ".join(f"{count} of {name}" for name, count in sorted(victims.items()))
         console.print(f"{kills} kills ({said}), {runs} runs to their end: {wrong} other than undisturbed")
-        outcomes = _flip(root, flips, seconds, expected, drawn)
+        outcomes = _flip(root, flips, expected, drawn)
         console.print(f"{flips} bits: " + ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items())))
     return wrong + outcomes["OTHER"]
 
@@ -79,35 +80,66 @@ def story_of(directory: Path) -> Story:
 
 
 def _kill(
-    root: Path, kills: int, seconds: float, expected: Story, drawn: random.Random
+    root: Path, kills: int, expected: Story, drawn: random.Random, console: Console
 ) -> tuple[int, int, Counter[str]]:
     wrong = runs = 0
-    directory, victims = root / "killed", Counter[str]()
+    directory, victims, end = root / "killed", Counter[str](), rounds_of(root / "undisturbed")
     while victims.total() < kills:
         resumes = (directory / "run.sqlite").exists()
-        if not resumes:  # of a run that was killed before it had begun nothing is there to go on with
+        if not resumes:  # a run that was killed before it had begun left nothing to go on with
             shutil.rmtree(directory, ignore_errors=True)
-        process = subprocess.Popen(
-            command(directory, resumes=resumes), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            said = process.communicate(timeout=drawn.uniform(0.0, seconds))[1]
-        except subprocess.TimeoutExpired:
-            family = [process.pid, *_children(process.pid)]
-            victim = drawn.choice(family)
-            victims["the simulator" if victim == process.pid else "its processes"] += 1
-            os.kill(victim, signal.SIGKILL)
-            process.communicate(timeout=PATIENCE)
+        ahead = round(drawn.expovariate(4 / end))  # rounds until the kill: about four kills a run
+        process, said = killed_after(directory, ahead, drawn, victims, resumes=resumes)
+        if process.returncode < 0 or said is None:
             continue
         if IN_USE in said:
             time.sleep(0.2)
             continue
         runs, wrong = runs + 1, wrong + (process.returncode != 0 or story_of(directory) != expected)
+        console.print(f"{victims.total()} kills, {runs} runs to their end: {wrong} other than undisturbed")
         shutil.rmtree(directory)
     if (directory / "run.sqlite").exists():
         code, _ = simulated(directory, resumes=True)
         runs, wrong = runs + 1, wrong + (code != 0 or story_of(directory) != expected)
     return wrong, runs, victims
+
+
+def killed_after(
+    directory: Path, ahead: int, drawn: random.Random, victims: Counter[str], *, resumes: bool
+) -> tuple[subprocess.Popen[str], str | None]:
+    """Start a simulation and kill one of its processes when the run has gone so many rounds further.
+
+    With 0 rounds the kill comes within the first second, mostly before the sites have started.
+
+    Returns:
+        The process, which has ended, and its standard error; None in place of that if something was killed.
+    """
+    moment = rounds_of(directory) + ahead
+    process = subprocess.Popen(
+        command(directory, resumes=resumes), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    if not ahead:
+        time.sleep(drawn.uniform(0.0, 1.0))
+    while process.poll() is None and ahead and rounds_of(directory) < moment:
+        time.sleep(0.005)
+    time.sleep(drawn.uniform(0.0, 0.02))  # anywhere within a round
+    names = {process.pid: "the simulator"} | dict.fromkeys(_children(process.pid), "its processes")
+    victim = drawn.choice(sorted(names))
+    if process.poll() is not None:
+        return process, process.communicate()[1]
+    victims[names[victim]] += 1
+    os.kill(victim, signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    return process, None
+
+
+def rounds_of(directory: Path) -> int:
+    """Return how many rounds a run has committed; 0 where none can be read yet."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{directory / 'run.sqlite'}?mode=ro", uri=True)) as file:
+            return int(file.execute("SELECT max(round) FROM updates").fetchone()[0] or 0)
+    except sqlite3.Error:
+        return 0
 
 
 def _children(pid: int) -> list[int]:
@@ -117,13 +149,10 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _flip(root: Path, flips: int, seconds: float, expected: Story, drawn: random.Random) -> Counter[str]:
+def _flip(root: Path, flips: int, expected: Story, drawn: random.Random) -> Counter[str]:
     """Flip bits of the run's file and the checkpoints of a run that was killed half way, one in each copy of it."""
     half, outcomes = root / "half", Counter[str]()
-    process = subprocess.Popen(command(half, resumes=False), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.7 * seconds)
-    process.kill()
-    process.wait()
+    killed_after(half, rounds_of(root / "undisturbed") // 2, drawn, Counter(), resumes=False)
     for _ in range(flips):
         copy = root / "copy"
         shutil.rmtree(copy, ignore_errors=True)

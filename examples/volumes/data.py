@@ -24,7 +24,7 @@ for hospital in "abc":
     folder = Path("data") / f"hospital-{hospital}"
     (folder / "scans").mkdir(parents=True, exist_ok=True)
     rows = []
-    for number in range(32):
+    for number in range(24):
         lesion, name = bool(draw.integers(2)), f"scans/{hospital}{number:02}.nii.gz"
         nibabel.save(nibabel.Nifti1Image(volume(lesion), np.eye(4)), folder / name)
         rows.append((f"{hospital}{number:02}", name, "lesion" if lesion else "none"))
