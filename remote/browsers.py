@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from ipaddress import ip_address
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.requests import Request
 
@@ -28,7 +29,7 @@ def check_host(request: Request, names: Collection[str]) -> None:
     if found is None:
         raise ProtocolError(400, "host: expected one name or address", code="request-malformed", field="host")
     name = found[1].strip("[]").lower().rstrip(".")
-    if "." in name and not _is_address(name) and name not in names:
+    if "." in name and _address(name) is None and name not in names:
         raise ProtocolError(
             421,
             f"host: a server without tokens is asked by its address, or by a name of its own; got {visible(name)}",
@@ -37,18 +38,19 @@ def check_host(request: Request, names: Collection[str]) -> None:
         )
 
 
-def _is_address(name: str) -> bool:
+@lru_cache(64)  # every request asks for the same few
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(name)
+        return ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(request: Request) -> bool:
     """Tell whether a request has come to an address of this machine alone."""
     server = (request.scope.get("server") or ("",))[0]
-    return _is_address(server) and ip_address(server).is_loopback
+    address = _address(server)
+    return address is not None and address.is_loopback
 
 
 async def check_origin(request: Request) -> None:
