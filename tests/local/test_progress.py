@@ -81,7 +81,7 @@ def table(count: int = 60) -> pd.DataFrame:
 def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     done = check(tmp_path, table(), min_rows=4)
     assert done.exit_code == 0, done.output
-    assert "alpha can take part in small (dsgd), and its policy allows it: " in done.output
+    assert "alpha can take part in small (dsgd), and its policy allows the run: " in done.output
     assert "60 read, 0 left out, 60 in Table 1" in done.output
     lines = {line.split("│")[1].strip(): line for line in done.output.splitlines() if line.count("│") > 3}
     assert "count, mean and deviation" in lines["age"]
