@@ -164,7 +164,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
     out, err = sites["beta"].communicate(timeout=15)
     assert sites["beta"].returncode == 128 + number
     assert err.splitlines()[-1] == f"error: stopped by {signal.Signals(number).name} [stopped]"
-    assert re.search(r"stops after step \d+; start it again", out), out
+    assert re.search(r"stopped after step \d+; start it again", out), out
     sites["beta"] = start("site", tmp_path / "hand" / "beta.json")
     for name, process in (*sites.items(), ("aggregator", aggregator)):
         out, err = process.communicate(timeout=60)

@@ -96,16 +96,16 @@ FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored
 LEAVES: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {  # what a run asks for, and which words stand there
     "plain": (
         {"training": {"batches": "full"}},
-        {"every epoch:": True, "reference": False, "projection": False, "batches are even": False},
+        {"every epoch:": True, "reference": False, "projection": False, "even batches": False},
     ),
     "references": (
         {
             "evaluation": {"name": "holdout", "references": ["local", "linear"]},
             "training": {"validation": 0, "batches": "full"},
         },
-        {"every epoch:": False, "as many of each reference: local, linear": True, "the reference linear and": True},
+        {"every epoch:": False, "each reference model: local, linear": True, "the reference linear and": True},
     ),
-    "factored": ({"training": FACTORED}, {"batches are even": True, "random projections of every matrix": True}),
+    "factored": ({"training": FACTORED}, {"even batches": True, "random projections of every matrix": True}),
 }
 
 
