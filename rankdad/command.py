@@ -1,4 +1,4 @@
-"""How every command line of the project runs, logs and ends."""
+"""Options, logging and exit of every command."""
 
 from __future__ import annotations
 
