@@ -1,6 +1,3 @@
-"""What a site and the aggregator must agree on: specification, mathematics, protocol.
-
-No sockets, clocks or processes.
-"""
+"""Specification, mathematics and protocol shared by sites and aggregator, without sockets, clocks or processes."""
 
 __version__ = "0.1.0"

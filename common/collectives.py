@@ -6,16 +6,16 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # imported later, it holds the group, whose threads abort a process that ends
+import torch.distributed.nn.functional  # a later import would hold the group, whose threads abort an ending process
 from torch import Tensor
 
 from rankdad.common.errors import UserError, one_line
 
-JOINING = timedelta(minutes=2)  # in which all processes, which torchrun starts at once, come together
+JOINING = timedelta(minutes=2)  # for all processes of torchrun to join
 
 
 def not_joined(error: Exception) -> UserError:
-    """Return what is to be said where the processes of torchrun do not come together."""
+    """Return the error for processes of torchrun that cannot reach each other."""
     return UserError(
         f"torchrun's processes cannot reach each other ({one_line(error)}): is --master-addr the machine of rank 0, "
         "is its port free there, and is torchrun started at all nodes? Name the network between the machines in "
@@ -25,14 +25,14 @@ def not_joined(error: Exception) -> UserError:
 
 
 def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Return where a group's tensors must be: nccl takes those of a GPU alone."""
+    """Return the device of a group's collectives; nccl needs a GPU."""
     if "nccl" in dist.get_backend(group):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def all_gather_equal(own: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return each rank's tensor, stacked in the order of ranks on the device of one's own; all have one shape."""
+    """Return each rank's tensor, stacked in the order of ranks on this rank's device; shapes must be equal."""
     placed = own.to(device_of(group))
     gathered = placed.new_empty(dist.get_world_size(group), *placed.shape)
     if placed.numel():
@@ -41,11 +41,11 @@ def all_gather_equal(own: Tensor, group: dist.ProcessGroup | None = None) -> Ten
 
 
 def all_gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Return each rank's rows, in the order of ranks; all have one width and type, their numbers may differ.
+    """Return each rank's rows in the order of ranks; width and dtype must be equal.
 
     Args:
-        rows: [n, …], n may be 0 and differ between ranks.
-        group: The process group; the default one where it is None.
+        rows: [n, …]; n may be 0 and differ between ranks.
+        group: the process group; None for the default one.
     """
     lengths: list[int] = all_gather_equal(torch.tensor([len(rows)]), group).flatten().tolist()
     padded = rows.new_zeros((max(lengths), *rows.shape[1:]))
@@ -59,7 +59,7 @@ def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> 
 
 
 def broadcast_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> bytes:
-    """Return the message of rank 0 of the group at all of its ranks; what the others hand in is ignored."""
+    """Return rank 0's message at all ranks of the group; other ranks' messages are ignored."""
     device = device_of(group)
     length = torch.tensor([len(message)], device=device)
     dist.broadcast(length, group=group, group_src=0)
@@ -71,13 +71,13 @@ def broadcast_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> b
 
 
 def send(data: Tensor, to: int, group: dist.ProcessGroup | None = None) -> None:
-    """Send bytes, a uint8 tensor, to a rank of the group that knows how many they are."""
+    """Send a uint8 tensor to a rank of the group; the receiver must know its length."""
     if len(data):
         dist.send(data.to(device_of(group)), group=group, group_dst=to)
 
 
 def receive(length: int, source: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return so many bytes, a uint8 tensor on the CPU, from a rank of the group."""
+    """Receive a uint8 tensor of this length on the CPU from a rank of the group."""
     data = torch.empty(length, dtype=torch.uint8, device=device_of(group))
     if length:
         dist.recv(data, group=group, group_src=source)
@@ -99,11 +99,11 @@ def send_bytes(message: bytes, rank: int, seconds: float) -> None:
 
     Args:
         message: of any length.
-        rank: that receives.
-        seconds: for which it is waited for.
+        rank: of the receiver.
+        seconds: timeout.
 
     Raises:
-        RuntimeError: its process has ended, or has not taken the message in that time.
+        RuntimeError: its process has ended, or has not received the message in time.
     """
     length = torch.tensor([len(message)])
     parts = [length, as_tensor(message)] if message else [length]
@@ -115,11 +115,11 @@ def receive_bytes(rank: int, seconds: float) -> bytes:
     """Return the message that a rank of the default group (gloo) sends.
 
     Args:
-        rank: that sends.
-        seconds: for which it is waited for.
+        rank: of the sender.
+        seconds: timeout.
 
     Raises:
-        RuntimeError: its process has ended, or has sent nothing in that time.
+        RuntimeError: its process has ended, or has sent nothing in time.
     """
     length = torch.zeros(1, dtype=torch.int64)
     _wait(dist.irecv(length, rank), seconds)

@@ -1,4 +1,4 @@
-"""Devices: how sites, simulations, `verify`, benchmarks and the aggregator name where they compute."""
+"""Names of devices, in configurations, commands and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 def device_here(name: str, field: str = "device", *, shared: bool = True) -> str:
-    """Return the device that a name stands for on this machine: cpu, or cuda with a number.
+    """Return the device for a name on this machine: cpu, or cuda with a number.
 
     Args:
-        name: cpu; cuda:N; cuda, which is this process's GPU: the first, or under torchrun that of the local rank, which
-            ranks share where they outnumber the GPUs; or auto, which is cuda where there is a GPU, else cpu. What auto
-            has chosen is logged: results on another device are equal only up to rounding.
-        field: that holds the name, for errors.
-        shared: whether `cuda` may be the GPU of several ranks.
+        name: cpu; cuda:N; cuda for the first GPU, or under torchrun the local rank's, shared if there are more ranks
+            than GPUs; or auto for cuda if there is a GPU, otherwise cpu. The choice of auto is logged, because results
+            on another device differ by rounding.
+        field: with the name, for errors.
+        shared: whether ranks may share a GPU for `cuda`.
 
     Raises:
         UserError: there is no such device, or not one for each rank.
@@ -40,12 +40,12 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
     count = torch.cuda.device_count()
     if name == "auto":
         chosen = device_here("cuda") if count else CPU
-        _log.info("%s auto: computes on %s", field, chosen if count else f"{CPU}, since torch finds no GPU here")
+        _log.info("%s auto: computing on %s", field, chosen if count else f"{CPU}, since torch finds no GPU here")
         return chosen
     place = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "cuda" and not shared and 0 < count <= place:
         raise UserError(
-            f"{field}: cuda gives each rank a GPU of its own, and this machine has {count}: start as many ranks, or "
+            f"{field}: cuda gives each rank its own GPU, and this machine has {count}: start as many ranks, or "
             "name one that they share, such as cuda:0",
             code="device-too-few",
             field=field,
@@ -63,5 +63,5 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
 
 
 def limit_threads(count: int) -> None:
-    """Let tensor operations of this thread take so many threads, but no more than there are processors."""
+    """Set the number of threads of tensor operations, at most the number of processors."""
     torch.set_num_threads(min(count, os.cpu_count() or 1))

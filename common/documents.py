@@ -1,4 +1,4 @@
-"""JSON documents that people write: read, changed by assignments, and checked against a pydantic model.
+"""Reads JSON documents, applies assignments, and validates them against pydantic models.
 
 Every error names the file, the field, its value and what was expected.
 """
@@ -24,14 +24,14 @@ from rankdad.common.errors import SpecError, UserError, visible
 from rankdad.common.gone import gone
 
 MAX_BYTES = 64 << 20  # of a file
-MAX_DEPTH = 100  # of objects and lists in each other
-MAX_PROBLEMS = 8  # that one sentence names
-MAX_ERRORS = 10_000  # that are looked at: a million take half a minute
+MAX_DEPTH = 100  # of nested objects and lists
+MAX_PROBLEMS = 8  # named in an error
+MAX_ERRORS = 10_000  # examined: a million would take half a minute
 UNKNOWN = "is not known here"
 WHOLE = "the whole object"
 MAX_DIGITS = 40  # of a whole number
-NAMED = ("missing", "extra_forbidden")  # errors whose place ends with a key of the document, never with a union's tag
-CODES = {  # of errors, by pydantic's types of them; "field-invalid" for all others
+NAMED = ("missing", "extra_forbidden")  # errors located at a key of the document, never at a union's tag
+CODES = {  # by pydantic's types of errors; "field-invalid" for all others
     "missing": "field-missing",
     "extra_forbidden": "field-unknown",
     "union_tag_invalid": "name-unknown",
@@ -40,20 +40,20 @@ CODES = {  # of errors, by pydantic's types of them; "field-invalid" for all oth
 
 
 class Part(BaseModel):
-    """A frozen part of a specification that forbids unknown keys."""
+    """A frozen model that forbids unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Check a document as one of JSON, which has lists where the fields are tuples."""
+        """Validate a document of JSON values, in which tuples are lists."""
         if not isinstance(obj, Mapping):
             return super().model_validate(obj, **options)
         return cls.model_validate_json(to_json(obj, fallback=repr), **options)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe fields by the strings below them: pydantic itself would read all sources at every start."""
+        """Add the strings below fields as descriptions: pydantic itself would parse all sources at every start."""
         found, said = handler(schema), dict[str, str]()
         for part in reversed(cls.__mro__[: cls.__mro__.index(Part)]):
             said |= dict.fromkeys(inspect.get_annotations(part), "") | _strings_below(part)
@@ -64,7 +64,7 @@ class Part(BaseModel):
 
 
 def _strings_below(part: type) -> dict[str, str]:
-    """Return the strings below a class's fields, by field."""
+    """Return the docstrings of a class's fields."""
     (tree,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(tree, ast.ClassDef)
     return {
@@ -79,14 +79,14 @@ P = TypeVar("P", bound=BaseModel)
 
 
 def without_defaults(part: BaseModel) -> dict[str, Any]:
-    """Return a part as JSON without fields that have their defaults, which versions before these fields can read."""
+    """Return a model as JSON without default values, so that versions without these fields can read it."""
     brief = _with_tags(part, part.model_dump(mode="json", exclude_defaults=True))
     assert isinstance(brief, dict)
     return brief
 
 
 def _with_tags(value: object, brief: Any) -> Any:
-    """Put back what tells which model a part is of: a field with one possible value."""
+    """Restore the tags of models: fields with one possible value."""
     if isinstance(value, BaseModel) and isinstance(brief, dict):
         tags = {name: getattr(value, name) for name, field in type(value).model_fields.items() if _is_tag(field)}
         return tags | {name: _with_tags(getattr(value, name), own) for name, own in brief.items()}
@@ -102,21 +102,21 @@ def _is_tag(field: FieldInfo) -> bool:
 
 
 def validate(model: type[P], document: object, *, file: str | Path | None = None, under: str = "") -> P:
-    """Check a JSON document against a model.
+    """Validate a JSON document against a model.
 
     Args:
-        model: what it should be.
-        document: as JSON was read.
-        file: named in errors.
-        under: key in the file under which the document stands.
+        model: to validate against.
+        document: JSON values.
+        file: for errors.
+        under: key of the document in the file.
 
     Raises:
-        SpecError: naming the wrong fields, those that are not known first, their values and what was expected.
+        SpecError: names the wrong fields, unknown ones first, their values and what was expected.
     """
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        errors = sorted(_errors(error, file), key=lambda one: one["type"] != "extra_forbidden")  # typos explain others
+        errors = sorted(_errors(error, file), key=lambda one: one["type"] != "extra_forbidden")  # typos cause others
         (field, problem), *others = [
             (".".join(part for part in (under, path) if part) or "the whole file", said)
             for path, said in _problems(errors[:MAX_PROBLEMS], document, model)
@@ -128,7 +128,7 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
 
 
 def problems(model: type[BaseModel], document: object, most: int | None = None) -> list[tuple[str, str]]:
-    """Return the wrong fields of a JSON document by their paths, with value and what was expected: all or the first."""
+    """Return the paths of a document's wrong fields, with value and what was expected; at most `most`."""
     try:
         model.model_validate_json(json.dumps(document))
     except ValidationError as error:
@@ -137,10 +137,10 @@ def problems(model: type[BaseModel], document: object, most: int | None = None) 
 
 
 def _errors(error: ValidationError, file: str | Path | None = None) -> list[Any]:
-    """Return what is wrong with a document.
+    """Return pydantic's errors.
 
     Raises:
-        SpecError: so much that only the number is worth the time.
+        SpecError: there are too many to examine.
     """
     if error.error_count() > MAX_ERRORS:
         raise SpecError(
@@ -157,7 +157,7 @@ def _problems(errors: Sequence[Any], document: object, model: type[BaseModel]) -
     for name, path in _places(model):
         places.setdefault(name, []).append(path or WHOLE)
     paths = [_field(one["loc"], document, one["loc"] if one["type"] in NAMED else places) for one in errors]
-    said: dict[str, str] = {}  # a union has an error for each of its kinds: what is wrong inside one says it best
+    said: dict[str, str] = {}  # a union has an error for each of its members; those inside a member are most precise
     for one, path in zip(errors, paths, strict=True):
         if one["type"].endswith("_type") and any(other.startswith((f"{path}.", f"{path}[")) for other in paths if path):
             continue
@@ -172,7 +172,7 @@ def load_json(path: str | Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        UserError: the file is missing, unreadable or not what `parse_json` takes.
+        UserError: the file is missing or unreadable, or `parse_json` refuses it.
     """
     try:
         with Path(path).open("rb") as file:
@@ -190,15 +190,15 @@ def load_json(path: str | Path) -> Any:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Return what a JSON text holds, whoever wrote it.
+    """Parse a JSON text of any origin.
 
     Raises:
         json.JSONDecodeError: it is not JSON; names line and column.
-        ValueError: it is no text, too large, nested too deeply, has a key twice in one object, or holds a number or a
-            character that nothing here has.
+        ValueError: it is not text, too large, nested too deeply, has a duplicate key, or holds an unusable number or
+            character.
     """
     if len(text) > MAX_BYTES:
-        raise ValueError(f"is larger than {MAX_BYTES:,} bytes, which no file of this kind is")
+        raise ValueError(f"is larger than {MAX_BYTES:,} bytes")
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8-sig")
@@ -216,7 +216,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} stands twice in one object: remove one")
+        raise ValueError(f"the key {shown(twice)} occurs twice in one object: remove one")
     return made
 
 
@@ -239,14 +239,14 @@ def _check_depth_and_texts(document: Any) -> None:
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, str) and ("\0" in value or not _is_text(value)):
-                raise ValueError(f"{shown(value)} holds a character that no text has")
+                raise ValueError(f"{shown(value)} holds a character that is not valid in text")
         level = inner
 
 
 def _is_text(value: str) -> bool:
     try:
         value.encode()
-    except UnicodeEncodeError:  # half a pair of surrogates, written as an escape
+    except UnicodeEncodeError:  # an unpaired surrogate, from an escape
         return False
     return True
 
@@ -255,7 +255,7 @@ def replace(document: Any, assignments: Sequence[str]) -> Any:
     """Return the document with values replaced by assignments such as `run.method.rank=8`.
 
     Raises:
-        SpecError: an assignment has no `=`, is not JSON, or its path leads through something that is no object.
+        SpecError: an assignment has no `=`, is not JSON, or its path leads through a value that is no object.
     """
     document = json.loads(json.dumps(document))
     for assignment in assignments:
@@ -266,7 +266,7 @@ def replace(document: Any, assignments: Sequence[str]) -> Any:
             )
         *parents, last = path.split(".")
         if len(parents) >= MAX_DEPTH:
-            raise SpecError("--set", f"{path[:40]}… leads deeper than {MAX_DEPTH} levels", code="too-deep")
+            raise SpecError("--set", f"{path[:40]}… is nested deeper than {MAX_DEPTH} levels", code="too-deep")
         try:
             value = parse_json(text)
         except json.JSONDecodeError:
@@ -289,12 +289,12 @@ def replace(document: Any, assignments: Sequence[str]) -> Any:
 
 
 def _field(location: tuple[int | str, ...], document: object, known: Container[str]) -> str:
-    """Name a field by its path in the document: pydantic also lists the tags of unions, which are no keys there.
+    """Return a field's path in the document, without the tags of unions that pydantic includes.
 
     Args:
         location: pydantic's.
-        document: as it was read.
-        known: names that the last of them may have and the document lacks.
+        document: to locate it in.
+        known: names that are valid although the document lacks them.
     """
     path, here = "", document
     for position, key in enumerate(location):
@@ -308,7 +308,7 @@ def _field(location: tuple[int | str, ...], document: object, known: Container[s
 
 
 def _known_names(part: type[BaseModel]) -> set[str]:
-    """Return the names of all fields of a model's descendants."""
+    """Return the names of all fields of a model's subclasses."""
     return set(part.model_fields).union(*(_known_names(child) for child in part.__subclasses__()))
 
 
@@ -340,17 +340,17 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
         name = str(error["loc"][-1])
         elsewhere = dict.fromkeys(places.get(name, ()))
         if path.rpartition(".")[0] in elsewhere:
-            return f"{UNKNOWN}: {shown(error['loc'][-2])} has none, but others have: remove it, or choose another name"
+            return f"{UNKNOWN}: {shown(error['loc'][-2])} has no such field: remove it, or choose another name"
         if 0 < len(elsewhere) <= 3:
             return f"{UNKNOWN}: it belongs in {' or '.join(elsewhere)}"
         here = [other for other, where in places.items() if (path.rpartition(".")[0] or WHOLE) in where]
-        known = (here, sorted(_known_names(Part) - {name}))  # names of this very place come first
+        known = (here, sorted(_known_names(Part) - {name}))  # names of this object first
         near = [one for names in known for one in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
         return f"{UNKNOWN}: " + (f"did you mean {near[0]}?" if near else "remove it or correct its name")
     if kind == "union_tag_invalid":
         return f"got the name {visible(context['tag'], 60)!r}, expected one of {context['expected_tags']}"
     if kind == "union_tag_not_found":
-        return "has no name that tells its kind"
+        return "has no name that selects its kind"
     if kind == "value_error":
         return visible(str(context["error"]))
     said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
@@ -358,14 +358,14 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
 
 
 def _tag(error: dict[str, Any], path: str) -> tuple[str, str]:
-    """Return the field that tells an object's kind, and what it says."""
+    """Return an object's tag field, and its value."""
     tag: str = error["ctx"]["tag"]
     names = [name for name, value in error["input"].items() if value == tag]
     return ".".join([path, *names[:1]]), tag
 
 
 def shown(value: object) -> str:
-    """Return a value as JSON has it, cut short."""
+    """Format a value as JSON, truncated."""
     return visible(json.dumps(value), 60)
 
 

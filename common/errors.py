@@ -1,13 +1,13 @@
-"""Errors that a person or another process reads.
+"""Errors with a code, a field and a sentence.
 
 RankdadError                  exit 1
-├── UserError                 exit 2: something that the caller can put right before anything ran
+├── UserError                 exit 2: the caller can correct it
 │   ├── SpecError             a field of a JSON file: its name, its value, what was expected
 │   ├── DataError             a data file: its path, what is wrong, what was expected
-│   ├── PolicyError           the spec asks for what this site does not allow
-│   │   └── FewSamplesError   by the number of its samples, which is the site's business
-│   └── UnreachableError      nobody answers at the aggregator's address
-├── ProtocolError             a message that has to be refused: an HTTP status and a reason
+│   ├── PolicyError           the site's policy does not allow the run
+│   │   └── FewSamplesError   because of its number of samples, which is private
+│   └── UnreachableError      the aggregator does not answer
+├── ProtocolError             a refused message: an HTTP status and a reason
 ├── NonFiniteError            NaN or infinity in a loss or gradient: the parameter's name
 ├── ModelError                the user's model raised: its own words
 └── RunFailedError            the run ended because of one site: its name and its reason
@@ -20,15 +20,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
-DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
-REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
+CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # of every error
+DATA_REFUSED = "data-refused"  # public code of errors whose own code would reveal data
+REASON_CHARACTERS = 500  # of a sent reason: enough for a sentence, too few for data
 
 
 def visible(text: str, most: int = REASON_CHARACTERS) -> str:
-    """Return text that others have written as data: on one line, cut at a length, nothing in it acts on a terminal.
+    """Return untrusted text safe for display: on one line, truncated, with control characters escaped.
 
-    Control characters, those that turn the direction of writing, and others that show nothing are escaped.
+    Characters that change the direction of writing or are invisible are escaped, too.
     """
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -41,34 +41,34 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Return names in a sentence, the first of many."""
+    """Join names for a sentence, with at most `most` of them."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def one_line(error: BaseException) -> str:
-    """Return an unexpected error's kind and words on one line."""
+    """Return the type and the message of an unexpected error, on one line."""
     words = " ".join(str(error).split())
     return visible(f"{type(error).__name__}: {words}" if words else type(error).__name__)
 
 
 def public_reason(error: BaseException) -> str:
-    """Return what others may hear of an error; of an unexpected one its kind, since its text may quote data."""
+    """Return the part of an error that others may read; for unexpected ones the type, since the text may quote data."""
     if isinstance(error, RankdadError):
         return error.public_message
-    return f"an unexpected error ({type(error).__name__}), of which its log says more"
+    return f"an unexpected error ({type(error).__name__}); see the site's log"
 
 
 @contextmanager
 def naming(says: Callable[[str], bool], *, alike: bool = False) -> Iterator[None]:
-    """Have errors in reading files tell others no sentence, and their field if the specification says it.
+    """Hide the sentences of errors in reading files from others, and their fields unless the spec has them.
 
-    Whatever class they are of: a field may be a file's header, and a pattern in a specification stands for headers.
+    This applies to errors of any class: a field may be a file's header, and a pattern in a spec may match headers.
 
     Args:
-        says: whether the specification says a field.
-        alike: whether others are to hear the same of all these errors. Of runs that leave all but one patient out,
-            which of two errors comes first tells what that one has.
+        says: returns whether the spec contains a field.
+        alike: whether to hide all differences between these errors. With runs that exclude all but one patient, the
+            first of two errors would reveal what that patient has.
     """
     try:
         yield
@@ -79,21 +79,21 @@ def naming(says: Callable[[str], bool], *, alike: bool = False) -> Iterator[None
 
 
 class RankdadError(Exception):
-    """Something that ends a command with a sentence instead of a traceback.
+    """An error that ends a command with a sentence instead of a traceback.
 
     Args:
         sentence: what is wrong, what was expected, and what to do.
-        code: what kind of error it is, in words-with-hyphens: stable, so that programs and tests decide by it.
-        field: of the specification, the message or the command line; empty where it is none's.
-        site: whose it is, where that is known.
-        file: that holds what is wrong.
-        row: of the file, counted as the sentence counts.
+        code: kind of error, in words-with-hyphens: stable, for programs and tests.
+        field: of the spec, the message or the command line; "" if there is none.
+        site: where it occurred, if known.
+        file: with the mistake.
+        row: of the file, as counted in the sentence.
 
     Attributes:
-        quoted: lines that stand below the sentence, such as the end of a log.
-        is_public: whether others may hear the sentence word by word: it says nothing of a site's data and files.
-        field_is_public: whether they may hear the field.
-        code_is_public: whether they may hear the code.
+        quoted: further lines, such as the end of a log.
+        is_public: whether others may read the sentence: it reveals nothing of a site's data and files.
+        field_is_public: whether they may read the field.
+        code_is_public: whether they may read the code.
     """
 
     exit_code = 1
@@ -116,24 +116,24 @@ class RankdadError(Exception):
         self.code, self.field, self.site, self.file, self.row = code, field, site, str(file), row
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes, whose constructor asks for other arguments than an exception keeps."""
+        """Support pickling between processes: the constructor has other arguments than the exception."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
     def public_message(self) -> str:
-        """What other sites, the aggregator and the run's owner may hear of it."""
+        """Return the part of it that other sites, the aggregator and the run's owner may read."""
         if self.is_public:
             return str(self)
-        return f"{self.public_field}{': ' * bool(self.public_field)}{self.public_code} (the site's log says more)"
+        return f"{self.public_field}{': ' * bool(self.public_field)}{self.public_code} (see the site's log)"
 
     @property
     def public_field(self) -> str:
-        """The field, if others may hear it."""
+        """Return the field, if others may read it."""
         return self.field if self.field_is_public else ""
 
     @property
     def public_code(self) -> str:
-        """The code, if others may hear it."""
+        """Return the code, if others may read it."""
         return self.code if self.code_is_public else DATA_REFUSED
 
 
@@ -144,7 +144,7 @@ class UserError(RankdadError):
 
 
 class SpecError(UserError):
-    """A field of a JSON file does not hold what it should; a file that is named is the site's own business."""
+    """A field of a JSON file has a wrong value; a named file is private."""
 
     def __init__(self, field: str, problem: str, *, code: str, file: str | Path | None = None) -> None:
         sentence = f"{file}: {field}: {problem}" if file else f"{field}: {problem}"
@@ -158,14 +158,14 @@ class DataError(UserError):
     Args:
         path: of the file.
         problem: what is wrong.
-        code: what kind of error it is.
-        field: of the specification that asks for what the file does not hold, or its column.
+        code: kind of error.
+        field: of the spec that requires it, or a column of the file.
         row: of the file.
-        place: where in the file, such as row and column.
-        hint: that ends the sentence.
+        place: in the file, such as row and column.
+        hint: end of the sentence.
     """
 
-    field_is_public = False  # a reader does not ask where it has it from; see `naming`
+    field_is_public = False  # readers do not know whether a field is from the spec; see `naming`
 
     def __init__(
         self,
@@ -183,14 +183,14 @@ class DataError(UserError):
 
 
 class PolicyError(UserError):
-    """The spec asks for something that this site does not allow.
+    """The site's policy does not allow what the run requires.
 
     Args:
         field: of the spec.
-        problem: what it asks for, what the policy allows, and which line of it would have to change.
-        code: what kind of error it is.
-        change: lines of the policy that refuse it, as they would let it in.
-        lets_out: what they would let out then.
+        problem: the request, the limit, and the policy line that would have to change.
+        code: kind of error.
+        change: policy lines that would allow it.
+        lets_out: what these would disclose.
     """
 
     is_public = True
@@ -209,39 +209,39 @@ class PolicyError(UserError):
 
 
 class FewSamplesError(PolicyError):
-    """A site has fewer samples for a step, or for sums, than its policy asks for."""
+    """A site has fewer samples for a step, or for sums, than its policy requires."""
 
     is_public = False
 
     @classmethod
     def of(cls, error: PolicyError, *, code: str, besides: str = "") -> FewSamplesError:
-        """Return a policy's refusal as one whose numbers are the site's business.
+        """Return a policy's refusal as one whose numbers are private.
 
         Args:
             error: the refusal.
-            code: what kind of error it is.
-            besides: what else refuses.
+            code: kind of error.
+            besides: another reason.
         """
         problem = error.problem + f"; {besides}" * bool(besides)
         return cls(error.field, problem, code=code, change=error.change, lets_out=error.lets_out)
 
 
 class UnreachableError(UserError):
-    """Nobody answered at the aggregator's address within the time that the caller allowed."""
+    """The aggregator did not answer in time."""
 
     def __init__(self, sentence: str, *, code: str = "unreachable") -> None:
         super().__init__(sentence, code=code)
 
 
 class ProtocolError(RankdadError):
-    """A message has to be refused.
+    """A message is refused.
 
     Args:
-        status: HTTP status with which a server answers.
+        status: HTTP status of the answer.
         reason: one line that names the field.
-        code: what kind of error it is.
+        code: kind of error.
         field: of the message.
-        site: that sent it.
+        site: sender.
     """
 
     is_public = True
@@ -255,7 +255,7 @@ class NonFiniteError(RankdadError):
     """A loss or a gradient holds NaN or infinity.
 
     Args:
-        what: the loss, or the gradient of which parameter.
+        what: the loss, or the gradient of a parameter.
     """
 
     is_public = True
@@ -274,17 +274,17 @@ class ModelError(RankdadError):
 
 
 class RunFailedError(RankdadError):
-    """The run ended because a site could not go on.
+    """The run ended because a site failed.
 
     Args:
         site: its name.
-        reason: what it said.
+        reason: of the site.
         code: of the error at the site.
-        field: that the error at the site is about.
+        field: of the error at the site.
     """
 
     is_public = True
 
     def __init__(self, site: str, reason: str, *, code: str, field: str = "") -> None:
         self.reason = visible(reason)
-        super().__init__(f"{site} could not go on: {self.reason}", code=code, field=field, site=site)
+        super().__init__(f"{site} failed: {self.reason}", code=code, field=field, site=site)

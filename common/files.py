@@ -12,26 +12,26 @@ from pathlib import Path
 
 from rankdad.common.errors import DataError, UserError, visible
 
-LOCK = "lock"  # in a folder that one process at a time writes into: whose it is
+LOCK = "lock"  # in a folder that one process at a time writes to: the owner's name
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Tell whether a path lies in a folder, links followed; one that cannot be followed does not."""
+    """Return whether a path is in a folder, after following links; False if that fails."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a name too long, one with a NUL, a loop of links
+    except (OSError, ValueError, RuntimeError):  # a name too long, a NUL, a loop of links
         return False
 
 
 def check_file(path: Path, *, missing_ok: bool = False) -> None:
-    """Check that there is a file to read.
+    """Check that a path is a file.
 
     Args:
         path: of the file.
-        missing_ok: whether there may be nothing at all.
+        missing_ok: whether it may be missing.
 
     Raises:
-        DataError: there is none, or it is something else, such as a folder or a pipe, which would be waited for.
+        DataError: it is missing, or something else, such as a folder or a pipe, which would block.
     """
     try:
         found, is_file = path.exists(), path.is_file()
@@ -43,17 +43,17 @@ def check_file(path: Path, *, missing_ok: bool = False) -> None:
 
 
 def write_json(path: Path, document: object, *, private: bool = False) -> None:
-    """Write a JSON file whole or not at all: see `write_whole`."""
+    """Write a JSON file atomically; see `write_whole`."""
     write_whole(path, json.dumps(document, indent=2) + "\n", private=private)
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file so that readers, also after a crash or a power failure, find the old one or the new one.
+    """Write a file atomically: readers find the old or the new contents, also after a crash or a power failure.
 
     Args:
-        path: its folder is made if it is missing.
-        text: what it is to hold.
-        private: whether its owner alone can read it.
+        path: its folder is created if missing.
+        text: contents.
+        private: whether only its owner can read it.
 
     Raises:
         UserError: it cannot be written.
@@ -71,14 +71,14 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
-    """Make a folder if it is missing, and return it.
+    """Create a folder if it is missing, and return it.
 
     Args:
         path: of the folder.
-        private: whether its owner alone can enter it.
+        private: whether only its owner can enter it.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be created.
     """
     try:
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
 
 
 def check_writable(folder: Path, field: str) -> None:
-    """Check that a folder can be written to, or made, without doing so.
+    """Check that a folder can be written to or created, without doing so.
 
     Raises:
         UserError: it cannot.
@@ -104,15 +104,15 @@ def check_writable(folder: Path, field: str) -> None:
 
 @contextmanager
 def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
-    """Keep a folder to this process within a `with`, and to its owner afterwards: two would mix what they write.
+    """Lock a folder for this process within a `with`, and mark it as its owner's.
 
     Args:
-        folder: which is there.
-        owner: a site's name, or what else writes into the folder.
-        field: that names the folder.
+        folder: existing.
+        owner: a site's name, or another writer's.
+        field: that names the folder, for errors.
 
     Raises:
-        UserError: another process has the folder, or it is another owner's, or it cannot be written.
+        UserError: another process uses the folder, it belongs to another owner, or it cannot be written.
     """
     path = folder / LOCK
     try:
@@ -124,7 +124,7 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
     try:
         before = visible(os.pread(file, 1 << 10, 0).decode(errors="replace").strip(), 63)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, no child process keeps it
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by child processes
         except OSError as error:
             held = error.errno in (errno.EACCES, errno.EAGAIN)
             raise UserError(
@@ -150,14 +150,14 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                if [one.name for one in folder.iterdir()] == [LOCK]:  # a folder without results is nobody's
+                if [one.name for one in folder.iterdir()] == [LOCK]:  # without results, the folder has no owner
                     os.ftruncate(file, 0)
     finally:
         os.close(file)
 
 
 def sync_path(path: Path) -> None:
-    """Put a file, or a folder's list of files, on the disk."""
+    """Sync a file, or a folder's list of files, to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

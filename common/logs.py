@@ -1,6 +1,6 @@
-"""What the product logs: each record names the run and the site, and becomes a line for people or a JSON object.
+"""Logging: each record has the run and the site, and becomes a line of text or a JSON object.
 
-Loggers are called `rankdad.…` after their modules. What a command results in is printed instead.
+Loggers are named `rankdad.…` after their modules. Results of commands are printed instead.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TextIO
 
 from rankdad.common.errors import RankdadError, UserError, visible
 
-MAX_PROGRESS = 100  # characters of a line on progress, where no terminal wraps it
-MIN_NAME = 12  # of them for the site's name, whatever else the line says
-MAX_ERROR = 4000  # characters of an error, which may quote what others have written
-PLACES = ("code", "field", "site", "file", "row")  # what a record of an error has beside its sentence
-MAX_LINE = 2000  # characters of a line, in which others may be quoted
+MAX_PROGRESS = 100  # characters of a progress line without a terminal
+MIN_NAME = 12  # least number of them for the site's name
+MAX_ERROR = 4000  # characters of an error, which may quote others
+PLACES = ("code", "field", "site", "file", "row")  # fields of an error's record
+MAX_LINE = 2000  # characters of a line, which may quote others
 
 _log = logging.getLogger("rankdad")
 _names: ContextVar[tuple[str, str]] = ContextVar("names", default=("", ""))
@@ -30,10 +30,10 @@ _names: ContextVar[tuple[str, str]] = ContextVar("names", default=("", ""))
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What a command logs.
+    """Options of a command's log.
 
     Args:
-        level: of the least important records that are written.
+        level: least important level that is written.
         as_json: whether a record is a JSON object.
     """
 
@@ -42,7 +42,7 @@ class LogOptions:
 
     @classmethod
     def of(cls, *, verbose: bool, quiet: bool, as_json: bool) -> LogOptions:
-        """Return the options that a command's flags stand for.
+        """Return the options for a command's flags.
 
         Raises:
             UserError: they contradict each other.
@@ -55,7 +55,7 @@ class LogOptions:
 
 @contextmanager
 def log_names(*, run: str | None = None, site: str | None = None) -> Iterator[None]:
-    """Name the run, the site or both in what is logged within a `with`."""
+    """Add the run, the site or both to records within a `with`."""
     known_run, known_site = _names.get()
     token = _names.set((known_run if run is None else run, known_site if site is None else site))
     try:
@@ -65,7 +65,7 @@ def log_names(*, run: str | None = None, site: str | None = None) -> Iterator[No
 
 
 def set_up(options: LogOptions, file: TextIO | None = None) -> None:
-    """Log to standard error. With a file all records go there, and only warnings to standard error as well."""
+    """Log to standard error; with a file, log to it, and only warnings to standard error as well."""
     handlers = [_Lines(None, options.level if file is None else logging.WARNING)]
     if file is not None:
         handlers.append(_Lines(file, options.level))
@@ -77,7 +77,7 @@ def set_up(options: LogOptions, file: TextIO | None = None) -> None:
 
 
 def end_with(error: RankdadError) -> None:
-    """Say what ends a command: in a record where the log is JSON, else in a plain sentence with the error's code."""
+    """Report the error that ends a command, as a record if the log is JSON, otherwise as a sentence with its code."""
     first, *others = (visible(line, MAX_ERROR) for line in (str(error), *error.quoted))
     if any(isinstance(handler.formatter, JsonFormatter) for handler in _log.handlers):
         about = {name: value for name in PLACES if (value := getattr(error, name)) not in ("", None)}
@@ -87,29 +87,29 @@ def end_with(error: RankdadError) -> None:
 
 
 def error_line(sentence: str, code: str) -> str:
-    """Return the line that ends a command's output, or a process's log: `ended_with` reads it."""
+    """Return the last line of a failed command's output or a process's log; see `ended_with`."""
     return f"error: {sentence} [{code}]"
 
 
 def ended_with(error: str) -> tuple[str, str]:
-    """Return the sentence and the code of an error as a command prints it."""
+    """Return the sentence and the code from a printed error."""
     found = re.match(r"(.*) \[([a-z0-9-]+)\]$", error.partition("\n")[0])
     return (found[1], found[2]) if found else (error, "")
 
 
 def progress(site: str, line: str) -> None:
-    """Say how far a site is: in a record where the log is JSON, else in a line for people; nothing if it is quiet."""
+    """Report a site's progress, as a record if the log is JSON, otherwise as a line; nothing if it is quiet."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in _log.handlers):
         _log.info("%s", line)
     elif _log.isEnabledFor(logging.INFO):
-        with suppress(OSError):  # nobody reads any more: the run goes on
+        with suppress(OSError):  # the reader has stopped; the run continues
             most = MAX_LINE if sys.stdout.isatty() else MAX_PROGRESS
             name = visible(site, max(MIN_NAME, most - len(line) - len(": ")))
             print(visible(f"{name}: {line}", most), flush=True)
 
 
 class NamesFilter(logging.Filter):
-    """Give every record the names of the run and the site: empty while they are not known."""
+    """Add the names of the run and the site to every record; empty while unknown."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the names."""
@@ -118,10 +118,10 @@ class NamesFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Write a record as a JSON object on one line, with an event's own fields: `extra={"event": {…}}`."""
+    """Format a record as a JSON object on one line, with an event's own fields: `extra={"event": {…}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object."""
+        """Return the JSON object."""
         given = vars(record)
         line = {
             "time": _time(record).isoformat(timespec="milliseconds"),
@@ -139,10 +139,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineFormatter(logging.Formatter):
-    """Write a record as a line for people. Nothing in it acts on a terminal, whoever wrote it."""
+    """Format a record as a line, safe for terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and a traceback below it."""
+        """Return the line, followed by a traceback."""
         given = vars(record)
         names = "/".join(filter(None, (given["run"], given["site"])))
         words = [f"{names}:" if names else "", record.getMessage()]
@@ -159,12 +159,12 @@ def _time(record: logging.LogRecord) -> datetime:
 
 
 class _Lines(logging.Handler):
-    """Writes lines to a file, or to what standard error is at the moment: a live view puts another in its place."""
+    """Write lines to a file, or to the current standard error, which a live view may replace."""
 
     def __init__(self, file: TextIO | None, level: int) -> None:
         super().__init__(level)
         self._file = file
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # the disk is full, or nobody reads any more: the run goes on
+        with suppress(OSError):  # the disk is full, or the reader has stopped; the run continues
             print(self.format(record), file=self._file or sys.stderr, flush=True)

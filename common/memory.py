@@ -1,4 +1,4 @@
-"""Whether a run fits into this machine, found out before it is made: a process that is killed says nothing."""
+"""Checks that a run fits into this machine's memory, because a killed process reports nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rankdad.common.protocol.routing import PROBE_SAMPLES
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
 
-COPIES = 6  # of all weights: weights, gradient, two moments, the best so far, and what is sent or written
+COPIES = 6  # of all weights: weights, gradient, two moments, best weights, and a message or file
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 FREE = Path("/proc/meminfo")
 
 
 def check_memory(spec: RunSpec) -> None:
-    """Check that one of our networks can be trained here, and that the first samples go through it.
+    """Check that one of our networks can be trained here.
 
     Raises:
         SpecError: it needs more memory than there is; names both.
@@ -28,7 +28,7 @@ def check_memory(spec: RunSpec) -> None:
     there, shape = available(), spec.data.shape
     if there is None:
         return
-    weights = 0  # of a factory's model nothing is known: code of a user's may not run without real numbers
+    weights = 0  # unknown for a factory's model, whose code may need real tensors
     if not isinstance(spec.model, Factory):
         with torch.device("meta"):
             weights = sum(parameter.numel() for parameter in build_network(spec).parameters())
@@ -45,7 +45,7 @@ def check_memory(spec: RunSpec) -> None:
 
 
 def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
-    """Return about how many numbers of one sample a network keeps for its backward pass, rather too few."""
+    """Return a lower estimate of the numbers that a network keeps per sample for its backward pass."""
     inputs = math.prod(shape)
     if isinstance(model, Mlp):
         return inputs + sum(model.hidden)
@@ -62,9 +62,9 @@ def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
 
 
 def available() -> int | None:
-    """Return how many bytes there are: the container's limit, or what the machine has free if that is less.
+    """Return the available memory in bytes: the container's limit, or the machine's free memory if that is less.
 
-    None if neither can be told.
+    None if neither is known.
     """
     limits = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
     free = [int(line.split()[1]) * 1024 for line in _read(FREE).splitlines() if line.startswith("MemAvailable:")]

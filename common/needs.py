@@ -1,4 +1,4 @@
-"""What a run needs of a site's policy, line by line: found by asking a policy that lets nothing out, and mending it."""
+"""The policy lines that a run needs, found by relaxing a policy that allows nothing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.refusals import refusals
 from rankdad.common.spec import KFold, LeaveOneSiteOut, RunSpec
 
-HIGH = 10**9  # more samples, or sites, than there are
-DONE_WITHOUT: tuple[DataWarning, ...] = ("sets-too-small-to-evaluate", "exact-solver-not-allowed")
+HIGH = 10**9  # more samples or sites than there are
+OPTIONAL: tuple[DataWarning, ...] = ("sets-too-small-to-evaluate", "exact-solver-not-allowed")
 
 
 @dataclass(frozen=True)
 class Need:
-    """A line of a policy that a run needs.
+    """A policy line that a run needs.
 
     Args:
-        line: of the policy.
-        field: of the specification that asks for it.
-        needed: the strictest value that lets the run in.
-        here: the site's own.
-        lets_out: what the value that is needed lets out.
-        refused: whether the site's own value refuses the run.
-        code: of the refusal, or of what the run does without; "" where there is none.
+        line: name of the policy line.
+        field: the spec's field that requires it.
+        needed: the strictest value that allows the run.
+        here: the site's value.
+        lets_out: what the needed value discloses.
+        refused: whether the site's value refuses the run.
+        code: of the refusal, or of the warning if the run omits the figures; "" if there is neither.
     """
 
     line: str
@@ -43,14 +43,14 @@ class Need:
 
 
 def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
-    """Return every line of a policy that a run needs, in the policy's order.
+    """Return the policy lines that a run needs, in the policy's order.
 
     Args:
         policy: of the site.
-        checks: raise a policy's first refusal of the run.
+        checks: each raises the first refusal of a policy.
 
     Raises:
-        UserError: a check raises what is no refusal.
+        UserError: a check fails for another reason.
     """
     strict, asked, refused = _strict(policy), dict[str, tuple[PolicyError, object]](), dict[str, PolicyError]()
     for check in checks:
@@ -58,7 +58,7 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
             asked |= {line: (error, value) for line, value in error.change.items()}  # the last one is enough for all
             strict = strict.mended(error.change)
         for error in refusals(check, policy):
-            if error.code not in DONE_WITHOUT or refused.keys().isdisjoint(error.change):
+            if error.code not in OPTIONAL or refused.keys().isdisjoint(error.change):
                 refused |= dict.fromkeys(error.change, error)
             asked |= {line: (error, value) for line, value in error.change.items() if line not in asked}
     return [
@@ -68,7 +68,7 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
             needed=asked[line][1],
             here=policy.model_dump(mode="json")[line],
             lets_out=asked[line][0].lets_out,
-            refused=line in refused and refused[line].code not in DONE_WITHOUT,
+            refused=line in refused and refused[line].code not in OPTIONAL,
             code=refused[line].code if line in refused else "",
         )
         for line in Policy.model_fields
@@ -77,7 +77,7 @@ def needs(policy: Policy, *checks: Callable[[Policy], object]) -> list[Need]:
 
 
 def shown(value: object, most: int) -> str:
-    """Return a line's value as a person reads it; of many names so many."""
+    """Format a policy value, with at most `most` names of a list."""
     if not isinstance(value, list | tuple):
         return json.dumps(value)
     more = f" and {len(value) - most:,} more" * (len(value) > most)
@@ -85,10 +85,9 @@ def shown(value: object, most: int) -> str:
 
 
 def patients_for_sums(spec: RunSpec, policy: Policy) -> int:
-    """Return from how many patients at a site on its policy lets out the sums of a linear model; 0 if from any on.
+    """Return how many patients a site needs before its policy allows the sums of a linear model; 0 for no minimum.
 
-    Counted are whole sites and the smallest part, or by keys what a fold tests, of folds and parts of the same size;
-    levels and classes may ask for more.
+    This assumes folds and parts of equal size; rare levels and classes may require more patients.
 
     Args:
         spec: of the run.
@@ -110,7 +109,7 @@ def patients_for_sums(spec: RunSpec, policy: Policy) -> int:
 
 
 def _strict(policy: Policy) -> Policy:
-    """Return a policy that lets nothing out, but deals patients to folds as the site's own."""
+    """Return a policy that allows nothing, with the folds of the site's policy."""
     nothing: dict[str, object] = {
         "min_rows": HIGH,
         "rows_per_rank": HIGH,

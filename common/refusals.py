@@ -1,4 +1,4 @@
-"""A site's refusals: what a run asks, what the policy allows, which line would let it in, and what that lets out."""
+"""Refusals of runs by a site's policy, and what a changed policy would disclose."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping
 from rankdad.common.errors import PolicyError
 from rankdad.common.policy import Policy
 
-WHOLE = "the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
-MORE_ROWS = "more rows of a layer's gradient for each sample: the more, the easier samples are told apart"
-FEWER_SAMPLES = "what fewer samples add up to: the fewer, the easier one is told apart, and of one it is the sample"
-FEWER_SITES = "what fewer sites add up to: of two, each learns the other's part, and of one it is the site's own"
+WHOLE = "the whole gradient of a layer, with a rank up to the number of samples: a batch can be rebuilt from it"
+MORE_ROWS = "more rows of a layer's gradient per sample: the more rows, the easier it is to separate samples"
+FEWER_SAMPLES = "sums over fewer samples: the fewer, the easier it is to single one out; a sum over one is the sample"
+FEWER_SITES = "sums over fewer sites: of two, each learns the other's part; a sum over one is that site's own"
 MORE_SITES = "more sites in every round"
-VISITS = "sums of fewer people than min_rows, where several rows are one person's"
-CHOSEN_WEIGHTS = (
-    "what weights of another's making can be made to tell: a unit that answers to one patient alone sends their row"
-)
-PRODUCTS = "products of columns: of few samples these can be solved for single rows"
+VISITS = "sums over fewer people than min_rows, if one person has several rows"
+CHOSEN_WEIGHTS = "gradients at chosen weights: a unit that responds to one patient alone sends that patient's row"
+PRODUCTS = "products of columns: with few samples, single rows can be solved from them"
 
 
 def refusal(
@@ -30,9 +28,10 @@ def refusal(
     code: str = "policy-refuses",
     owner: str = "",
 ) -> PolicyError:
-    """Return the error that says what a run asks, and what a policy allows.
+    """Create the error for a run that its policy refuses.
 
-    Then what the run's owner could change, and only then which line of the policy would, and what that lets out.
+    The sentence has this order: request, limit, what the owner could change, the policy line that would allow the run,
+    what that line would disclose.
     """
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
     lets = "lets" if len(change) == 1 else "let"
@@ -44,7 +43,7 @@ def refusal(
 
 
 def refusals(check: Callable[[Policy], object], policy: Policy) -> list[PolicyError]:
-    """Return all refusals of a policy: each as if those before it were mended."""
+    """Return all refusals by a policy, each with the earlier ones resolved."""
     found = list[PolicyError]()
     while True:
         try:
@@ -60,14 +59,14 @@ def refusals(check: Callable[[Policy], object], policy: Policy) -> list[PolicyEr
 
 
 def refuse_together(checks: Mapping[str, Callable[[Policy], object]], policies: Mapping[str, Policy]) -> None:
-    """Check every site's policy, and refuse once: what is mended would else be refused for the next line, or site.
+    """Check the policies of all sites, and raise one error for all refusals.
 
     Args:
-        checks: raise a policy's first refusal, by site.
+        checks: by site; each raises the first refusal of a policy.
         policies: by site.
 
     Raises:
-        PolicyError: the first refusal, below which all are quoted if there are several.
+        PolicyError: the first refusal, with all of them in `quoted`.
     """
     found = list[PolicyError]()
     for site, check in checks.items():

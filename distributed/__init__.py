@@ -1,4 +1,4 @@
-"""The method in a training loop of one's own: the ranks of a torch.distributed process group in place of sites.
+"""The method in a custom training loop, with the ranks of a torch.distributed process group as sites.
 
-There is no aggregator, spec or run. Ranks of one process group trust each other.
+There is no aggregator, spec or run. The ranks of a process group trust each other.
 """

@@ -1,4 +1,4 @@
-"""What all ranks must agree on, and how they end together: what is wrong at one is raised at all, with its name."""
+"""Compares options and models between ranks, and raises an error of one rank at all of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device
 from rankdad.common.errors import RankdadError, UserError, one_line
 from rankdad.common.lowrank.layers import has_hooks
 
-MAX_LISTED = 4  # ranks, in one sentence
+MAX_LISTED = 4  # ranks named in an error
 
 
 def check_group(group: dist.ProcessGroup | None) -> None:
-    """Refuse what no exchange could go over.
+    """Check that the process group can exchange gradients.
 
     Raises:
-        UserError: there is no process group, this process is not one of its ranks, or nccl has no GPU.
+        UserError: there is no process group, this process is not in it, or nccl has no GPU.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise UserError(
@@ -48,12 +48,12 @@ def agree(
 
     Args:
         options: by name.
-        model: whose parameters and buffers are compared: names, shapes, types, and what is trained or has a hook.
+        model: parameters and buffers are compared by name, shape and dtype, and by whether they are trained or hooked.
         group: the ranks.
-        problem: what is wrong with this rank's options or model; these are then not looked at.
+        problem: an error in this rank's options or model, which are then not compared.
 
     Raises:
-        UserError: naming what differs and where; the same sentence at all ranks.
+        UserError: names a difference and its rank; the same error at all ranks.
     """
     parameters = [] if problem else _listed(model)
     listed = json.dumps(parameters).encode()
@@ -80,7 +80,7 @@ def agree(
 
 
 def _listed(model: nn.Module) -> list[str]:
-    """Return what of a model must be alike, a line each: what is trained first, then what rank 0 hands to all."""
+    """Return a line for each trained parameter, then for each frozen parameter and buffer."""
     named = [(f"{name} (with a hook)" if has_hooks(p) else name, p) for name, p in model.named_parameters()]
     trained = [(name, p) for name, p in named if p.requires_grad]
     frozen = [(f"frozen {name}", p) for name, p in named if not p.requires_grad]
@@ -89,7 +89,7 @@ def _listed(model: nn.Module) -> list[str]:
 
 
 def _difference(own: list[str], expected: list[str]) -> str:
-    """Return what first differs from rank 0's parameters; "" if nothing does."""
+    """Return the first difference from rank 0's parameters; "" if there is none."""
     for number, (mine, first) in enumerate(zip(own, expected, strict=False)):
         if mine != first:
             return f"parameter {number + 1} is {mine}, at rank 0 {first}"
@@ -97,14 +97,14 @@ def _difference(own: list[str], expected: list[str]) -> str:
 
 
 def explain(problem: RankdadError | None, group: dist.ProcessGroup | None) -> RankdadError:
-    """Tell all ranks what is wrong at each, and return it as one error: the same at all."""
+    """Exchange errors between all ranks, and return them as one error, the same at all ranks."""
     with reaching("the exchange of what went wrong"):
         told = all_gather_bytes(json.dumps(_told(problem)).encode(), group)
     return _named([json.loads(each) for each in told], RankdadError)
 
 
 def as_rankdad_error(error: Exception) -> RankdadError:
-    """Return an error that another rank may hear of."""
+    """Return an error without private details, for the other ranks."""
     return error if isinstance(error, RankdadError) else RankdadError(one_line(error), code="rank-failed")
 
 
@@ -113,7 +113,7 @@ def _told(problem: RankdadError | None) -> list[str]:
 
 
 def _named(problems: Sequence[Sequence[str]], kind: type[RankdadError]) -> RankdadError:
-    """Return one error of what ranks told, with the code and field of the first."""
+    """Combine errors of several ranks, with the code and field of the first."""
     named = [f"rank {rank}: {each[0]}" for rank, each in enumerate(problems) if each]
     more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
     _, code, field = next(each for each in problems if each)
@@ -121,7 +121,7 @@ def _named(problems: Sequence[Sequence[str]], kind: type[RankdadError]) -> Rankd
 
 
 def share_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Take rank 0's parameters and buffers at all ranks, as DistributedDataParallel does."""
+    """Copy rank 0's parameters and buffers to all ranks, as DistributedDataParallel does."""
     device = device_of(group)
     with torch.no_grad(), reaching("the broadcast of rank 0's weights"):
         for tensor in (*model.parameters(), *model.buffers()):
@@ -132,17 +132,17 @@ def share_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 @contextlib.contextmanager
 def reaching(what: str) -> Iterator[None]:
-    """Say in a sentence that another rank was not reached.
+    """Explain an error of torch.distributed within a `with`.
 
     Raises:
-        RankdadError: in place of torch.distributed's own error.
+        RankdadError: another rank was not reached.
     """
     try:
         yield
     except RuntimeError as error:
         raise RankdadError(
-            f"{what} did not come to its end: another rank has ended, or did not get there within the process group's "
-            f"timeout (init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}",
+            f"{what} failed: another rank has ended, or did not arrive within the process group's timeout "
+            f"(init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}",
             code="rank-gone",
         ) from error
 

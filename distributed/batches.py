@@ -1,4 +1,4 @@
-"""What a rank's backward passes leave between two exchanges: factors and dense gradients, aside from `.grad`."""
+"""Gradients of a rank's backward passes between two exchanges, as factors and matrices, without changing `.grad`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Batches:
     """The gradient of one batch's mean loss, or the weighted mean of several.
 
     Args:
-        model: hooks on its linear layers stay until `close`.
-        routes: how its parameters travel.
+        model: has hooks on its linear layers until `close`.
+        routes: of its parameters.
     """
 
     def __init__(self, model: nn.Module, routes: tuple[Route, ...]) -> None:
@@ -31,19 +31,19 @@ class Batches:
         self.clear()
 
     def follow(self, routes: tuple[Route, ...]) -> None:
-        """Go by other routes; forward passes are captured by them once what was added is cleared."""
+        """Change the routes; forward passes use them after the next `clear`."""
         self._routes, self._anew = routes, True
         self._parameters = dict(self._model.named_parameters())
 
     def clear(self) -> None:
-        """Forget what was added, and capture what comes."""
+        """Drop the added gradients, and start to capture."""
         kept = self._grads()
         if self._anew:
             self.close()
             self._capture = self._captured()
         self._capture.begin()
         self._set_grads(kept)
-        self._held: dict[str, Tensor | None] = {}  # dense gradients so far
+        self._held: dict[str, Tensor | None] = {}  # sums of dense gradients
         self.weight, self._unit = 0.0, 1.0
 
     def close(self) -> None:
@@ -51,14 +51,14 @@ class Batches:
         self._capture.__exit__(None, None, None)
 
     def add(self, loss: Tensor, weight: float, *, retain_graph: bool = False) -> None:
-        """Add a batch's gradient: run its backward pass, and leave `.grad` as it is.
+        """Run a batch's backward pass and add its gradient, without changing `.grad`.
 
         Args:
             loss: the mean over the batch.
             weight: of the batch, above 0.
-            retain_graph: for another loss of the same forward pass.
+            retain_graph: whether another loss uses the same forward pass.
         """
-        self._unit = self._unit if self.weight else weight  # one batch alone is not multiplied by anything
+        self._unit = self._unit if self.weight else weight  # a single batch is not scaled
         kept = self._grads()
         self._set_grads(self._held)
         try:
@@ -75,28 +75,28 @@ class Batches:
         return [parameter._version for parameter in self._parameters.values()]
 
     def _check_unmoved(self, before: list[int]) -> None:
-        """Check that the backward pass moved no weight: an optimizer in a hook sees this rank's gradient alone.
+        """Check that the backward pass changed no weight, as an optimizer's step in a hook would.
 
         Raises:
-            UserError: it did; names it.
+            UserError: it did; names the weight.
         """
         for name, old, new in zip(self._parameters, before, self._versions(), strict=True):
             if old != new:
                 problem = (
-                    f"{name} was changed in its backward pass, as by an optimizer's step in a hook, which sees the"
+                    f"{name} was changed in its backward pass, as by an optimizer's step in a hook, which uses the"
                 )
                 problem += " gradient of one rank alone: take the step after backward"
                 raise UserError(problem, code="stepped-in-backward", field=name)
 
     def payload(self, like: Tensor, scale: float) -> tuple[Payload, frozenset[str]]:
-        """Return the gradient of the weighted mean in the routes' order; without rows, or zeros, if nothing was added.
+        """Return the gradient of the weighted mean in the routes' order; empty factors and zeros if nothing was added.
 
         Args:
-            like: a tensor of the dtype and device that gradients are to have.
-            scale: by which the losses were multiplied.
+            like: a tensor with the dtype and device of the result.
+            scale: of the losses; the result is divided by it.
 
         Returns:
-            What travels, and the names of the parameters that have a gradient at all.
+            The payload, and the names of the parameters that have a gradient.
         """
         names = {name for route in self._routes for name in route.names}
         kept = self._grads()
@@ -109,7 +109,7 @@ class Batches:
         return payload, frozenset(factors.keys() | dense.keys())
 
     def sparse(self, names: Collection[str], like: Tensor, scale: float) -> dict[str, Tensor]:
-        """Return the sparse gradients among these parameters', coalesced; the arguments are as of `payload`."""
+        """Return the sparse gradients of these parameters, coalesced; arguments as for `payload`."""
         times = self._times(scale)
         found = {name: gradient for name in names if (gradient := self._held.get(name)) is not None}
         sparse = {name: value if value.is_sparse else value.to_sparse(1) for name, value in found.items()}
@@ -120,7 +120,7 @@ class Batches:
 
     def _captured(self) -> FactorCapture:
         self._anew = False
-        followed = {route.name for route in self._routes if route.up is not None}  # as far as they are linear layers'
+        followed = {route.name for route in self._routes if route.up is not None}  # if they are linear layers' weights
         layers = linear_layers(self._model, transposed=True)
         return FactorCapture(self._model, only=followed, layers=layers, plain=False).__enter__()
 
@@ -129,12 +129,12 @@ class Batches:
 
     def _set_grads(self, gradients: Mapping[str, Tensor | None]) -> None:
         for name, parameter in self._parameters.items():
-            gradient = gradients.get(name)  # of another shape where the parameter was changed, which is refused
+            gradient = gradients.get(name)  # a changed shape is refused later
             parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
 
 
 def _as_routed(route: Route, value: Matrix) -> Matrix:
-    """Return a factor's product where its route is dense, or where the product has fewer numbers."""
+    """Return the matrix of a factor if its route is dense, or if the matrix is smaller."""
     return value.gradient() if isinstance(value, Factor) and route.dense else smaller(value)
 
 
@@ -153,21 +153,21 @@ def add_gradients(
     scale: float,
     used: Collection[str],
 ) -> None:
-    """Add an update to `.grad`, each parameter's in its own shape, strides, dtype and place.
+    """Add an update to `.grad`, with each parameter's shape, strides, dtype and device.
 
     Args:
         parameters: by name.
         routes: of the update.
-        update: what all ranks apply.
+        update: payload, the same at all ranks.
         scale: to multiply it by.
-        used: names of those that had a gradient at some rank; the others' `.grad` stays as it is.
+        used: parameters with a gradient at some rank; `.grad` of the others does not change.
     """
     for route, value in zip(routes, update, strict=True):
         matrix = _scaled(value, scale)
         gradients: dict[str, Tensor] = {}
         if route.bias is None:
             gradients[route.name] = matrix.gradient() if isinstance(matrix, Factor) else matrix
-        elif isinstance(matrix, Factor):  # without a copy to cut off the bias's column
+        elif isinstance(matrix, Factor):  # avoids a copy without the bias's column
             gradients[route.name] = matrix.delta.T @ matrix.activation[:, :-1]
             gradients[route.bias] = matrix.activation[:, -1] @ matrix.delta
         else:

@@ -1,4 +1,4 @@
-"""What a rank keeps from step to step, as a dictionary of tensors that `torch.load(…, weights_only=True)` takes."""
+"""A rank's state between steps, as a dictionary of tensors for `torch.save` and `torch.load(…, weights_only=True)`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.methods import MethodState
 
-MOST_STEPS = 1 << 53  # which a float64 counts
+MOST_STEPS = 1 << 53  # the range of integers in float64
 
 
 def identity(options: Mapping[str, object], group: dist.ProcessGroup | None) -> dict[str, object]:
-    """Return what a rank's part of a checkpoint is of."""
+    """Return what a checkpoint of this rank must match."""
     return {"rank": dist.get_rank(group), "ranks": dist.get_world_size(group), "options": dict(options)}
 
 
 def check_identity(document: Any, own: Mapping[str, object]) -> int:
-    """Return how many steps a checkpoint has made; refuse one of something else.
+    """Return the number of steps in a checkpoint.
 
     Raises:
-        UserError: naming what differs.
+        UserError: it is of another rank, model or options; names the difference.
     """
     if not isinstance(document, Mapping):
         raise UserError(
@@ -53,21 +53,21 @@ def check_identity(document: Any, own: Mapping[str, object]) -> int:
 
 
 def saved(state: MethodState) -> dict[str, Any]:
-    """Return a state as dictionaries of tensors: a residual is a matrix, or a pair of rows."""
+    """Return a state as dictionaries of tensors; a residual is a matrix, or a pair of factors."""
     residuals = {name: (v.delta, v.activation) if isinstance(v, Factor) else v for name, v in state.residuals.items()}
     return {"residuals": residuals, "bases": dict(state.bases)}
 
 
 def loaded(document: Any, routes: tuple[Route, ...], like: Tensor) -> MethodState:
-    """Return the state that `saved` made a dictionary of.
+    """Restore a state from `saved`.
 
     Args:
         document: from a checkpoint.
         routes: of the model's parameters.
-        like: a tensor of the dtype and device of states.
+        like: a tensor with the dtype and device of states.
 
     Raises:
-        UserError: a part is missing, or is of another shape than the model's parameter.
+        UserError: a part is missing, or its shape differs from the model's parameter.
     """
     shapes = {route.name: route.matrix for route in routes}
     try:
@@ -81,7 +81,7 @@ def loaded(document: Any, routes: tuple[Route, ...], like: Tensor) -> MethodStat
 
 
 def fitted(state: MethodState, routes: tuple[Route, ...]) -> MethodState:
-    """Return what of a state is of parameters that travel: a bias that joins its weight's matrix, or leaves it, too."""
+    """Return the part of a state for parameters with a route; residuals gain or lose the column of a bias."""
     widths = {route.name: route.matrix[1] for route in routes if not route.dense or route.name in state.residuals}
     residuals = {name: _as_wide(value, widths[name]) for name, value in state.residuals.items() if name in widths}
     bases = {name: _wide(rows, widths[name]) for name, rows in state.bases.items() if name in widths}
@@ -95,7 +95,7 @@ def _as_wide(value: Matrix, width: int) -> Matrix:
 
 
 def _wide(rows: Tensor, width: int) -> Tensor:
-    """Return rows without their last column, or with a column of zeros more."""
+    """Return rows without their last column, or with another column of zeros."""
     return rows if rows.shape[1] == width else F.pad(rows, (0, width - rows.shape[1]))
 
 

@@ -1,12 +1,11 @@
-"""How the ranks' parts of a step become one update: gathered by all, or reduced along a tree.
+"""The exchange of a step between ranks: gathered by all, or reduced along a tree.
 
-**Gathering**: every rank receives every other's rows and adds up what they stand for, in the same order. It takes one
-collective, in which a rank receives S - 1 messages of m bytes.
+**Gathering**: every rank receives the rows of all others, and adds them up in the same order. This takes one
+collective, in which each of S ranks receives S - 1 messages of m bytes.
 
-**A tree**: rank i has the ranks 2i + 1 and 2i + 2 below it. It concatenates its rows and theirs, reduces them, and
-sends the result up; the root's goes down the same way. A rank sends 3 m and receives 3 m at most, however many ranks
-there are, in 2 log2 S exchanges that wait for one another, and every level's reduction leaves something for the next
-step.
+**Tree**: ranks 2i + 1 and 2i + 2 are the children of rank i. It concatenates its rows and theirs, reduces them, and
+sends the result up; the root's result goes down the same way. A rank sends and receives at most 3 m, for any number of
+ranks, in 2 log2 S exchanges that depend on one another. The residuals of every level's reduction enter the next step.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from rankdad.distributed.messages import Layout, Message, Status
 
 @dataclass(frozen=True)
 class Node:
-    """What a rank does with several ranks' parts: `method.combine` or `method.aggregate`, as one of them.
+    """The work of a rank on several ranks' parts: `method.combine` or `method.aggregate`.
 
     Args:
-        method: how parts become one.
-        state: of this rank as a node; the same at all ranks where they gather.
+        method: of the ranks.
+        state: of this rank as a node; with gathering the same at all ranks.
         total: weight of all ranks.
         seed: of this node and step.
-        failed: is told of an error, and returns the status that all are to hear.
+        failed: called with an error; returns the status for all ranks.
     """
 
     method: Method
@@ -46,11 +45,11 @@ class Node:
     failed: Callable[[Exception], Status]
 
     def combined(self, parts: Sequence[Message], *, whole: bool) -> tuple[Message, MethodState]:
-        """Return several ranks' parts as one, and the node's new state.
+        """Combine several ranks' parts; return the result and the node's new state.
 
         Args:
-            parts: of ranks, or of trees below.
-            whole: whether these are all there are.
+            parts: of ranks, or of subtrees.
+            whole: whether these are all ranks.
         """
         status, weight = max(part.status for part in parts), sum(part.weight for part in parts)
         used = frozenset[str]().union(*(part.used for part in parts))
@@ -64,7 +63,7 @@ class Node:
         return Message(Status.FINE, weight, payload, used), state
 
     def packed(self, received: Sequence[Tensor], layout: Layout, *, whole: bool) -> tuple[Tensor, MethodState]:
-        """Return several ranks' parts as one message, and the node's new state; an error goes into the message."""
+        """Combine several ranks' parts into a packed message, or a packed error; return it and the node's new state."""
         parts = [layout.unpack(part) for part in received]
         try:
             combined, state = self.combined(parts, whole=whole)
@@ -74,12 +73,12 @@ class Node:
 
 
 def gather(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | None) -> tuple[Message, MethodState]:
-    """Return the update and the node's new state: all ranks receive all parts, and make the same of them.
+    """Exchange messages by gathering; return the update and the node's new state.
 
     Args:
         own: this rank's message, packed.
         layout: of all messages.
-        node: alike at all ranks; its update does not travel.
+        node: the same at all ranks, so its result is not exchanged.
         group: the ranks.
     """
     with reaching("a step's exchange"):
@@ -88,7 +87,7 @@ def gather(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | N
 
 
 def tree(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | None) -> tuple[Message, MethodState]:
-    """Return the update and the node's new state, along a tree; the arguments are those of `gather`."""
+    """Exchange messages along a tree; arguments and results as for `gather`."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     above, below = (rank - 1) // 2, [child for child in (2 * rank + 1, 2 * rank + 2) if child < size]
     with reaching("a step's exchange"):
@@ -119,19 +118,19 @@ def _receive(layout: Layout, source: int, group: dist.ProcessGroup | None) -> Te
 
 
 class Exact(Method):
-    """dAD between ranks: full factors, or the matrix where that is smaller. Nothing is left out."""
+    """dAD between ranks: full factors, or the matrix where it is smaller. Nothing is left out."""
 
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
     ) -> SiteStep:
-        """Send factors as they are."""
+        """Return the factors unchanged."""
         yield tuple(map(smaller, gradients))
         return state
 
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
-        """Concatenate.
+        """Concatenate the factors.
 
         Source: arXiv 2102.09631, Algorithm 1.
         """
@@ -139,6 +138,6 @@ class Exact(Method):
 
 
 def smaller(value: Matrix) -> Matrix:
-    """Return a factor's product where that has fewer numbers."""
+    """Return the matrix of a factor if it has fewer numbers."""
     out, columns = value.shape
     return value.gradient() if isinstance(value, Factor) and value.rows * (out + columns) > out * columns else value

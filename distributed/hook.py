@@ -1,6 +1,6 @@
-"""A communication hook for those who keep DistributedDataParallel: one exchange for each of its buckets."""
+"""A communication hook for DistributedDataParallel, with one exchange for each bucket."""
 
-# Annotations are no strings here: DistributedDataParallel compares the hook's with its own.
+# No postponed annotations: DistributedDataParallel compares the hook's with its own.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,27 +44,26 @@ from rankdad.distributed.options import (
 from rankdad.distributed.watching import Watch
 
 FEEDBACK = {True: "site", False: "none"}
-MORE_DIRECTIONS = 4  # than travel, followed from step to step
+MORE_DIRECTIONS = 4  # tracked from step to step, in addition to those sent
 
 
 class LowRankState:
-    """What `low_rank_hook` keeps from step to step.
+    """The state of `low_rank_hook` between steps.
 
-    All ranks make one of the same model with the same options, before or after there is a process group: without one,
-    the ranks compare them in the first backward pass.
+    All ranks create one of the same model with the same options, before or after the process group: without one, the
+    ranks compare them in the first backward pass.
 
     Args:
-        model: what is trained, wrapped in DistributedDataParallel or not, whole at every rank.
-        rank: rows of a factor that travel. Where it makes no matrix smaller, all travels dense, with a warning.
-        feedback: whether what a reduction leaves out joins the next step's gradient; True is "site", False "none".
-        wire: how numbers travel, as of LowRank.
-        group: the process group, the same as DistributedDataParallel's; None is the default one.
+        model: to train, wrapped in DistributedDataParallel or not, whole at every rank.
+        rank: rows of a factor to send. If this makes no matrix smaller, all gradients are dense, with a warning.
+        feedback: whether residuals are added to the next step's gradient; True is "site", False "none".
+        wire: number format, as for LowRank.
+        group: DistributedDataParallel's process group; None for the default one.
         seed: of random directions.
-        scaler: the GradScaler that scales the loss, if one does: residuals are then kept unscaled.
+        scaler: the GradScaler of the loss, if any: residuals are then kept unscaled.
 
     Raises:
-        UserError: an option that is not one, a model that is not whole, or the ranks disagree on the model or an
-            option.
+        UserError: an option is invalid, the model is not whole, or the ranks disagree on the model or an option.
 
     Example:
         >>> ddp = DistributedDataParallel(model)
@@ -88,10 +87,10 @@ class LowRankState:
         where = feedback_of(feedback, FEEDBACK)
         self._options: dict[str, object] = {"rank": rank, "feedback": where, "wire": wire, "seed": seed}
         self._group, self._scaler = group, scaler
-        self._residuals = dict[str, Tensor]()  # in units of what is applied; changed in place
+        self._residuals = dict[str, Tensor]()  # unscaled; changed in place
         self._bases = dict[str, Tensor]()
         self._step, self._ready = 0, False
-        self._sent: list[tuple[dist.Work, Tensor]] = []  # in this step, and what came of it
+        self._sent: list[tuple[dist.Work, Tensor]] = []  # in this step, with the results
         self._failure: Exception | None = None
         if group is not None or (dist.is_available() and dist.is_initialized()):
             self._begin()
@@ -99,21 +98,21 @@ class LowRankState:
             self._checked(method_of(self._model, self._options))
 
     def _checked(self, method: RankDad | Dad) -> RankDad:
-        """Return what the options ask for, if the hook can do it.
+        """Return the method of the options.
 
         Raises:
-            UserError: it cannot.
+            UserError: the hook does not support it.
         """
         if not isinstance(method, RankDad):
             problem = "rank: got None, expected a number: DistributedDataParallel without a hook is exact"
             raise UserError(problem, code="method-needs-rank", field="rank")
         if self._options["feedback"] not in FEEDBACK.values():
             problem = f'feedback: got {self._options["feedback"]!r}, expected True or "site", or False or "none"'
-            raise UserError(f"{problem}: ranks alone reduce here", code="feedback-unknown", field="feedback")
+            raise UserError(f"{problem}: only ranks reduce here", code="feedback-unknown", field="feedback")
         return method
 
     def _begin(self) -> None:
-        """Agree with the other ranks, once there is a process group."""
+        """Compare options and model with the other ranks, once there is a process group."""
         if self._ready:
             return
         check_group(self._group)
@@ -128,7 +127,7 @@ class LowRankState:
         self._ready = True
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """Do what `low_rank_hook` says."""
+        """Average a bucket; see `low_rank_hook`."""
         self._begin()
         if not bucket.index():
             self._sent, self._failure = [], None
@@ -142,10 +141,10 @@ class LowRankState:
         return averaging
 
     def _check_others(self) -> None:
-        """Wait for a step's last exchange, beside which nothing more is computed.
+        """Wait for a step's last exchange, which no computation overlaps.
 
         Raises:
-            RankdadError: a rank is gone, or has failed; or what failed at this one.
+            RankdadError: a rank has ended or failed, possibly this one.
         """
         sent, self._sent = self._sent, []
         failed = set[int]()
@@ -159,11 +158,11 @@ class LowRankState:
             raise failure
         if failed:
             listed = ", ".join(map(str, sorted(failed)))
-            problem = f"rank {listed} could not make its part of step {self._step}: its own error says why"
+            problem = f"rank {listed} failed in step {self._step}: see its own error"
             raise RankdadError(problem, code="rank-failed")
 
     def _check_model(self, bucket: GradBucket) -> None:
-        """Check that DistributedDataParallel still reduces what is trained, and nothing else.
+        """Check that DistributedDataParallel still reduces exactly the trained parameters.
 
         Raises:
             UserError: a parameter was replaced, unfrozen or given a hook since the state was made; names it.
@@ -171,19 +170,19 @@ class LowRankState:
         if bucket.index() or not self._watch.changed():
             return
         for name in self._watch.unfrozen():
-            problem = f"{name} was unfrozen since the LowRankState was made, and DistributedDataParallel leaves it out"
-            raise UserError(f"{problem}: wrap the model anew, and make a new state", code="unfrozen", field=name)
+            problem = f"{name} was unfrozen after the LowRankState was made, and DistributedDataParallel leaves it out"
+            raise UserError(f"{problem}: wrap the model again, and make a new state", code="unfrozen", field=name)
         for name in self._watch.hooked():
-            problem = f"{name} has a hook on its gradient that it had not when the LowRankState was made"
+            problem = f"{name} has a hook on its gradient that was added after the LowRankState was made"
             raise UserError(f"{problem}: make a new state after hooks", code="hooked-late", field=name)
 
     def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
-        """Begin a bucket's exchange."""
+        """Start a bucket's exchange."""
         names = [self._names.get(parameter) for parameter in bucket.parameters()]
         if None in names:
             raise UserError(
-                "low_rank_hook: the LowRankState is of another model than DistributedDataParallel, or of one that "
-                "trained other parameters then: make it of the same model, once it is decided what is trained",
+                "low_rank_hook: the LowRankState belongs to another model than DistributedDataParallel, or other "
+                "parameters were trained then: make it of the same model, after freezing",
                 code="another-model",
             )
         routes = tuple(self._routes[name] for name in names if name is not None)
@@ -207,7 +206,7 @@ class LowRankState:
                 data = layout.pack(Message(Status.FINE, 1.0, sent))
             except OVERFLOWS:
                 data = layout.pack(Message(Status.OVERFLOW, 1.0))
-            except Exception as error:  # such as no memory: raised once all ranks have heard of it
+            except Exception as error:  # such as out of memory: raised when all ranks know
                 self._failure = self._failure or error
                 data = layout.pack(Message(Status.FAILED, 1.0))
         data = data.to(device_of(self._group))
@@ -218,7 +217,7 @@ class LowRankState:
         self._sent.append((work, gathered))
 
         def finish(future: Future[object]) -> Tensor:
-            future.wait()  # raises if a rank is gone
+            future.wait()  # raises if a rank has ended
             parts, averaged = [layout.unpack(each) for each in gathered.cpu()], bucket.buffer()
             if any(part.status != Status.FINE for part in parts):
                 averaged.fill_(math.nan)
@@ -237,12 +236,12 @@ class LowRankState:
 
     @contextmanager
     def _as_it_is(self) -> Iterator[None]:
-        """Compute in the precision of what is computed with."""
+        """Disable autocast."""
         with torch.no_grad(), torch.autocast(self._like.device.type, enabled=False):
             yield
 
     def _meant(self, gradient: Tensor, route: Route, scale: float) -> Tensor:
-        """Return gradient plus residual: in the bucket's own memory, if that has the precision for it."""
+        """Return gradient plus residual, in the bucket's memory if its precision suffices."""
         meant = gradient.to(self._like)
         if scale != 1:
             meant.div_(scale)
@@ -250,9 +249,9 @@ class LowRankState:
         return meant if residual is None else meant.add_(residual, alpha=self._places)
 
     def _components(self, meant: Tensor, route: Route, seed: int) -> Matrix:
-        """Return the leading components, those that travel first; the matrix, if it travels itself.
+        """Return the leading components, those to send first; the matrix, if it is sent whole.
 
-        Directions beyond those that travel are kept, too: the next step's start then needs no product of its own.
+        Further directions are kept, so that the next step starts without another product.
         """
         if route.up is None:
             return meant
@@ -264,7 +263,7 @@ class LowRankState:
     def _keep(
         self, routes: Sequence[Route], meant: Sequence[Tensor], found: Sequence[Matrix], decoded: Sequence[Matrix]
     ) -> None:
-        """Keep a bucket's residuals, this rank's part of what was meant less what all decode, and its directions."""
+        """Store a bucket's residuals (this rank's intended minus decoded gradient) and its directions."""
         share = 1 / self._places
         for route, whole, value, part in zip(routes, meant, found, decoded, strict=True):
             if isinstance(value, Factor):
@@ -278,7 +277,7 @@ class LowRankState:
         return is_lossless(self._method.wire, self._like.dtype)
 
     def describe(self) -> list[Travels]:
-        """Return how each parameter's gradient travels: reduced from the dense one or dense, and its bytes.
+        """Return how each parameter's gradient is sent, reduced or dense, and its bytes.
 
         Raises:
             UserError: there is no process group yet.
@@ -289,7 +288,7 @@ class LowRankState:
         return travels(self._model, routes, self._method.wire, sparse, captured=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.
+        """Return this rank's part of a checkpoint: residuals, directions and the number of steps.
 
         Raises:
             UserError: there is no process group yet.
@@ -300,7 +299,7 @@ class LowRankState:
         return {**identity(self._options, self._group), "step": self._step, "site": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from this rank's part of a checkpoint.
+        """Restore this rank's part of a checkpoint.
 
         Raises:
             UserError: it is of another rank, number of ranks, model or options; or there is no process group yet.
@@ -325,25 +324,25 @@ def _average(parts: Sequence[Matrix], scale: float, mean: Tensor) -> None:
 
 
 def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket's gradients over all ranks, each rank's matrices reduced to the state's rank.
+    """Average a bucket's gradients over all ranks, with each rank's matrices reduced to the state's rank.
 
-    G is a rank's gradient of a matrix (a convolution's or embedding's is [first axis, all others]), E what the rank has
-    left out so far, 0 in the beginning. Each rank sends R, the leading components of G + E as one step of orthogonal
-    iteration finds them (`common.lowrank.reduction.block`) from its last directions, four more than it sends. It
-    keeps G + E - R, what the wire rounds off included. Every rank applies the mean of all R, a matrix of at most S
-    times the rank. Vectors, and matrices that factors would not make smaller, are averaged as they are. The mean is
-    over ranks, as DistributedDataParallel has it, whatever the batches' sizes.
+    Let G be a rank's gradient of a matrix (convolutions and embeddings as [first axis, all others]), and E its
+    residual, 0 at the start. Each rank sends R, the leading components of G + E from one step of orthogonal iteration
+    (`common.lowrank.reduction.block`), started from its last directions, four more than it sends. It keeps G + E - R,
+    rounding of the wire included. Every rank applies the mean of all R, of at most S times the rank. Vectors, and
+    matrices that factors would not make smaller, are averaged densely. The mean is over ranks, as in
+    DistributedDataParallel, independent of batch sizes.
 
-    What a bucket sends is one all-gather of bytes, which begins when the backward pass has filled the bucket and goes
-    on beside it. PowerSGD approximates the sum of all gradients instead, in two exchanges that wait for each other.
-    There is no warm-up: residuals belong to parameters, not to buckets, which are laid out anew after the first step.
+    A bucket is one all-gather of bytes, which starts when the backward pass has filled the bucket, and overlaps with
+    it. PowerSGD approximates the sum of all gradients instead, in two exchanges that depend on each other. There is no
+    warm-up: residuals belong to parameters, not to buckets, which change after the first step.
 
-    If a gradient holds NaN or infinity at one rank, the bucket is NaN at all, as after an all-reduce, and E stays as it
-    was; a GradScaler then leaves the step out everywhere. Whatever else fails at a rank, such as no memory, is raised
-    there as it is, and named at all others when the step's last bucket has come; so is a rank that is gone. To go on
-    after an error, wrap the model anew: DistributedDataParallel takes no other step. The state may stay.
+    If a gradient is NaN or infinite at one rank, the bucket is NaN at all, as after an all-reduce, and E does not
+    change; a GradScaler then skips the step at all ranks. Other errors, such as out of memory, are raised at their
+    rank, and named at all others after the step's last bucket; so is a rank that has ended. To continue after an error,
+    wrap the model again: DistributedDataParallel takes no further step. The state may stay.
 
-    A parameter with a hook on its gradient travels as the hook leaves it, unreduced; sparse gradients stay sparse, and
+    A parameter with a hook on its gradient is sent as the hook leaves it, unreduced. Sparse gradients stay sparse, and
     are averaged as without this hook.
 
     Args:
@@ -351,10 +350,10 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
         bucket: of DistributedDataParallel.
 
     Returns:
-        The bucket's averaged gradients, when they have come.
+        The bucket's averaged gradients.
 
     Raises:
-        UserError: the state is of another model, or the model has changed since.
-        RankdadError: a rank failed, or is gone.
+        UserError: the state belongs to another model, or the model has changed since.
+        RankdadError: a rank failed or has ended.
     """
     return state.reduce(bucket)

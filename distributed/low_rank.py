@@ -1,4 +1,4 @@
-"""`LowRank`: a backward pass whose gradients are those of all ranks together."""
+"""`LowRank`: backward passes that yield the gradient over all ranks."""
 
 from __future__ import annotations
 
@@ -38,43 +38,43 @@ from rankdad.distributed.options import (
 from rankdad.distributed.sparse_rows import infinite_row, summed
 from rankdad.distributed.watching import Watch
 
-GATHER_UP_TO = 8  # ranks: seven messages received against three, in one exchange against six that wait for each other
-MOST_WEIGHT = 1e300  # of a batch, so that the sum of all is finite
+GATHER_UP_TO = 8  # ranks: one exchange of 7 messages costs less than six dependent exchanges of 3
+MOST_WEIGHT = 1e300  # of a batch, so that sums are finite
 FEEDBACK = {True: "both", False: "none"}
-STEPS = 1000  # step numbers are compared modulo this, so that their squares' sums are exact
+STEPS = 1000  # step numbers are compared modulo this, so that sums of squares are exact
 
 
 class LowRank:
-    """Low-rank gradients in a training loop of one's own: `backward(loss)` in place of `loss.backward()`.
+    """Low-rank gradients in a custom training loop: `backward(loss)` replaces `loss.backward()`.
 
-    Every rank of a process group trains the same model on batches of its own. `backward` captures each linear layer's
-    factors, reduces them to `rank` rows, exchanges these, adds up what all ranks sent, and leaves the same
-    gradients in `.grad` at every rank, bit for bit. Other matrices (convolutions, embeddings, recurrent layers) are
-    reduced from their dense gradients; vectors, and what a factor would not make smaller, travel as they are. The rest
-    of the loop stays as it is: optimizer, schedule, clipping, autocast.
+    Every rank of a process group trains the same model on its own batches. `backward` captures the factors of each
+    linear layer, reduces them to `rank` rows, exchanges and sums these, and leaves the same gradients in `.grad` at
+    every rank, bit for bit. Other matrices (convolutions, embeddings, recurrent layers) are reduced from their dense
+    gradients; vectors, and matrices that a factor would not make smaller, are sent whole. The rest of the loop does not
+    change: optimizer, schedule, clipping, autocast.
 
-    A parameter with a hook on its gradient travels as the hook leaves it, unreduced. The rows of sparse embeddings
-    travel unreduced, too, in full precision. Where no rank used a parameter, its `.grad` stays as it was. Parameters
-    that are frozen or unfrozen, and hooks that come or go, are followed from step to step, if they are so at all ranks.
+    A parameter with a hook on its gradient is sent as the hook leaves it, unreduced. The rows of sparse embeddings are
+    sent unreduced in full precision. If no rank used a parameter, its `.grad` does not change. Parameters may be frozen
+    and unfrozen, and hooks added and removed, between steps, at all ranks alike.
 
-    All ranks make a LowRank of the same model at the same point. They start from the weights and buffers of rank 0,
-    as with DistributedDataParallel. Buffers, such as a batch norm's statistics, are each rank's own from then on.
+    All ranks create a LowRank of the same model at the same point. They start from the weights and buffers of rank 0,
+    as with DistributedDataParallel. Buffers, such as a batch norm's statistics, are then each rank's own.
 
     Args:
-        model: the module itself, not wrapped, and whole at every rank. Hooks on its linear layers stay until `close`,
-            or until nothing refers to this object any more.
-        rank: rows of a factor that travel; None sends full factors (dAD): the gradients are those of the pooled batch.
-            Where it makes no matrix smaller, all travels dense, with a warning.
-        feedback: where what a reduction leaves out is kept for the next step: "site" at each rank, "aggregator" in the
-            reductions of a tree, "both" or True, "none" or False.
-        wire: how numbers travel: float32, float64, bfloat16, float16, int8, and with a rank and feedback int4 or int2;
-            None is the precision of the model, float32 or float64.
-        group: the process group; None is the default one.
-        gather_up_to: so many ranks gather one another's rows; more reduce them along a tree (`distributed.exchange`).
+        model: the module itself, not wrapped, and whole at every rank. It has hooks on its linear layers until `close`,
+            or until this object is garbage-collected.
+        rank: rows of a factor to send; None sends full factors (dAD): the gradients equal those of the pooled batch.
+            If this makes no matrix smaller, all gradients are dense, with a warning.
+        feedback: where residuals are kept for the next step: "site" for each rank, "aggregator" for the reductions of a
+            tree, "both" or True, "none" or False.
+        wire: number format: float32, float64, bfloat16, float16, int8, and with a rank and feedback int4 or int2; None
+            for the model's precision, float32 or float64.
+        group: the process group; None for the default one.
+        gather_up_to: up to this many ranks gather all rows; more reduce them along a tree (`distributed.exchange`).
         seed: of random directions.
 
     Raises:
-        UserError: no process group, a wrapped model, or an option that is not one.
+        UserError: there is no process group, the model is wrapped, or an option is invalid.
         RankdadError: the ranks disagree on the model or an option, or cannot be reached.
 
     Example:
@@ -115,7 +115,7 @@ class LowRank:
         self._prepare(method)
         warn_if_dense(self._layout.routes, method)
         self._batches = Batches(model, self._layout.routes)
-        self._problem: RankdadError | None = None  # what all ranks hear of in the next exchange
+        self._problem: RankdadError | None = None  # for the next exchange
         self._cause: Exception | None = None
         self._changed = self._closed = False
 
@@ -143,22 +143,21 @@ class LowRank:
         """Add the gradient of all ranks' weighted mean loss to `.grad`, the same at every rank.
 
         Args:
-            loss: the mean over this rank's batch. It is not looked at where the weight is 0.
-            weight: of the batch, such as its number of samples. A rank without samples has 0, and takes part.
-            exchange: False only adds to what the next exchange sends, and leaves `.grad` as it is: several batches
-                count as one, each with its weight. `zero_grad` does not take them back.
-            scaler: of a training in float16, in place of `scaler.scale(loss)`. Where a gradient overflows at one rank
-                it is infinite at all, so that every rank's `scaler.step` leaves the step out.
-            retain_graph: for another loss of the same forward pass, which counts as another batch.
+            loss: mean over this rank's batch; ignored if the weight is 0.
+            weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0.
+            exchange: whether to exchange now. False only accumulates for the next exchange, without changing `.grad`:
+                several batches count as one, each with its weight. `zero_grad` does not drop them.
+            scaler: of float16 training, instead of `scaler.scale(loss)`. If a gradient overflows at one rank, it is
+                infinite at all, so that every rank's `scaler.step` skips the step.
+            retain_graph: whether another loss uses the same forward pass; it counts as another batch.
 
         Raises:
-            UserError: it is closed; or, at all ranks, they disagree on what has changed in the model.
-            RankdadError: a loss or gradient is NaN or infinite, a backward pass raised, a parameter has been replaced,
-                or the ranks are at different steps: the same sentence at all ranks, naming those that it is about. Or a
-                rank is gone.
+            UserError: this object is closed; or the ranks disagree on changes of the model, raised at all ranks.
+            RankdadError: a loss or gradient is NaN or infinite, a backward pass raised, a parameter was replaced,
+                or the ranks are at different steps: the same error at all ranks, naming the ranks. Or a rank has ended.
         """
         if self._closed:
-            raise UserError("this LowRank is closed: make another one of the model", code="closed")
+            raise UserError("this LowRank is closed: make a new one of the model", code="closed")
         if not exchange:
             self._checked(loss, weight, scaler)
             self._add(loss, weight, scaler, retain_graph)
@@ -178,23 +177,23 @@ class LowRank:
         self._step += 1
 
     def describe(self) -> list[Travels]:
-        """Return how each parameter's gradient travels, as things stand: as a factor or dense, and its bytes."""
+        """Return how each parameter's gradient is currently sent, as a factor or dense, and its bytes."""
         return travels(self._model, self._layout.routes, self._layout.wire, self._sparse, captured=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint: what it keeps for the next steps, and their number.
+        """Return this rank's part of a checkpoint: residuals, directions and the number of steps.
 
         Raises:
-            RankdadError: batches were added that no exchange has sent.
+            RankdadError: added batches have not been exchanged yet.
         """
         if self._batches.weight:
-            problem = "state_dict: batches were added with exchange=False that no exchange has sent yet"
+            problem = "state_dict: batches were added with exchange=False and have not been exchanged yet"
             raise RankdadError(problem, code="batches-pending")
         kept = {"step": self._step, "site": saved(self._state), "node": saved(self._node_state)}
         return {**identity(self._options, self._group), **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from this rank's part of a checkpoint.
+        """Restore this rank's part of a checkpoint.
 
         Raises:
             UserError: it is of another rank, number of ranks, model or options.
@@ -204,12 +203,12 @@ class LowRank:
         (self._state, self._node_state), self._step = parts, step
 
     def close(self) -> None:
-        """Remove the hooks from the model; `backward` raises from then on."""
+        """Remove the hooks from the model; `backward` then raises."""
         self._batches.close()
         self._closed = True
 
     def _prepare(self, method: RankDad | Dad) -> None:
-        """Choose how the model's parameters travel, as they are now; of what is kept goes what no longer fits."""
+        """Choose the routes of the model's current parameters, and drop state that no longer fits."""
         self._watch = Watch(self._model, "LowRank")
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._sparse = sparse_parameters(self._model)
@@ -219,7 +218,7 @@ class LowRank:
         self._site: Method = Exact()
         self._node: Method = Exact()
         if isinstance(method, RankDad):
-            # Where ranks gather, what they make of all rows does not travel: nothing of it is left out.
+            # Gathering ranks do not exchange their results, so these have no residual.
             self._site = RankDadMethod(method, routes)
             self._node = Exact() if self._gathers else RankDadMethod(method, routes)
         self._state, self._node_state = (fitted(each, routes) for each in (self._state, self._node_state))
@@ -229,7 +228,7 @@ class LowRank:
         return self._places <= self._gather_up_to
 
     def _checked(self, loss: Tensor | None, weight: object, scaler: GradScaler | None) -> float:
-        """Return by what losses are multiplied; what is wrong with batch or model is told in the next exchange."""
+        """Return the scale of losses; an invalid batch or model is reported in the next exchange."""
         try:
             self._changed = self._watch.changed()
             if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
@@ -244,7 +243,7 @@ class LowRank:
             return 1.0
 
     def _add(self, loss: Tensor | None, weight: float, scaler: GradScaler | None, retain_graph: bool) -> None:
-        """Run a backward pass; what is wrong is told to all ranks in the next exchange."""
+        """Run a backward pass; an error is reported to all ranks in the next exchange."""
         if self._problem or not weight:
             return
         try:
@@ -256,7 +255,7 @@ class LowRank:
             self._note(error)
 
     def _sum_up(self, weight: float) -> tuple[Tensor, dist.Work]:
-        """Begin to add up all ranks' weights, while the backward pass goes on."""
+        """Start to sum all ranks' weights, during the backward pass."""
         number = self._step % STEPS
         own = self._batches.weight + weight
         sums = torch.tensor([own, bool(self._problem), number, number**2, self._changed], dtype=torch.float64)
@@ -267,18 +266,18 @@ class LowRank:
         return sums, work
 
     def _total(self, begun: tuple[Tensor, dist.Work]) -> float:
-        """Return the weight of all ranks' batches; follow what has changed in the model.
+        """Return the total weight of all ranks' batches, and follow changes of the model.
 
         Raises:
-            UserError: the ranks disagree on what has changed.
-            RankdadError: something is wrong at a rank, or with all together.
+            UserError: the ranks disagree on changes of the model.
+            RankdadError: a rank has failed, or the ranks do not match.
         """
         sums, work = begun
         with reaching("a step's exchange"):
             work.wait()
         total, failed, steps, squares, changed = sums.tolist()
-        if steps**2 != squares * self._places:  # equal only if all numbers are
-            problem = f"it is at step {self._step}, and not all are: load_state_dict at every rank"
+        if steps**2 != squares * self._places:  # equal only if all steps are
+            problem = f"it is at step {self._step}, other ranks are not: call load_state_dict at every rank"
             self._note(RankdadError(problem, code="steps-differ"))
             failed = 1
         if not failed and not total:
@@ -291,7 +290,7 @@ class LowRank:
         return float(total)
 
     def _exchanged(self, total: float, scale: float, *, overflows: bool) -> tuple[Message, dict[str, Tensor]]:
-        """Return the update of all ranks, that of sparse gradients apart, and keep what the next step needs."""
+        """Exchange gradients and update the state; return the update, with sparse gradients apart."""
 
         def failed(error: Exception) -> Status:
             if overflows and isinstance(error, OVERFLOWS):
@@ -325,7 +324,7 @@ class LowRank:
                 sparse = {name: infinite_row(parameter) for name, parameter in self._sparse.items()}
                 return replace(update, payload=infinite, used=frozenset(self._layout.names)), sparse
             assert step is not None
-            # What no rank used in this step keeps what it has: nothing of it is applied.
+            # Parameters that no rank used in this step keep their state, because nothing of them is applied.
             unused = {route.name for route in self._layout.routes if update.used.isdisjoint(route.names)}
             self._node_state = _but(node_state, self._node_state, unused)
             try:
@@ -348,18 +347,18 @@ class LowRank:
         return {name: gradient * share for name, gradient in own.items()}
 
     def _note(self, error: Exception) -> None:
-        """Keep the first error until all ranks hear of it."""
+        """Keep the first error until all ranks know it."""
         if self._problem:
             return
         self._problem, self._cause = as_rankdad_error(error), error
 
     def _explain(self) -> NoReturn:
-        """Raise what is wrong at every rank, the same at all."""
+        """Raise the errors of all ranks, the same at each."""
         raise explain(self._problem, self._group) from self._cause
 
 
 def _but(state: MethodState, before: MethodState, names: Collection[str]) -> MethodState:
-    """Return a state, of these parameters as it was before."""
+    """Return a state with some parameters as before."""
     if not names:
         return state
 

@@ -1,8 +1,7 @@
-"""What travels between ranks in a step: one block of bytes. Pure functions of shapes and numbers.
+"""The messages between ranks in a step, as one block of bytes each.
 
-Two float64 come first, a status and a weight; then an int32 for every parameter that may travel as a factor, its rows,
-or -1 for a matrix; then a byte for every parameter, whether anybody has used it; then the payload, as
-`common.lowrank.layout` has it.
+A message has two float64, status and weight; an int32 for every parameter that may be a factor, its rows, or -1 for a
+matrix; a byte for every parameter, whether it was used; then the payload, see `common.lowrank.layout`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch._C import _LinAlgError as LinAlgError  # type: ignore[attr-defined]  # which torch.linalg re-exports
+from torch._C import _LinAlgError as LinAlgError  # type: ignore[attr-defined]  # re-exported by torch.linalg
 
 from rankdad.common.collectives import as_bytes
 from rankdad.common.errors import NonFiniteError, RankdadError
@@ -22,27 +21,27 @@ from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.layout import MessageLayout, NotEncodedError, one_exchange
 from rankdad.common.lowrank.routes import Payload, Route
 
-OVERFLOWS = (NonFiniteError, ValueError, LinAlgError)  # what reducers raise for NaN and infinity
+OVERFLOWS = (NonFiniteError, ValueError, LinAlgError)  # raised by reducers for NaN and infinity
 HEAD = 2 * torch.float64.itemsize
 
 
 class Status(IntEnum):
-    """How a rank fares, or the worst of several."""
+    """The status of a rank, or the worst of several."""
 
     FINE = 0
-    OVERFLOW = 1  # of a scaled loss: all leave this step out
+    OVERFLOW = 1  # of a scaled loss: all ranks skip this step
     FAILED = 2
 
 
 @dataclass(frozen=True)
 class Message:
-    """One rank's part of a step, or that of several together.
+    """One rank's part of a step, or the combined part of several.
 
     Args:
-        status: of the worst of them.
-        weight: the sum of their batches' weights.
-        payload: the gradient of their mean loss; empty if the status is not fine.
-        used: names of the parameters that had a gradient.
+        status: the worst of them.
+        weight: sum of their batches' weights.
+        payload: the gradient of their mean loss; empty unless the status is fine.
+        used: names of the parameters with a gradient.
     """
 
     status: Status
@@ -53,13 +52,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Layout:
-    """How messages become bytes.
+    """The layout of messages in bytes.
 
     Args:
         routes: of every trained parameter.
-        wire: how numbers travel.
-        like: a tensor of the dtype and device in which gradients are reduced.
-        bounded: whether all messages are as long as the largest: shorter ones are filled up.
+        wire: number format.
+        like: a tensor with the dtype and device of reductions.
+        bounded: whether all messages are padded to the size of the largest.
     """
 
     routes: tuple[Route, ...]
@@ -69,13 +68,13 @@ class Layout:
 
     @cached_property
     def payload(self) -> MessageLayout:
-        """What travels of a gradient."""
+        """The layout of the payload."""
         layout = one_exchange(self.routes)[0].up
         return replace(layout, slots=tuple(replace(slot, either=not slot.fixed) for slot in layout.slots))
 
     @cached_property
     def size(self) -> int | None:
-        """Bytes of every message, where they are bounded."""
+        """Size of every message in bytes, if they are bounded."""
         return self._start + self.payload.payload_bytes(self.wire) if self.bounded else None
 
     @cached_property

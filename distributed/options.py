@@ -1,4 +1,4 @@
-"""The options of `LowRank` and the hook, checked, and how parameters travel by them."""
+"""Checks the options of `LowRank` and the hook, and chooses the routes of parameters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from rankdad.distributed.agreement import agree
 
 
 def agreed_method(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None) -> RankDad | Dad:
-    """Return what the options ask for, at all ranks the same.
+    """Return the method of the options, after comparing them between all ranks.
 
     Raises:
-        UserError: an option is none at some rank, or the ranks disagree on one, or on the model.
+        UserError: an option is invalid at some rank, or the ranks disagree on one, or on the model.
     """
     problem: UserError | None = None
     method: RankDad | Dad | None = None
@@ -43,10 +43,10 @@ def agreed_method(options: Mapping[str, object], model: nn.Module, group: dist.P
 
 
 def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
-    """Return what the options ask for.
+    """Return the method of the options.
 
     Raises:
-        UserError: an option is none; or the model is none, is wrapped, is not yet whole, or has nothing to train.
+        UserError: an option is invalid; or the model is no module, is wrapped, is not whole, or has nothing to train.
     """
     if not isinstance(model, nn.Module):
         problem = f"model: got a {type(model).__name__}, expected a torch.nn.Module"
@@ -56,7 +56,7 @@ def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
         raise UserError("the model has no parameter that is trained", code="nothing-trained", field="model")
     for name, parameter in model.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:
-            problem = f"{name} holds complex numbers, which do not travel, expected real ones"
+            problem = f"{name} holds complex numbers, which cannot be exchanged, expected real ones"
             raise UserError(problem, code="complex-parameter", field=name)
     for name, value in options.items():
         if isinstance(value, torch.dtype):
@@ -72,7 +72,7 @@ def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
         check_wire(str(given["wire"]), hooked[0], "wire")
     if given["rank"] is None:
         if given["wire"] in ("int4", "int2"):
-            problem = f"wire: got {given['wire']}, which needs feedback, but full factors (rank=None) leave nothing out"
+            problem = f"wire: got {given['wire']}, which needs feedback, but full factors (rank=None) have no residual"
             raise UserError(
                 f"{problem}: expected int8 or a wider wire, or a rank", code="wire-needs-rank", field="wire"
             )
@@ -81,10 +81,10 @@ def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Check that every rank has a model's whole parameters, and its own gradients of them.
+    """Check that every rank has a model's whole parameters and computes their gradients.
 
     Raises:
-        UserError: a part is wrapped, divided between ranks, on meta, or has no shape yet; names it.
+        UserError: a part is wrapped, sharded, on the meta device, or has no shape yet; names it.
     """
     for name, module in model.named_modules():
         place = name or "the model"
@@ -93,34 +93,34 @@ def check_whole(model: nn.Module) -> None:
             raise UserError(problem, code="model-wrapped", field=name)
         if isinstance(module, FullyShardedDataParallel | FSDPModule):
             kind = "fully_shard" if isinstance(module, FSDPModule) else "FullyShardedDataParallel"
-            problem = f"{place} is divided between ranks by {kind}: expected a model that every rank has whole"
+            problem = f"{place} is sharded by {kind}: expected a model that every rank has whole"
             raise UserError(problem, code="model-sharded", field=name)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, DTensor):
-            problem = f"{name} is a DTensor, divided between ranks: expected a model that every rank has whole"
+            problem = f"{name} is a DTensor, sharded between ranks: expected a model that every rank has whole"
             raise UserError(problem, code="model-sharded", field=name)
         if is_lazy(tensor):
             problem = f"{name} has no shape yet: run a batch through the model first"
             raise UserError(problem, code="parameter-without-shape", field=name)
         if tensor.is_meta:
-            problem = f"{name} is on meta, without numbers: make it on a device, as by model.to_empty and its weights"
+            problem = f"{name} is on the meta device, without numbers: use model.to_empty and load its weights"
             raise UserError(problem, code="model-on-meta", field=name)
 
 
 def feedback_of(given: object, kinds: Mapping[bool, str]) -> object:
-    """Return where feedback is, given by name or as True or False."""
+    """Return the name of a feedback option given as a name, True or False."""
     return kinds[given] if isinstance(given, bool) else given
 
 
 def precision_of(model: nn.Module) -> torch.dtype:
-    """Return the precision in which gradients are reduced: that of the model, float32 at least."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()  # `agreed_method` refuses what is none
+    """Return the dtype of reductions: the model's, at least float32."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()  # `agreed_method` refuses others
     wide = any(parameter.dtype == torch.float64 for parameter in parameters)
     return torch.float64 if wide else torch.float32
 
 
 def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trained parameters whose gradients are sparse: embeddings' with `sparse=True` that are not tied."""
+    """Return the trained parameters with sparse gradients: those of untied embeddings with `sparse=True`."""
     named = dict(model.named_parameters(remove_duplicate=False))
     sparse = {
         module.weight
@@ -132,14 +132,14 @@ def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[str] = ()) -> tuple[Route, ...]:
-    """Choose how each trained parameter travels: as a factor, or dense where that is smaller or a hook asks for it.
+    """Choose a route for each trained parameter: as a factor, or dense if that is smaller or there is a hook.
 
-    With feedback at both ends a layer's bias is a column of its factor, as in a run between sites.
+    With feedback at both ends, a layer's bias is a column of its factor, as in a run between sites.
 
     Args:
-        model: what is trained.
-        method: how.
-        without: names of parameters that have no route.
+        model: to train.
+        method: of the ranks.
+        without: names of parameters without a route.
     """
     layers = linear_layers(model, transposed=True)
 
@@ -152,7 +152,7 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
         if isinstance(method, RankDad):
             return method.route(dense, layers[name][1] if name in layers else None, None, 1)
         out, columns = dense.matrix
-        rows = out * columns // (out + columns)  # with more of them the matrix is smaller
+        rows = out * columns // (out + columns)  # with more rows, the matrix is smaller
         return replace(dense, up=rows, down=rows) if name in layers and rows else dense
 
     trained = model.named_parameters()
@@ -160,14 +160,14 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
 
 
 class Travels(NamedTuple):
-    """How one parameter's gradient travels.
+    """The route of one parameter's gradient.
 
     Args:
-        name: of the parameter; with a bias that is a column of its matrix, both.
+        name: of the parameter, and of a bias that is a column of its matrix.
         shape: of the parameter.
-        how: "factor" of a layer's own rows, "reduced" from its dense gradient, "dense", or "sparse" rows.
-        rows: of a factor, at most; None of what is none.
-        bytes: of one rank's part of a step, at most; None of sparse rows.
+        how: "factor" of a layer's rows, "reduced" from its dense gradient, "dense", or "sparse" rows.
+        rows: of a factor, at most; None for others.
+        bytes: of one rank's part of a step, at most; None for sparse rows.
     """
 
     name: str
@@ -180,7 +180,7 @@ class Travels(NamedTuple):
 def travels(
     model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str], *, captured: bool
 ) -> list[Travels]:
-    """Return how each of a model's trained parameters travels, layers by their own rows if they are captured."""
+    """Return the routes of a model's trained parameters; captured layers send their own rows."""
     layers = linear_layers(model, transposed=True) if captured else {}
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found = list[Travels]()

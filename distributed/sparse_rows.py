@@ -1,4 +1,4 @@
-"""Gradients of sparse embeddings: their rows travel as they are, as with DistributedDataParallel, and stay sparse."""
+"""Gradients of sparse embeddings, exchanged unreduced and kept sparse, as with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNUSED = -1
 
 
 def infinite_row(parameter: nn.Parameter) -> Tensor:
-    """Return a sparse gradient that overflows."""
+    """Return a sparse gradient with an infinite value."""
     row = torch.full_like(parameter[:1], math.inf, requires_grad=False)
     return torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64, device=row.device), row, parameter.shape)
 
@@ -24,12 +24,12 @@ def infinite_row(parameter: nn.Parameter) -> Tensor:
 def summed(
     own: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], like: Tensor, group: dist.ProcessGroup | None
 ) -> dict[str, Tensor]:
-    """Return the sum of all ranks' sparse gradients, of the parameters that some rank has one of.
+    """Return the sums of all ranks' sparse gradients, for the parameters with one at some rank.
 
     Args:
         own: this rank's gradients, coalesced, with one sparse dimension.
         parameters: the same at all ranks.
-        like: a tensor of the gradients' dtype and device.
+        like: a tensor with the gradients' dtype and device.
         group: the ranks.
     """
     if not parameters:

@@ -1,4 +1,4 @@
-"""What of a model may change after a LowRank was made of it, and what may not."""
+"""Detects changes of a model after a LowRank was made of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rankdad.distributed.options import check_whole
 
 
 class Watch:
-    """A model's modules and parameters, to be compared with it in every step: half a millisecond for 1,000 modules.
+    """The modules and parameters of a model, to detect changes; half a millisecond per step for 1,000 modules.
 
     Args:
-        model: what is trained.
-        owner: what was made of it, for errors.
+        model: to train.
+        owner: class of the object made of it, for errors.
     """
 
     def __init__(self, model: nn.Module, owner: str) -> None:
@@ -31,10 +31,10 @@ class Watch:
         self._traits = self._found()
 
     def changed(self) -> bool:
-        """Tell whether a parameter was frozen or unfrozen, or a hook came or went.
+        """Return whether a parameter was frozen or unfrozen, or a hook added or removed.
 
         Raises:
-            UserError: a parameter is another tensor, new or gone, or of another shape; names it.
+            UserError: a parameter was replaced, added or removed, or has another shape; names it.
         """
         same = all(
             tuple(module._modules.values()) == children and tuple(map(id, module._parameters.values())) == held
@@ -47,7 +47,7 @@ class Watch:
         return not same or self._found() != self._traits
 
     def unfrozen(self) -> list[str]:
-        """Return the parameters that are trained and were not."""
+        """Return the parameters that have been unfrozen."""
         return [
             name
             for (name, parameter), (trained, _) in zip(self._parameters.items(), self._traits, strict=True)
@@ -55,7 +55,7 @@ class Watch:
         ]
 
     def hooked(self) -> list[str]:
-        """Return the parameters that have hooks and had none."""
+        """Return the parameters that have been hooked."""
         return [
             name
             for (name, parameter), (_, hooked) in zip(self._parameters.items(), self._traits, strict=True)

@@ -1,7 +1,7 @@
-"""The image's health check: is what the container runs alive? It imports nothing large, and connects to nothing.
+"""The image's health check: whether the command in the container is alive. It imports little and connects to nothing.
 
-A command that serves has its port open. Every command makes progress: an aggregator ticks, a waiting site asks again,
-and so a process that has not run for two minutes hangs.
+A serving command has its port open. Every command makes progress, also while it waits, so a process that has not run
+for two minutes hangs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ PATIENCE = 120.0  # seconds without progress
 PORTS = {"aggregator": 8765, "serve": 8765, "coinstac": 8881}
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 ACCEPTS = 1 << 16  # __SO_ACCEPTCON, a flag in /proc/net/unix
-SEEN = Path("/tmp/rankdad-health")  # the last look, and when progress was seen last: its time of change
+SEEN = Path("/tmp/rankdad-health")  # state at the last progress; its modification time is the time of that
 
 
 def find(proc: Path) -> tuple[Path, list[str]] | None:
-    """Return the process of the command, and what follows its name."""
+    """Return the process of the command, and its arguments."""
     for entry in sorted((path for path in proc.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)):
         try:
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
@@ -32,7 +32,7 @@ def find(proc: Path) -> tuple[Path, list[str]] | None:
 
 
 def port_of(words: Sequence[str]) -> int | None:
-    """Return the port at which a command answers; None if it answers at none, or at any that is free."""
+    """Return the port on which a command listens; None if it listens on none, or on any free one."""
     port = PORTS.get(words[0] if words else "coinstac")
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if port is not None and word == "--port":
@@ -43,7 +43,7 @@ def port_of(words: Sequence[str]) -> int | None:
 
 
 def is_open(proc: Path, port: int) -> bool:
-    """Tell whether somebody listens; asking the kernel leaves no line in the aggregator's audit log."""
+    """Return whether a port is open; reading /proc leaves no line in the aggregator's audit log."""
     for name in ("tcp", "tcp6"):
         for line in (proc / "net" / name).read_text().splitlines()[1:] if (proc / "net" / name).exists() else ():
             _, local, _, state = line.split()[:4]
@@ -53,7 +53,7 @@ def is_open(proc: Path, port: int) -> bool:
 
 
 def socket_of(words: Sequence[str]) -> str:
-    """Return the Unix socket at which a command answers; "" if it answers at none."""
+    """Return the Unix socket on which a command listens; "" if there is none."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "--socket":
             return following
@@ -63,21 +63,21 @@ def socket_of(words: Sequence[str]) -> str:
 
 
 def is_listening(proc: Path, path: str) -> bool:
-    """Tell whether somebody listens on a Unix socket."""
+    """Return whether a process listens on a Unix socket."""
     table = proc / "net" / "unix"
     lines = (line.split() for line in table.read_text().splitlines()[1:]) if table.exists() else ()
     return any(len(line) == 8 and line[7] == path and int(line[3], 16) & ACCEPTS for line in lines)
 
 
 def progress(process: Path) -> str:
-    """Return a number that changes whenever the process runs: its switches and its computing time."""
+    """Return context switches and computing time, which change whenever the process runs."""
     lines = (process / "status").read_text().splitlines()
     times = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
     return " ".join([*(line.split()[1] for line in lines if "ctxt_switches" in line), *times])
 
 
 def problem(proc: Path, seen: Path, now: float) -> str:
-    """Return what is wrong, in a word; nothing if all is well."""
+    """Return the problem in a few words; "" if there is none."""
     listener = find(proc)
     if listener is None:
         return "no rankdad runs here"

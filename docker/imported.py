@@ -1,4 +1,4 @@
-"""Prints the files that the project imports and that are not compiled yet: what else an image holds may stay source."""
+"""Prints the imported files that are not compiled yet, so that the image can compile them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 ABSENT = ("rankdad.platforms.nvflare",)  # needs an engine that the image does not have
-LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
+LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported during runs
 
 
 def files() -> list[Path]:
-    """Import all, and return the files that this took."""
+    """Import all modules, and return the files that were loaded."""
     for module in pkgutil.walk_packages(importlib.import_module("rankdad").__path__, "rankdad."):
         if not module.name.startswith(ABSENT):
             importlib.import_module(module.name)

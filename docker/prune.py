@@ -1,6 +1,6 @@
-"""Keeps scikit-learn's digits as a file, and removes from an environment what no program runs.
+"""Saves scikit-learn's digits as a file, and removes unused files from an environment.
 
-That is tests, sources in C, stubs, and scikit-learn with all that it needs: the rest of the image computes without it.
+Removed are tests, C sources, stubs, and scikit-learn with its dependencies, which the image does not need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNUSED = (
 
 
 def prune(environment: Path) -> None:
-    """Remove what is not used.
+    """Remove unused files.
 
     Args:
         environment: a virtual environment.
@@ -38,7 +38,7 @@ def prune(environment: Path) -> None:
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)  # it was in a folder that is gone
+            path.unlink(missing_ok=True)  # its folder may be gone
 
 
 if __name__ == "__main__":

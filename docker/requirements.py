@@ -1,4 +1,4 @@
-"""Prints what the project needs to be installed and built: requirements, one a line."""
+"""Prints the requirements for installing and building the project, one per line."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A site: the process that stands next to a hospital's data."""
+"""The site: the process that runs next to a hospital's data."""

@@ -1,4 +1,4 @@
-"""Applies a site's policy to its data: may the run train on them, and which sets are left out."""
+"""Applies a site's policy to its data: whether the run may train on them, and which sets are left out."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from rankdad.local.sums import (
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
 STEPS = "training by steps (training.solver)"
-EVALUATED = "figures of fewer samples: of one they are its label and its score"
-MAX_MOVED = 10  # columns that a note names
-BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
+EVALUATED = "metrics of fewer samples: of a single sample, its label and its score"
+MAX_MOVED = 10  # columns named in a note
+BINARY_ROWS = 32  # samples per step from which columns of 0 and 1 are hard to recover from its sums
 
 
 def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteData:
-    """Return the data without validation and test sets that are too small to be evaluated.
+    """Drop validation and test sets that are too small to evaluate.
 
     Args:
         policy: of the site.
@@ -65,7 +65,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         data: of the site.
 
     Raises:
-        FewSamplesError: a step, or the sums of a fold's training samples, would have too few of them.
+        FewSamplesError: a step, or the sums over a fold's training samples, would cover too few samples.
     """
     data = _evaluated(policy, spec, usual(policy, spec, data))
     tested = tested_trainings(spec)
@@ -77,7 +77,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         largest = spec.training.step_size
         sizes = [batch_sizes(len(split.train), largest) if len(split.train) else [] for split in data.splits]
         check_steps(policy, spec, plan, data, sizes)
-        if spec.batches == "full":  # of even ones a site alone knows no sizes
+        if spec.batches == "full":  # a site alone does not know the sizes of even batches
             check_repeated(policy, spec, plan, data, sizes)
         smallest = min((size for fold in sizes for size in fold), default=0)
         data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, plan, data, smallest)))
@@ -93,17 +93,17 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         field, what, owner = "evaluation.repeats", "repeats folds", "fewer repeats"
         if spec.candidates:
             field, what, owner = "tuning", "tunes", "fewer candidates"
-        asks = f"{what} so often that there are {{}} {units} here for each sum that they tell"
+        asks = f"{what} so often that each sum covers {{}} {units} here"
         check_sums(policy, field, asks, each, owner)
     if data.covariates is not None:
         _check_kept(policy, spec, data, data.covariates)
         for column, members in levels_of(spec, data.covariates):
-            where = "in a fold here, or in what it holds out" if data.parts is None else "in a part here"
+            where = "in a fold here, or in its held-out rows" if data.parts is None else "in a part here"
             owner = f"a run that does not keep {column}"
             if data.parts is not None and column not in (policy.strata or ()):
-                owner += f', or parts that are alike in it ("strata": ["{column}"] in the policy),'
+                owner += f', or parts balanced by it ("strata": ["{column}"] in the policy),'
             fewest = data.fewest_behind(members, tested).min()
-            asks = f"keeps {quoted(column)}, of which a level has {{}} {units} {where}"
+            asks = f"keeps {quoted(column)}, with a level that has {{}} {units} {where}"
             check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner)
         _check_gaps(policy, spec, data, tested)
         _check_harmonised(policy, spec, data, tested)
@@ -111,7 +111,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
 
 
 def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy], object]]:
-    """Return what a run asks of a site's policy, given its data: what is refused, and what the run can do without.
+    """Return what a run requires of a site's policy, given its data, including what the run can omit.
 
     Args:
         spec: of the run.
@@ -130,7 +130,7 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
             raise FewSamplesError.of(error, code=TOO_SMALL)
         if any(one.any() for one in _too_often(policy, spec, data)):
             told = told_before(data) + beside_steps(spec, data)
-            asks = f"sends sums of the same validation samples after each of {spec.training.epochs} epochs"
+            asks = f"sends sums over the same validation samples after each of {spec.training.epochs} epochs"
             allows = f"fewer numbers (rows_per_rank {policy.rows_per_rank})"
             change: dict[str, object] = {"rows_per_rank": lets(told)}
             error = refusal("training.validation", asks, allows, change, REPEATED, owner="fewer epochs")
@@ -147,30 +147,30 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
 
 
 def _check_kept(policy: Policy, spec: RunSpec, data: SiteData, covariates: Tensor) -> None:
-    """Check that no two levels of kept columns differ by few samples, or groups: their sums would, too."""
+    """Check that no two levels of kept columns differ by few samples or groups, because their sums would too."""
     sets, least = [members for _, members in levels_of(spec, covariates)], policy.min_level.count
     if sets and apart(torch.cat(sets, 1), data.groups, least).any():
-        asks = f"keeps columns of which two levels differ by fewer than {least} {noun_of(spec, data)}s here"
+        asks = f"keeps columns with two levels that differ by fewer than {least} {noun_of(spec, data)}s here"
         field, allows = "preparation.harmonise.keep", f"none of fewer than {least} (min_level)"
         error = refusal(field, asks, allows, {"min_level": 1}, FEWER_SAMPLES, owner="a run that keeps one of them")
         raise FewSamplesError.of(error, code="sums-of-too-few")
 
 
 def _check_gaps(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:
-    """Check that a column that few lack is summed up: covariates of those who have it would tell of the others."""
+    """Check columns that few rows lack: covariates of the other rows would reveal those few."""
     inputs = in_memory(data.samples.inputs)
     if inputs.ndim != 2 or not inputs.isnan().any():
         return
     fewest, at = data.fewest_behind(inputs.isnan(), tested).min(0)
     name = quoted(column_names(spec, inputs.shape[1])[int(at)])
-    asks = f"keeps columns, and {{}} {noun_of(spec, data)}s of a fold, or part, lack {name} here"
-    owner = 'a run that keeps none, or leaves out rows with gaps ("missing": "drop"),'
+    asks = f"keeps columns, and {{}} {noun_of(spec, data)}s of a fold or part lack {name} here"
+    owner = 'a run that keeps none, or leaves out rows with missing values ("missing": "drop"),'
     line: Literal["min_rows", "min_level"] = "min_rows" if data.parts is None else "min_level"
     check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner, line)
 
 
 def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:
-    """Check that products of kept columns with features may leave: of all, and of the fewest a fold holds out."""
+    """Check that products of kept columns with features may leave, over all rows and over the smallest held-out set."""
     features, kept, numbers = Preparing(spec).products
     if not kept:
         return
@@ -186,23 +186,23 @@ def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int
 
 
 def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> SiteData:
-    """Return the data with what the policy says of an exact solution.
+    """Return the data with the policy's answer about an exact solution.
 
     Raises:
-        FewSamplesError: it allows none, and the run leaves no choice.
+        FewSamplesError: the policy allows none, and the run has no alternative.
     """
     try:
         check_linear(policy, spec, data, tested, "training.solver", STEPS)
     except FewSamplesError as error:
         if spec.solver == "exact":
             raise
-        note = f"the model is trained by steps, at all sites: {error}"
+        note = f"the model is trained in steps at all sites: {error}"
         return replace(data, warnings=(*data.warnings, NOT_EXACT), notes=(*data.notes, note))
     return replace(data, tells_coefficients=policy.site_coefficients)
 
 
 def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
-    """Return the data with rare values moved to usual ones."""
+    """Return the data with rare values replaced by usual ones."""
     inputs, least = data.samples.inputs, policy.min_level.count
     if not isinstance(inputs, Tensor):
         return data
@@ -217,15 +217,15 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         names = [place.column for place in spec.data.places if columns[place.whole].any()]
     more = f" and {len(names) - MAX_MOVED} more" * (len(names) > MAX_MOVED)
     note = (
-        f"{counted(int(moved.any(1).sum()), 'row')}: what fewer than {least} {noun_of(spec, data)}s have of a column "
-        f"is moved to what is usual (min_level): {', '.join(names[:MAX_MOVED])}{more}"
+        f"{counted(int(moved.any(1).sum()), 'row')}: values that fewer than {least} {noun_of(spec, data)}s have "
+        f"are replaced by usual ones (min_level): {', '.join(names[:MAX_MOVED])}{more}"
     )
     samples, warnings = replace(data.samples, inputs=found), (*data.warnings, RARE)
     return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))
 
 
 def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
-    """Leave out the validation and test sets that are too small, and say so."""
+    """Drop the validation and test sets that are too small, with a note for each."""
     splits, noun = data.splits, spec.group_noun
     for name in ("validation", "test"):
         sets = [getattr(split, name) for split in splits]
@@ -258,23 +258,23 @@ def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         )
         epochs = epochs_of_validation(policy, spec, data)
         note = (
-            f"validation: {sum(often)} of {len(often)} trainings have none here, and train on its samples: sums after "
-            f"each of {spec.training.epochs} epochs, beside what else this run and earlier ones tell, would be too "
-            f"many numbers of the same {noun_of(spec, data)}s (rows_per_rank {policy.rows_per_rank}); "
-            + (f"{counted(epochs, 'epoch')} would do" if epochs else "none are left, whatever the number of epochs")
+            f"validation: {sum(often)} of {len(often)} trainings have no validation set and train on its samples: "
+            f"sums after each of {spec.training.epochs} epochs, added to other figures of this and earlier runs, would "
+            f"be too many numbers about the same {noun_of(spec, data)}s (rows_per_rank {policy.rows_per_rank}); "
+            + (f"at most {counted(epochs, 'epoch')} would be allowed" if epochs else "no number of epochs is allowed")
         )
         data = replace(data, splits=tuple(kept), warnings=(*data.warnings, TOO_SMALL), notes=(*data.notes, note))
     return replace(data, warnings=tuple(dict.fromkeys(data.warnings)))
 
 
 def _too_often(policy: Policy, spec: RunSpec, data: SiteData) -> list[Tensor]:
-    """Return of which validation samples of each training too many numbers would leave: some after each epoch."""
+    """Return, for each training, the validation samples that sums after each epoch would disclose too much about."""
     much = over(policy, told_before(data) + beside_steps(spec, data))
     return [much[split.validation] for split in data.splits]
 
 
 def _small_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, smallest: int) -> Iterator[str]:
-    """Say what comes of steps of few samples that the policy allows."""
+    """Yield warnings about steps of few samples that the policy allows."""
     asked, most = rows_sent(spec), StepNumbers.of(policy, spec, plan, data).rows(smallest)
     if smallest and asked is not None and most is not None and most < asked:
         yield (
@@ -286,14 +286,14 @@ def _small_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, smal
     binary = _binary_columns(data.samples.inputs)
     if 0 < smallest < BINARY_ROWS and binary:
         yield (
-            f"training.batch_size: {binary} columns have two values, and a step has {smallest} samples: whoever sees "
-            "the step can compute these columns of single samples; "
+            f"training.batch_size: {binary} columns have two values, and a step has {smallest} samples: its recipients "
+            "can compute these columns of single samples; "
             f'"min_rows": {BINARY_ROWS} in the policy file refuses such steps'
         )
 
 
 def _binary_columns(inputs: Inputs) -> int:
-    """Return how many columns of a table have just two values, as one-hot levels and codes have; gaps aside."""
+    """Return how many columns of a table have exactly two values, such as one-hot levels; missing values aside."""
     if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():
         return 0
     low, high = inputs.nan_to_num(math.inf).amin(0), inputs.nan_to_num(-math.inf).amax(0)
@@ -301,10 +301,10 @@ def _binary_columns(inputs: Inputs) -> int:
 
 
 def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
-    """Check that steps of these sizes, in every fold, may send what the run sends; those of no samples send nothing.
+    """Check that steps of these sizes, in every fold, may send what the run sends; empty steps send nothing.
 
     Raises:
-        FewSamplesError: the smallest may not.
+        FewSamplesError: the smallest step may not.
     """
     least = [min((data.behind_step(fold, size) for size in own if size), default=0) for fold, own in enumerate(sizes)]
     if not any(least):
@@ -321,11 +321,11 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
 
 
 def _why_no_sums(policy: Policy, spec: RunSpec, data: SiteData) -> str:
-    """Return why a run that could be solved exactly makes steps; "" of others."""
+    """Return why a run that could be solved exactly takes steps; "" for other runs."""
     if spec.solver != "auto":
         return ""
     try:
         check_linear(policy, spec, data, tested_trainings(spec), "training.solver", STEPS)
     except FewSamplesError as error:
         return f"nor is it solved exactly, without steps: {error}"
-    return "another site's policy lets out no sums of an exact solution, which makes no steps"
+    return "another site's policy does not allow the sums of an exact solution, which needs no steps"

@@ -1,4 +1,4 @@
-"""A site's own run: the same model and settings, trained and tested on its samples alone. Nothing of it leaves."""
+"""Trains the run's model at one site alone, as a reference; nothing of it leaves the site."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rankdad.common.spec.tree import TOP
 from rankdad.local.contributions import Contributions
 from rankdad.local.passes import Passes
 
-Tested = tuple[int, Tensor]  # a fold, and the outputs for its test samples, numbers in the label's unit
+Tested = tuple[int, Tensor]  # fold, outputs for its test samples (numbers in the label's unit)
 
 
 def alone_spec(spec: RunSpec, site: str) -> RunSpec:
-    """Return the run of one site: full gradients, since nobody has to send them, and no model that is kept.
+    """Return the run of one site: full gradients, no local steps, and no model to keep.
 
-    Of local steps nothing is left: alone, every batch is a step of the site's own optimizer, which keeps its moments.
+    Every batch is a step of the site's own optimizer, which keeps its moments.
     """
     document = without_ranks(spec.at(site))
     document["federation"] |= {"sites": [site]} | ALONE
@@ -44,18 +44,18 @@ def alone_spec(spec: RunSpec, site: str) -> RunSpec:
 
 
 def without_ranks(spec: RunSpec) -> dict[str, Any]:
-    """Return the run as JSON with what there is to choose, and to record, where gradients are full."""
+    """Return the run as JSON without the choice of ranks and recordings that full gradients do not have."""
     tuning = spec.tuning and spec.tuning.model_dump(mode="json", exclude={"rank"})
     if spec.tuning and len(spec.tuning.candidates) == len(spec.tuning.rank):
         spec, tuning = spec.with_settings(spec.candidates[0]), None
     document = spec.model_dump(mode="json") | {"tuning": tuning}
-    document["training"]["solver"] = spec.solver  # which may follow from the method
-    document["record"] |= {"spectra": 0, "rounds": []}  # which full gradients do not have; what others are asked
+    document["training"]["solver"] = spec.solver  # it may depend on the method
+    document["record"] |= {"spectra": 0, "rounds": []}
     return document
 
 
 def own_splits(spec: RunSpec, alone: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:
-    """Return the splits of a run without ranks to choose, which may have fewer candidates.
+    """Return the splits for a run without candidates of ranks.
 
     Args:
         spec: the federation's run.
@@ -73,19 +73,19 @@ def own_splits(spec: RunSpec, alone: RunSpec, splits: Sequence[Split]) -> tuple[
 
 
 def train_alone(spec: RunSpec, data: SiteData, model: nn.Module, fold: int = 0) -> Iterator[Tested | None]:
-    """Train on one site's samples, fold after fold; the one message of every round is its own update.
+    """Train on one site's samples, fold after fold; every round has the site's own message as its update.
 
     Args:
         spec: as `alone_spec` makes it.
         data: the site's, with the splits of this run.
         model: with the run's initial weights; changed in place.
-        fold: to begin with: which of the models, from 0.
+        fold: first model to train, from 0.
 
     Yields:
-        None after every step; a fold and its test outputs where one has been tested.
+        None after every step; a fold and its test outputs after its test.
 
     Raises:
-        RankdadError: there is nothing to train on in some fold, or the training diverges.
+        RankdadError: a fold has nothing to train on, or the training diverges.
     """
     tested: list[Tested] = []
     replica = Replica(spec, model=model)
@@ -122,11 +122,11 @@ def _step(passes: Passes, order: Mapping[str, int]) -> Step:
 
 
 def _update(spec: RunSpec, plan: Plan, run: RunState, sent: Message) -> Message:
-    """Return the update that one site's contribution makes."""
+    """Return the update that one site's contribution amounts to."""
     if isinstance(sent.body, Hello):
         if not all(train for train, *_ in sent.body.samples):
             raise RankdadError("there are no samples to train on in one of the folds", code="no-samples")
-        # Nobody hears of what is solved here, and what is alike here is not at the others.
+        # Nothing is sent, and columns that are constant here may vary at other sites.
         sent = replace(sent, body=sent.body.model_copy(update={"warnings": [], "alike": ()}))
     ready = Ready(sent.kind, sent.round, sent.exchange, (0,), (sent,), (0,), frozenset(), 0.0)
     here = Collected(spec, plan, spec.federation.nodes[TOP], run, ready, MethodState())

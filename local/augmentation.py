@@ -1,4 +1,4 @@
-"""Varies training samples, each by a seed of its own: neither batches nor processes that read ahead matter."""
+"""Augments training samples, each with its own seed, independent of batches and worker processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rankdad.common.spec.axes import space
 
 @dataclass(frozen=True)
 class Augmenting:
-    """Vary the samples of one site in one epoch: where its batches are those of another, likewise.
+    """Augment the samples of one site in one epoch, the same way in each batch.
 
     Args:
         spec: the run.
         site: its place in the plan.
-        order: what the epoch's batches are drawn from.
+        order: seed of the epoch's batches.
     """
 
     spec: RunSpec
@@ -29,11 +29,11 @@ class Augmenting:
     order: int
 
     def __call__(self, inputs: Tensor, places: Tensor) -> Tensor:
-        """Return samples varied.
+        """Return augmented samples.
 
         Args:
             inputs: [n, *shape], prepared.
-            places: of each among the fold's training samples, int64 [n].
+            places: positions among the fold's training samples, int64 [n].
         """
         varied, axes = [], space(self.spec.data, self.spec.model)
         for sample, place in zip(inputs, places.tolist(), strict=True):
@@ -45,12 +45,12 @@ class Augmenting:
 
 
 def augmenting(spec: RunSpec, site: int, order: int) -> Augmenting | None:
-    """Return what varies a site's training samples in an epoch; None where the run asks for nothing."""
+    """Return the augmentation of a site's training samples in an epoch; None if the run has none."""
     return Augmenting(spec, site, order) if spec.training.augmentation else None
 
 
 def _varied(entry: Augmentation, sample: Tensor, axes: tuple[int, ...], generator: Generator) -> Tensor:
-    """Return one sample [*shape] varied as an entry says; NaN, which is padding, stays."""
+    """Return one sample [*shape] augmented as an entry says; NaN (padding) stays."""
     if isinstance(entry, Flip):
         drawn = torch.rand(len(entry.axes), generator=generator).tolist()
         turned: Tensor = sample.flip(

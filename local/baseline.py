@@ -1,4 +1,4 @@
-"""The baseline that knows only the site: what a guess from the site's own training labels would score."""
+"""The baseline of a site: a constant guess from its own training labels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 def guess(task: TaskSpec, labels: Tensor, fit: Fit) -> Tensor:
     """Return one output for all samples of a site, float32 [outputs].
 
-    Shares of classes or positive labels become logits; they are those of the site with one more sample of all sites'
-    mixture, so that nothing is impossible. Numbers become their mean; a site without training samples guesses as all
-    sites together would.
+    Shares of classes or positive labels become logits, smoothed by one sample of all sites' mixture. Numbers become
+    their mean. A site without training samples guesses as all sites together would.
 
     Args:
         task: what is predicted.
-        labels: the site's training labels; numbers in standard deviations from all sites' mean.
-        fit: what all sites' training rows say.
+        labels: the site's training labels; numbers standardised by all sites' mean and deviation.
+        fit: statistics of all sites' training rows.
     """
     if isinstance(task, Classification):
         counts = torch.bincount(labels, minlength=task.classes).double()

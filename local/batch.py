@@ -1,4 +1,4 @@
-"""What a step trains on, read part by part."""
+"""The samples of a step, read part by part."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rankdad.common.data import Batch
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The samples of a step, in parts that go through the network one by one: each is read when its turn comes.
+    """The samples of a step, in parts that go through the network one by one; each part is read when it is used.
 
     Args:
-        samples: of each of the step's batches; of local steps there may be several batches.
-        people: of the parts of each batch that are this process's (all of them, unless several ranks share the site)
-            which patient each sample is of, by a number.
-        parts: these, in order; read once.
+        samples: number in each of the step's batches; local steps have several batches.
+        people: patient number of each sample, for the parts of each batch that this process trains on.
+        parts: the same parts, in order; can be iterated once.
     """
 
     samples: Sequence[int]
@@ -29,6 +28,6 @@ class StepBatch:
         return sum(self.samples)
 
     def batches(self) -> list[StepBatch]:
-        """Return the step's batches, to be trained on in their order."""
+        """Return the step's batches in training order."""
         pairs = zip(self.samples, self.people, strict=True)
         return [StepBatch((samples,), (people,), self.parts) for samples, people in pairs]

@@ -1,4 +1,4 @@
-"""How a site finds out where the run is: which rounds are complete already, and what has joined a later step."""
+"""Finds out how far the run is: which rounds are complete, and whether a late contribution has joined a step."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ Steps = Generator[Message | Ask, Message | None, R]
 
 
 class CatchingUp:
-    """Ask for updates that the site may not have followed yet.
+    """Fetch updates that the site may not have applied yet.
 
     Args:
         place: of the site in the plan.
-        staleness: by how many steps a contribution may be late.
+        staleness: steps by which a contribution may be late.
 
     Attributes:
-        behind: whether the run may be further than the site: when it starts, and when an update has left it out.
+        behind: whether the run may be ahead of the site: at the start, and after an update without this site.
     """
 
     def __init__(self, place: int, staleness: int) -> None:
         self._place, self._staleness = place, staleness
         self.behind = self._restarted = True
-        self._ahead: dict[int, Message] = {}  # updates that it has asked for and not followed yet
+        self._ahead: dict[int, Message] = {}  # updates fetched and not applied yet
 
     def note(self, update: Message) -> None:
-        """Take note of whom an update leaves out."""
+        """Note which sites an update leaves out."""
         self.behind = self.behind or self._place in update.missing
 
     def ask(self, round_: int) -> Steps[Message | None]:
-        """Return the update of the next round if it is complete already; ask only if that may be."""
+        """Return the next round's update if it is complete; send a request only if it may be."""
         if not self.behind:
             return None
         known = yield from self._recorded(round_)
@@ -42,9 +42,9 @@ class CatchingUp:
         return known
 
     def joins(self, known: Message) -> Steps[bool | None]:
-        """Tell whether what the site sent to a step that left it out has joined a later one; None if it may yet.
+        """Return whether a contribution that a step left out has joined a later step; None if it still may.
 
-        What it has sent since it was started, it knows. What it sent before a crash is in updates, or may come to be.
+        The site knows what it has sent since its start; earlier contributions are found in updates.
 
         Args:
             known: the step's update.
@@ -63,7 +63,7 @@ class CatchingUp:
         return False
 
     def is_complete(self, known: Message, exchanges: int) -> Steps[bool]:
-        """Tell whether all exchanges of a step are over, of which the update of one is known."""
+        """Return whether all exchanges of a step are complete, given one of their updates."""
         for later in range(1, exchanges - known.exchange):
             if (yield from self._recorded(known.round + later)) is None:
                 return False

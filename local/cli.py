@@ -1,4 +1,4 @@
-"""Commands of a site: `rankdad site`, `predict`, `resolve`, `describe`; an owner's are in `local.owner`."""
+"""Commands of a site: `rankdad site`, `policy`, `predict`, `resolve`, `describe`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from rankdad.local.privacy.cli import disclosures, privacy, purge
 
 AllowFactory = Annotated[
     list[str] | None,
-    typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' whose code you have read."),
+    typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'; read its code first."),
 ]
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="Configuration of the site.")]
 
+SOME_REFUSED = 3  # exit status of `rankdad predict`: some rows have no prediction
 
-SOME_REFUSED = 3  # exit status of `rankdad predict`: the table is written, some rows have a reason for a prediction
-
-
-policy = typer.Typer(help="Say what may be asked of a site's data.", no_args_is_help=True)
+policy = typer.Typer(help="Create the policy that limits what studies may do with a site's data.", no_args_is_help=True)
 
 
 def mount(app: typer.Typer) -> None:
@@ -44,18 +43,19 @@ def mount(app: typer.Typer) -> None:
 
 
 def site(
-    file: Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")],
+    file: SiteFile,
     patience: Annotated[
-        float | None, typer.Option(help="Seconds to try an aggregator that does not answer.", min=0.1)
+        float | None, typer.Option(help="Seconds to retry an aggregator that does not answer.", min=0.1)
     ] = None,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Stay, and take part in all runs of a service that the policy allows.")
+        bool,
+        typer.Option("--stay", help="Keep running, and take part in each run of a service that the policy allows."),
     ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
-    """Take part in a run as one site, next to the data; started by torchrun, its processes share every batch."""
+    """Take part in a run as a site, next to its data; under torchrun, the ranks share each batch."""
     from rankdad.local.config import SiteConfig
 
     options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
@@ -87,12 +87,12 @@ def site(
 
 @policy.command("init")
 def policy_init(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A site's table, or the folder of its tables.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A table of the site, or a folder of tables.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")] = Path(
         "policy.json"
     ),
 ) -> None:
-    """Write a first policy from what a site's tables hold, and explain it; nothing is sent."""
+    """Propose a policy for a site's tables, and explain it; nothing is sent."""
     from rankdad.common.errors import visible
     from rankdad.local.proposed_policy import propose
 
@@ -109,30 +109,30 @@ def policy_init(
         ) from None
     for line in explained:
         typer.echo(visible(line, 10_000))
-    typer.echo(f'{output}: read it, change what you like, and name it in SITE.json: "policy": "{output.name}"')
+    typer.echo(f'{output} is written. Read it, change it as needed, and add to SITE.json: "policy": "{output.name}"')
 
 
 def predict(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A run's or a site's directory, a checkpoint, weights, or a .pt2 file."),
+        typer.Argument(metavar="MODEL", help="Directory of a run or a site, a checkpoint, weights, or a .pt2 file."),
     ],
     data: Annotated[
         Path,
-        typer.Argument(metavar="DATA", help="Data as the run reads them, a file or its folder; labels may be missing."),
+        typer.Argument(metavar="DATA", help="File or folder, in the format of the run's data; labels may be missing."),
     ],
-    output: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
+    output: Annotated[Path | None, typer.Option(help="CSV file to write; by default standard output.")] = None,
     keep: Annotated[
-        list[str] | None, typer.Option("--keep", metavar="NAME", help="Column that predictions are to stand beside.")
+        list[str] | None, typer.Option("--keep", metavar="NAME", help="Column to copy next to the predictions.")
     ] = None,
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
     allow_factory: AllowFactory = None,
-    workers: Annotated[int, typer.Option(help="Processes that read volumes or pictures ahead.", min=0, max=256)] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that load images ahead.", min=0, max=256)] = 0,
     cache_mib: Annotated[
-        int | None, typer.Option(help="Memory for those that have been read, as `loading.cache_mib`.", min=0)
+        int | None, typer.Option(help="MiB of memory for loaded images (`loading.cache_mib`).", min=0)
     ] = None,
 ) -> None:
-    """Predict new samples with a trained model: classes and probabilities, or numbers; status 3 if rows are refused."""
+    """Predict new samples with a trained model; exit status 3 if some rows cannot be used."""
     from rankdad.common.data.loading import Loading
     from rankdad.local.prediction import predict_file
 
@@ -142,11 +142,11 @@ def predict(
 
 
 def resolve(
-    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A site's data folder, whose columns all sites have.")],
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="Spec of the run, alone or under the key 'run'.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Data folder of a site; all sites have its columns.")],
     output: Annotated[Path, typer.Option(help="File to write.")],
 ) -> None:
-    """Replace the patterns among a run's features by the columns that a site's tables have."""
+    """Replace the patterns in a run's features by the matching columns of a site's tables."""
     import json
 
     from rankdad.common.data.columns import resolved
@@ -157,7 +157,7 @@ def resolve(
     document = load_json(file)
     under = "run" if isinstance(document, dict) and "run" in document else None
     spec = validate(RunSpec, document["run"] if under else document, file=file, under=under or "")
-    found = "no pattern to replace"  # the run is written all the same, for whoever goes on with it
+    found = "no pattern to replace"
     if isinstance(spec.data, TableData) and spec.data.patterns:
         schema = resolved(spec.data, data)
         (document["run"] if under else document)["data"] = schema.model_dump(mode="json", exclude_defaults=True)
@@ -174,16 +174,16 @@ def resolve(
 
 def describe(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A table, a folder of tables, or one with a folder for each site.")
+        Path, typer.Argument(metavar="DATA", help="A table, a folder of tables, or a folder with one folder per site.")
     ],
     schema: Annotated[
-        Path | None, typer.Option(metavar="RUN.json", help="A run, alone or with its simulation, that they should fit.")
+        Path | None, typer.Option(metavar="RUN.json", help="Spec of a run; also check whether the tables fit it.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a page to this file instead.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write an HTML page to this file instead.")] = None,
     columns: ColumnsOption = None,
 ) -> None:
-    """Say what tables hold, column by column, and what in them looks like a mistake: before anything is trained."""
+    """Describe tables column by column, and point out likely mistakes; nothing is trained."""
     import json
 
     from rich.console import Console
@@ -193,7 +193,7 @@ def describe(
     from rankdad.local.describing import page, show
 
     if columns is not None and schema is not None:
-        said = "the schema of --schema says what columns are called, in data.columns: leave one of the two out"
+        said = "--schema already names the columns, in data.columns: leave one of the two out"
         raise UserError(f"--columns: {said}", code="options-exclude-each-other", field="--columns")
     profile = run(data, None if schema is None else RunSpec.read(schema), list_of(columns))
     if html is not None:

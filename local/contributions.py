@@ -1,4 +1,4 @@
-"""What a site contributes to rounds that are no steps: what these may ask of its data and its replica."""
+"""A site's contributions to rounds other than steps."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ References = Callable[[Prepared], tuple[Tensor | None, ...]]
 
 
 class Contributions:
-    """Make what is due at one site.
+    """Compute the contributions of one site.
 
     Args:
         spec: the run.
         plan: of the run.
         data: the site's samples.
-        run: where the run is, with the site's replica.
+        run: state of the run, with the site's replica.
         index: of the site in the plan.
         prepared: returns the samples of the run's fold, or of the last one.
-        tested: given every fold's outputs for its test samples.
-        references: returns the outputs of the plan's references for a fold's test samples; None where there is none.
-        retain: whether the policy lets the aggregator keep what the site sends beyond the run's end.
-        again: whether the run has begun here before, and goes by the same updates.
+        tested: called with each fold's outputs for its test samples.
+        references: returns the outputs of the reference models for a fold's test samples; None for a missing one.
+        retain: whether the aggregator may keep contributions beyond the run's end.
+        again: whether the run has begun here before and repeats the same updates.
     """
 
     def __init__(
@@ -68,22 +68,22 @@ class Contributions:
         self.retain, self._again = retain, again
         self._earlier: Places = ()  # of other runs
         self._scored: dict[int, dict[str, Scored]] = {}  # of each fold's test, by model
-        self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references; None until asked for
+        self._others: tuple[Tensor | None, ...] | None = None  # of the guess and the references, computed when needed
 
     def body(self, due: Due, *, counts: bool = True) -> Body:
-        """Return the body of a round that is no step; one that does not count any more needs no references."""
+        """Return the body of a round other than a step; references are omitted if it does not count."""
         return ROUNDS[due.kind].contribution(self, due, counts=counts)
 
     def check_roster(self, policy: Policy, *, anew: bool) -> None:
-        """Check that the run began with this site's data, and that the policy allows its steps; note what it tells.
+        """Check that the run began with this site's data and that the policy allows its steps; log the disclosure.
 
         Args:
             policy: of the site.
-            anew: whether the run begins at the beginning.
+            anew: whether the run starts from the beginning.
 
         Raises:
             UserError: the run began with other data.
-            PolicyError: steps have too few samples, or too much would be told.
+            PolicyError: steps have too few samples, or would disclose too much.
             ProtocolError: the run is solved exactly, against this site's policy.
         """
         actual, expected = [train for train, *_ in self.samples()], [fold[self.index] for fold in self.run.roster]
@@ -91,15 +91,15 @@ class Contributions:
             fold_by_fold = ", fold by fold" * (len(actual) > 1)
             got, began = (", ".join(map(str, counts)) for counts in (actual, expected))
             raise UserError(
-                f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: a site goes on with "
-                "the same data",
+                f"data: {got} samples to train on{fold_by_fold}, but this run began with {began}: restore the data "
+                "that it began with",
                 code="data-changed",
                 field="data",
             )
         if self.run.exact and NOT_EXACT in self.data.warnings:
             raise ProtocolError(
                 502,
-                "d.exact: got true, but this site has said that its policy lets out no sums of an exact solution",
+                "d.exact: got true, but this site's policy does not allow the sums of an exact solution",
                 code="solver-differs",
                 field="d.exact",
             )
@@ -113,10 +113,10 @@ class Contributions:
             check_repeated(*given, sizes)
         if self.data.parts is not None:
             self._earlier = self.data.parts.places(anew)
-        begins = anew and not self._again  # what is followed again tells nothing more
+        begins = anew and not self._again  # repeated updates disclose nothing more
         if not tell(*given, sizes, anew=begins):
             raise UserError(
-                "data: another run of the same patients has begun here meanwhile: start again",
+                "data: another run of the same patients has begun here in the meantime: start again",
                 code="another-run-began",
                 field="data",
             )
@@ -127,19 +127,19 @@ class Contributions:
         """Check that the policy allows more batches, of so many numbers each, at the last of some places.
 
         Raises:
-            PolicyError: as many are known there as tell who is in which.
+            PolicyError: the batches already sent there nearly identify their patients.
         """
         check_standing(policy, self.spec, self.data, self.run.fold, numbers, places, self._earlier)
 
     def known(self, policy: Policy, places: Places) -> Places:
-        """Return places of this run with those of others; none where the policy sets no limit to what they tell."""
+        """Return the places of this run and of others; none if the policy does not limit them."""
         return () if policy.rows_per_rank is None else (*places, *self._earlier)
 
     def stretch(self, policy: Policy) -> tuple[range, int]:
-        """Return the stretch of the epoch in which its next step is, and at which step of it the site looks.
+        """Return the stretch of the epoch with the next step, and the step in it at which the site checks.
 
-        Only the site knows which, by its secret: else the weights could be elsewhere just then. Where folds follow from
-        keys, and who is in which batch with them, it is the first.
+        The site's secret selects the step, so that weights cannot be prepared for it. If folds follow from keys, so do
+        batches, and it is the first step.
         """
         run, parts = self.run, self.data.parts
         size = stretch(most_told(policy.rows_per_rank), self.data.people(self.data.splits[run.fold].train))
@@ -149,15 +149,15 @@ class Contributions:
         return steps, steps[draw % len(steps)]
 
     def note_place(self, place: Place) -> None:
-        """Note in the site's log where batches have been sent: other runs may add to them."""
+        """Log where batches have been sent, for later runs."""
         if self.data.parts is not None:
             self.data.parts.place(place)
 
     def check_totals(self, stage: str) -> None:
-        """Check what a stage of preparation has added up to.
+        """Check the totals of a preparation stage.
 
         Raises:
-            ProtocolError: no sites' samples can.
+            ProtocolError: no sites' samples can have these totals.
         """
         for total, roster in zip(self.run.totals[stage], self.run.roster, strict=True):
             problem = self.run.preparing.check(stage, total, sum(roster))
@@ -167,18 +167,18 @@ class Contributions:
                 )
 
     def samples(self) -> tuple[tuple[int, int, int], ...]:
-        """Return how many samples each fold trains on, validates and tests with."""
+        """Return the number of training, validation and test samples of each fold."""
         return tuple((len(split.train), len(split.validation), len(split.test)) for split in self.data.splits)
 
     def monitored(self) -> Tally:
-        """Return what the model's outputs for the validation samples add up to."""
+        """Return the tally of the model's outputs for the validation samples."""
         prepared, run = self._prepared(), self.run
         with run.replica.evaluating() as model:
             outputs = self._outputs_of(model, prepared.validation)
         return monitored_of(self.spec.task, self.spec.training.monitor, prepared, outputs, self.data.fewest)
 
     def tested(self, fold: int, *, counts: bool) -> Tests:
-        """Return what the tests of the best weights add up to; of one that does not count, no references."""
+        """Return the tallies of the tests of the best weights; without references if they do not count."""
         task, prepared = self.spec.task, self._prepared()
         with self.run.replica.evaluating(self.run.best_weights) as model:
             outputs = self._outputs_of(model, prepared.test)
@@ -200,7 +200,7 @@ class Contributions:
         return outputs_of(model, samples.inputs, self.spec.task.outputs, self._own.training.batch_size)
 
     def _tally(self, fold: int, model: str, outputs: Tensor, groups: Tensor | None) -> Tally:
-        """Return what a model's test adds up to; smooth scores know those of the repeat's earlier folds."""
+        """Return the tally of a model's test; smooth scores depend on those of the repeat's earlier folds."""
         task, prepared, repeat = self.spec.task, self._prepared(), self.spec.repeat(fold)
         earlier = [
             known[model]
@@ -219,7 +219,7 @@ class Contributions:
         return self._others
 
     def compared(self) -> tuple[list[Rows | None], Tensor, Tensor | None]:
-        """Return what each model says of the last test's samples, these samples' labels, and their groups."""
+        """Return each model's rows for the last test's samples, with their labels and groups."""
         task, prepared = self.spec.task, self._prepared()
         models = [self._outputs, *self._compared(prepared)]
         rows = [None if one is None else tested_rows(task, prepared, one) for one in models]

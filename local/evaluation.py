@@ -1,4 +1,4 @@
-"""Sums up a network's outputs for a site's samples, and those of a baseline that knows the site alone."""
+"""Computes a network's outputs for a site's samples, and their tallies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankdad.local.losses import losses
 
 BATCH = 1024  # samples per forward pass without gradients, where they are small
 SMALL = 2**18  # numbers of such a sample
-MAX_OUTPUT = 1e30  # beyond which sums of squares over all sites would be no numbers any more
+MAX_OUTPUT = 1e30  # sums of squares of larger ones would overflow
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = BATCH) -> Tensor:
@@ -32,21 +32,21 @@ def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = B
         model: left in evaluation mode.
         inputs: [n, …] in the replica's dtype.
         width: of the network's output.
-        batch_size: samples per forward pass, where they are large or read when they are asked for.
+        batch_size: samples per forward pass, for large or lazily read samples.
 
     Returns:
         [n, width] in the replica's dtype: logits, or a regression's standardised numbers.
 
     Raises:
         ModelError: the network raised.
-        NonFiniteError: an output is NaN, infinite or almost.
+        NonFiniteError: an output is NaN, infinite, or larger than MAX_OUTPUT.
     """
     outputs, device = [torch.empty(0, width)], next(model.parameters()).device
     small = isinstance(inputs, Tensor) and math.prod(inputs.shape[1:]) <= SMALL
     model.eval()
     with torch.no_grad():
         for batch in inputs.split(BATCH if small else batch_size):
-            if not len(batch):  # a set without samples splits into one part without any, which networks may not take
+            if not len(batch):  # networks may not accept an empty batch
                 continue
             try:
                 outputs.append(model(batch.to(device)).cpu())
@@ -59,14 +59,14 @@ def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = B
 
 
 def monitored_of(task: TaskSpec, monitor: Metric, prepared: Prepared, outputs: Tensor, fewest: int) -> Tally:
-    """Return what outputs for the validation samples, [n, width] as of `outputs_of`, add up to between epochs.
+    """Return the tally of outputs for the validation samples, between epochs.
 
     Args:
         task: what is predicted.
-        monitor: the metric that is looked at.
+        monitor: the metric to monitor.
         prepared: the fold's samples.
-        outputs: for those of validation.
-        fewest: people with an outcome, and without it, that pairs are of.
+        outputs: of `outputs_of` for the validation samples, [n, width].
+        fewest: least number of people with and without the outcome, for sums over pairs.
     """
     true, centre = prepared.validation.labels, prepared.transform.fit.target_mean
     numbers, known, loss = (
@@ -80,12 +80,12 @@ def monitored_of(task: TaskSpec, monitor: Metric, prepared: Prepared, outputs: T
 def curves_of(
     task: TaskSpec, prepared: Prepared, outputs: Tensor, earlier: Sequence[Scored] = (), *, clustered: bool = False
 ) -> Smooth | None:
-    """Return smooth scores of the test samples, given those of earlier tests; None where scores may leave as they are.
+    """Return smooth scores of the test samples, given earlier tests; None if scores may leave unchanged.
 
     Args:
         task: what is predicted.
         prepared: the fold's samples.
-        outputs: for those of the test, as of `outputs_of`.
+        outputs: of `outputs_of` for the test samples.
         earlier: tests of the same model for other samples of the site.
         clustered: whether sums over groups are sent.
     """
@@ -101,14 +101,14 @@ def curves_of(
 def tally_of(
     task: TaskSpec, prepared: Prepared, outputs: Tensor, groups: Tensor | None = None, curves: Smooth | None = None
 ) -> Tally:
-    """Return what outputs for the test samples, [n, width] as of `outputs_of`, add up to.
+    """Return the tally of outputs for the test samples.
 
     Args:
         task: what is predicted.
         prepared: the fold's samples.
-        outputs: for those of the test.
-        groups: of which each sample is; None where there are no sums over groups.
-        curves: what stands for the outputs in histograms; None where they do so themselves.
+        outputs: of `outputs_of` for the test samples, [n, width].
+        groups: of the samples, int64 [n]; None without sums over groups.
+        curves: scores for the histograms instead of the outputs.
     """
     labels, total = prepared.test.labels, empty(task, groups is not None)
     fit = prepared.first
@@ -125,7 +125,7 @@ def tally_of(
 
 
 def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
-    """Yield the rows of batches, each of about as many samples as fit, and of whole groups."""
+    """Yield the rows of batches of about equal size, without splitting groups."""
     if groups is None:
         yield from torch.arange(samples).split(BATCH)
         return
@@ -135,12 +135,12 @@ def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
 
 
 def guesses(task: TaskSpec, prepared: Prepared) -> Tensor:
-    """Return what a guess from the site's training labels alone says of the test samples, as `outputs_of` does."""
+    """Return the baseline's outputs for the test samples, as `outputs_of` does."""
     return guess(task, prepared.train.labels, prepared.transform.fit).expand(len(prepared.test), -1)
 
 
 def tested_rows(task: TaskSpec, prepared: Prepared, outputs: Tensor) -> Rows:
-    """Return what a model's outputs say of the test samples, for a comparison with another model's."""
+    """Return a model's rows for the test samples, for comparison with another model."""
     true, given = prepared.test.labels, prepared.transform.in_units(outputs)
     loss, known = losses(task, outputs.double(), true), prepared.transform.in_units(true)
     return rows_of(task, given, known, loss, base=prepared.first.log_odds)

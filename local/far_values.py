@@ -1,4 +1,4 @@
-"""Values of a table that lie far from those that a model was trained on, or of which it has seen none."""
+"""Values of a table that are far from those in training, or did not occur there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rankdad.common.data.reading import Array
 from rankdad.common.run.artifacts import SavedModel
 from rankdad.common.spec.data import TableData
 
-FAR = 4.0  # standard deviations from the mean of training: of ten thousand values about one lies there by chance
-ALIKE = 1e-6  # of a value: what single precision rounds off
-MOST_FAR = 10  # columns with such values that are named
+FAR = 4.0  # standard deviations from training's mean: about one of ten thousand values by chance
+ALIKE = 1e-6  # relative: rounding of single precision
+MOST_FAR = 10  # columns named
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,8 @@ class Far:
 
     Args:
         column: its name.
-        rows: which rows have such a value, bool [rows].
-        said: what is odd about them, in words.
+        rows: with such a value, bool [rows].
+        said: the rest of the sentence about them.
     """
 
     column: str
@@ -33,9 +33,9 @@ class Far:
 
 
 def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
-    """Return the table's columns with values far from those of training, in its order.
+    """Return the table's columns with values far from those in training, in order.
 
-    Sites send no least and largest values, so that the range is what lies near the mean.
+    Sites do not send smallest and largest values, so the mean and the deviation define the range.
     """
     data = saved.spec.data
     known = saved.site_fit if saved.spec.preparation.standardise == "site" else saved.fit
@@ -50,7 +50,7 @@ def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
         rows = (apart[:, alike] > ALIKE * np.maximum(1, np.abs(mean[alike]))).any(1)
         if rows.any():
             only = "" if place.levels else f", which was {mean[0]:.4g}"
-            found.append(Far(column, rows, f"are none of training's{only}: the model has learned nothing of them"))
+            found.append(Far(column, rows, f"do not occur in training{only}: the model has learned nothing about them"))
         elif not place.levels and not alike[0]:
             rows = apart[:, 0] > FAR * scale[0]
             of_log = " of its logarithm" if data.is_logarithm(column) else ""
@@ -61,7 +61,7 @@ def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
 
 
 def far_sentences(found: Sequence[Far]) -> list[str]:
-    """Return a sentence for each column with far values, the worst first."""
+    """Return a sentence for each column with far values, worst first."""
     worst = sorted(found, key=lambda one: -int(one.rows.sum()))
     more = [f"{len(found) - MOST_FAR} more columns have such values"] if len(found) > MOST_FAR else []
     told = [f"column {one.column}: {one.rows.sum()} of {len(one.rows)} values {one.said}" for one in worst[:MOST_FAR]]

@@ -1,4 +1,4 @@
-"""The losses that networks are trained by, of every sample. The mean over a batch is the task's loss."""
+"""Losses per sample. The task's loss is their mean over a batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | No
 
     Args:
         task: what is predicted.
-        outputs: [n, task.outputs]: logits, or numbers in standard deviations of the label.
-        labels: int64 [n], float [n, labels] of 0 and 1, or numbers [n] in standard deviations.
-        weights: of classes, or of positive labels; on average over all training samples they are 1 for classes.
+        outputs: [n, task.outputs], logits or standardised numbers.
+        labels: int64 [n], float [n, labels] of 0 and 1, or standardised numbers [n].
+        weights: of classes, or of positive labels; class weights average 1 over all training samples.
     """
     if isinstance(task, Classification):
         weights = None if weights is None else weights.to(outputs)
@@ -36,13 +36,13 @@ def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | No
 
 def mean_loss(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean loss of a batch."""
-    if isinstance(task, Classification) and weights is None:  # in one operation, as it always was: to the last bit
+    if isinstance(task, Classification) and weights is None:  # one operation, to keep earlier results bit for bit
         return F.cross_entropy(outputs, labels)
     return torch.mean(losses(task, outputs, labels, weights))
 
 
 def deltas(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the gradient of every sample's loss by its own outputs, [n, task.outputs]; see `losses`."""
+    """Return the gradient of each sample's loss with respect to its outputs, [n, task.outputs]; see `losses`."""
     single = outputs.dtype in (torch.float16, torch.bfloat16)
     with torch.enable_grad(), torch.autocast(outputs.device.type, enabled=False):
         alone = (outputs.detach().float() if single else outputs.detach()).requires_grad_()
@@ -51,7 +51,7 @@ def deltas(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | No
 
 
 def kinds_of(task: TaskSpec, labels: Tensor, outputs: int) -> Tensor:
-    """Return each sample's class, or whether it has each label, or that it has a number: int64 [n, outputs]."""
+    """Return each sample's class, its labels as 0 and 1, or whether it has a number: int64 [n, outputs]."""
     if isinstance(task, Classification):
         return labels.cpu()[:, None].expand(-1, outputs)
     return labels.cpu().long() if isinstance(task, MultiLabel) else torch.full((len(labels), outputs), NUMBER)

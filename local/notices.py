@@ -1,4 +1,4 @@
-"""Notices of a run that a person at the site should still find when it is over."""
+"""Notices of a run, kept for the site's staff."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ FILE = "notices.txt"  # in the folder of a run's results
 
 
 class Notices:
-    """Sentences that are said, and written into a file.
+    """Sentences that are shown and written to a file.
 
     Args:
-        folder: of the run's results; the file is made with the first sentence.
-        say: told each sentence.
+        folder: of the run's results; the file is created with the first sentence.
+        say: shows a sentence.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._path, self._say = folder / FILE, say
 
     def add(self, sentence: str) -> None:
-        """Say a sentence; a site that comes back from a crash may say it twice.
+        """Show and write a sentence; a site that restarts after a crash may repeat one.
 
         Raises:
             UserError: the disk is full or broken.

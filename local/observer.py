@@ -1,4 +1,4 @@
-"""What is told beside a site's training: who keeps time, files or checkpoints."""
+"""Callbacks of a site's training, for timings, files and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from torch import Tensor
 from rankdad.common.protocol.messages import Body
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing."""
+def _nothing(*_: object) -> None: ...
 
 
 @dataclass(frozen=True)
 class Observer:
-    """What hears of a site's training; nobody by default.
+    """Callbacks of a site's training; by default none.
 
     Args:
-        lap: told the name of each stretch of work when it ends, for timings.
-        between_steps: called before every step: the site's state is then all that it needs to go on.
-        tested: given every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; of a site
-            that comes back from a crash maybe twice.
-        notice: told what a person at the site should know.
-        answered: given every round's update, as bytes, before the site follows it.
-        followed: given every update's body when the state is beyond it.
+        lap: called with the name of each phase when it ends, for timings.
+        between_steps: called before every step, when the site's state can be saved.
+        tested: called with every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; maybe
+            twice after a crash.
+        notice: called with messages for the site's staff.
+        answered: called with every round's update, as bytes, before it is applied.
+        followed: called with every update's body after it was applied.
     """
 
     lap: Callable[[str], None] = _nothing

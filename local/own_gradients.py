@@ -1,4 +1,4 @@
-"""What the method reduces in a step: gradients of the site's batch, their norm, and what goes beside them."""
+"""A site's gradients of a step, with their norm, the loss and projections."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class OwnGradients:
 
     Args:
         gradients: of all parameters, in the plan's order.
-        loss: of the step's batch.
-        norm: of all gradients.
-        projections: of these, where the optimizer asks for them.
+        loss: mean over the step's batch.
+        norm: Euclidean norm over all gradients.
+        projections: of the gradients, if the optimizer needs them.
     """
 
     gradients: Payload
@@ -35,14 +35,14 @@ class OwnGradients:
 
 
 def own_gradients(plan: Plan, gradients: Payload, loss: float, step: int, signs: int | None) -> OwnGradients:
-    """Return a site's gradients with what goes beside them.
+    """Return a site's gradients with norm and projections.
 
     Args:
         plan: of the run.
         gradients: in its order.
         loss: of the step's batch.
         step: number of the step, from 1.
-        signs: seed of the projections' signs; None where the optimizer asks for none.
+        signs: seed of the projections' signs; None without projections.
 
     Raises:
         NonFiniteError: a gradient holds NaN or infinity; names the parameter.
@@ -52,5 +52,5 @@ def own_gradients(plan: Plan, gradients: Payload, loss: float, step: int, signs:
         if not math.isfinite(size):
             raise NonFiniteError(f"the gradient of {route.name} in step {step}")
     projections = () if signs is None else projections_of(plan.routes, gradients, signs)
-    # Where gradients cancel out, rounding makes projections longer than the norm, and they would be refused.
+    # If gradients cancel out, rounding can make projections longer than the norm, and they would be refused.
     return OwnGradients(gradients, loss, max(math.hypot(*sizes), least_norm(projections)), projections)

@@ -1,4 +1,4 @@
-"""Commands of those who own runs of a service: `rankdad ask`, `submit`, `runs`, `logs`, `cancel` and `fetch`."""
+"""Commands of the owners of runs: `rankdad ask`, `submit`, `runs`, `logs`, `cancel` and `fetch`."""
 
 from __future__ import annotations
 
@@ -15,34 +15,28 @@ if TYPE_CHECKING:
     from rankdad.common.protocol.service import Asked, Described
     from rankdad.local.drivers.service import ServiceClient
 
-SERVICE = "RANKDAD_SERVICE"  # in the environment: what --to would say
-PATIENCE = 30.0  # seconds for which a person waits for a service that does not answer
-LOOK = 2.0  # seconds between two looks at a log
-ANSWERED = 0.5  # seconds between two looks whether all sites have answered
-NOT_ALL = 3  # exit status of `rankdad ask`: some would refuse, or have not answered
+SERVICE = "RANKDAD_SERVICE"  # environment variable, for --to
+PATIENCE = 30.0  # seconds to wait for a service that does not answer
+LOG_PERIOD = 2.0  # seconds
+ANSWER_PERIOD = 0.5  # seconds
+NOT_ALL = 3  # exit status of `rankdad ask`: some sites would refuse, or have not answered
 SUMS = "SHA256SUMS"
 
 To = Annotated[
     str,
     typer.Option(
-        metavar="URL|OWNER.json", envvar=SERVICE, help="The service: its address, or the file of one's own kit."
+        metavar="URL|OWNER.json", envvar=SERVICE, help="Address of the service, or the OWNER.json of your kit."
     ),
 ]
-Token = Annotated[Path | None, typer.Option("--token-file", help="File with the token; else RANKDAD_TOKEN.")]
-Ca = Annotated[Path | None, typer.Option("--ca", help="File of the authority that made the service's certificate.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="The run, as `rankdad runs` calls it.")]
+Token = Annotated[Path | None, typer.Option("--token-file", help="File with the token; by default RANKDAD_TOKEN.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="CA certificate of the service, PEM.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as `rankdad runs` lists it.")]
+SpecFile = Annotated[Path, typer.Argument(metavar="RUN.json", help="Spec of the run, alone or under the key 'run'.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 
 
-def submit(
-    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="The run's spec, alone or under the key 'run'.")],
-    to: To,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
-    ] = None,
-    token_file: Token = None,
-    ca: Ca = None,
-) -> None:
-    """Put a run into a service's queue: it begins once all its sites take part, and there is room."""
+def submit(file: SpecFile, to: To, set_: Set = None, token_file: Token = None, ca: Ca = None) -> None:
+    """Submit a run to a service; it starts when all its sites have joined and the queue allows it."""
     import secrets
 
     from rankdad.common.spec import RunSpec
@@ -54,16 +48,14 @@ def submit(
 
 
 def ask(
-    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="The run's spec, alone or under the key 'run'.")],
+    file: SpecFile,
     to: To,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
-    ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites' answers.", min=0.0, max=3600.0)] = 60.0,
+    set_: Set = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the sites' answers.", min=0.0, max=3600.0)] = 60.0,
     token_file: Token = None,
     ca: Ca = None,
 ) -> None:
-    """Ask a run's sites whether they would take part, by their policies alone; status 3 unless all would."""
+    """Ask the sites whether their policies would allow a run; exit status 3 unless all would."""
     import secrets
     import time
 
@@ -73,7 +65,7 @@ def ask(
     with _service(to, token_file, ca) as client:
         asked = client.ask(secrets.token_hex(8), spec.document())
         while len(asked.stances) < len(asked.sites) and (left := end - time.monotonic()) > 0:
-            time.sleep(min(ANSWERED, left))
+            time.sleep(min(ANSWER_PERIOD, left))
             asked = client.asked(asked.id)
     _show_answers(asked)
     if any(site not in asked.stances or asked.stances[site].refusals for site in asked.sites):
@@ -81,7 +73,7 @@ def ask(
 
 
 def _show_answers(asked: Asked) -> None:
-    """Print what sites have answered: of those that would refuse a row for each line of the policy."""
+    """Print the sites' answers, with a row for each policy line that would refuse."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -93,20 +85,20 @@ def _show_answers(asked: Asked) -> None:
     for site in asked.sites:
         stance = asked.stances.get(site)
         if stance is None:
-            rows = [("has not answered: is its agent there?", "", "", "")]
+            rows = [("has not answered: is its agent running?", "", "", "")]
         elif not stance.refusals:
-            rows = [(f"would take part{', if somebody there approves' * stance.by_hand}", "", "", "")]
+            rows = [(f"would take part{', after approval by its staff' * stance.by_hand}", "", "", "")]
         else:
             rows = [(f"would refuse ({one.code})", one.line, one.needed, one.field) for one in stance.refusals]
         for row in rows:
             table.add_row(*(Text(visible(cell)) for cell in (site, *row)))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)
-    typer.echo("by policies and settings alone: whether its data fit, a site sees when the run is there", err=True)
+    typer.echo("answers are from policies and settings; data are checked when the run is submitted", err=True)
 
 
 def runs(to: To, token_file: Token = None, ca: Ca = None) -> None:
-    """List a service's runs, the newest first."""
+    """List the runs of a service, newest first."""
     from datetime import datetime
 
     from rich import box
@@ -133,11 +125,11 @@ def runs(to: To, token_file: Token = None, ca: Ca = None) -> None:
 def logs(
     run: Run,
     to: To,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run has ended.")] = False,
     token_file: Token = None,
     ca: Ca = None,
 ) -> None:
-    """Print a run's log."""
+    """Print the log of a run."""
     import codecs
     import time
 
@@ -147,14 +139,14 @@ def logs(
         after, decoder, line = 0, codecs.getincrementaldecoder("utf-8")("replace"), ""
         while True:
             over = not follow or client.run(run).state not in OPEN
-            while piece := client.log(run, after):  # which may end within a line, and within a letter
+            while piece := client.log(run, after):  # may end within a line or a UTF-8 sequence
                 after += len(piece)
                 *lines, line = (line + decoder.decode(piece)).split("\n")
                 for whole in lines:
                     typer.echo(visible(whole, 4000))
             if over:
                 break
-            time.sleep(LOOK)
+            time.sleep(LOG_PERIOD)
         if line := line + decoder.decode(b"", final=True):
             typer.echo(visible(line, 4000))
         described = client.run(run)
@@ -162,7 +154,7 @@ def logs(
 
 
 def cancel(run: Run, to: To, token_file: Token = None, ca: Ca = None) -> None:
-    """Cancel a run of one's own, whether it waits or trains."""
+    """Cancel one of your runs, waiting or training."""
     with _service(to, token_file, ca) as client:
         typer.echo(f"{run}: {_state(client.cancel(run))}")
 
@@ -170,11 +162,11 @@ def cancel(run: Run, to: To, token_file: Token = None, ca: Ca = None) -> None:
 def fetch(
     run: Run,
     to: To,
-    output: Annotated[Path, typer.Option(help="Folder for the results; it must not be there yet.")],
+    output: Annotated[Path, typer.Option(help="New folder for the results.")],
     token_file: Token = None,
     ca: Ca = None,
 ) -> None:
-    """Fetch the results of a run of one's own that is over: summary, tables, model; every file is checked."""
+    """Download and verify the results of one of your ended runs: summary, tables, model."""
     import tempfile
 
     from rankdad.common.files import make_folder
@@ -194,21 +186,21 @@ def fetch(
         raise UserError(
             f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
         ) from None
-    typer.echo(f"{run}: {count} files, all as the service has them, are in {output}")
+    typer.echo(f"{run}: {count} files, verified against the service's checksums, are in {output}")
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Unpack a run's results, and check every file; return how many there are.
+    """Unpack a run's results, verify every file, and return the number of files.
 
     Raises:
-        UserError: the archive is not whole, or holds what no results hold.
+        UserError: the archive is incomplete, or holds a file that no run has.
     """
     import hashlib
     import tarfile
 
     folder.mkdir()
     found: dict[str, str] = {}
-    said = dict[str, str]()
+    expected = dict[str, str]()
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
@@ -222,7 +214,7 @@ def unpack(archive: Path, folder: Path) -> int:
                     )
                 if member.name == SUMS:
                     lines = source.read(64 << 20).decode().splitlines()
-                    said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+                    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 digest = hashlib.sha256()
@@ -232,11 +224,11 @@ def unpack(archive: Path, folder: Path) -> int:
                         file.write(piece)
                 found[member.name] = digest.hexdigest()
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, MemoryError):
-        raise UserError("the results did not come whole: fetch them again", code="results-incomplete") from None
-    wrong = [name for name in found.keys() | said.keys() if found.get(name) != said.get(name)]
+        raise UserError("the results are incomplete: fetch them again", code="results-incomplete") from None
+    wrong = [name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)]
     if wrong or not found:
         raise UserError(
-            f"the results did not come whole ({', '.join(sorted(wrong)[:5])}): fetch them again",
+            f"the results are incomplete ({', '.join(sorted(wrong)[:5])}): fetch them again",
             code="results-incomplete",
         )
     return len(found)
@@ -244,7 +236,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
 @contextlib.contextmanager
 def _service(to: str, token_file: Path | None, ca: Path | None) -> Iterator[ServiceClient]:
-    """Open a connection to a service: by its address, or the file of an owner's kit."""
+    """Connect to a service by its address or an OWNER.json."""
     from rankdad.common.documents import validate
     from rankdad.local.config import Member
     from rankdad.local.drivers.service import ServiceClient
@@ -266,5 +258,5 @@ def _service(to: str, token_file: Path | None, ca: Path | None) -> Iterator[Serv
 
 
 def _state(run: Described) -> str:
-    """Return where a run stands, in words."""
+    """Return a run's state and its reason."""
     return visible(f"{run.state.value}: {run.reason}" if run.reason else run.state.value)

@@ -1,4 +1,4 @@
-"""A step's passes at a site: how its batch is read, and what the gradients of the loss are."""
+"""A step at a site: reading its batch, and computing the gradients of the loss."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _log = logging.getLogger(__name__)
 
 
 class Passes:
-    """Read a site's batches, and compute what their gradients are.
+    """Read a site's batches and compute their gradients.
 
     Args:
         spec: the run.
         plan: of the run.
         data: the site's samples.
-        run: where the run is, with the site's replica.
+        run: state of the run, with the site's replica.
         index: of the site in the plan.
-        ranks: that share the site's batches; without any it is alone.
-        sharing: how many patients share a batch's gradient at least; see `common.privacy.shares`.
+        ranks: that share the site's batches; by default the site has one process.
+        sharing: least number of patients that share a batch's gradient; see `common.privacy.shares`.
 
     Attributes:
-        evened: batches in which somebody would have had more.
-        divided: gradients of a layer of which somebody would have had more of a unit, or of a sum of some.
+        evened: batches scaled so that no patient has more than their share.
+        divided: gradients of a layer scaled in some units, or sums of units, for the same reason.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Passes:
         self._head = [one.name for one in plan.routes if one.shape[:-1] == (spec.task.outputs,)][-1:]
         self._fold = self._epoch = self._seed = -1  # of what follows
         self._prepared: Prepared | None = None
-        self._looked: tuple[Samples, Batch] | None = None  # by which it is looked how far the model has moved
-        self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of every batch, step by step
-        self._parts: tuple[int, Iterator[Batch]] = -1, iter(())  # from a step on
+        self._looked: tuple[Samples, Batch] | None = None  # a fixed batch, to measure how far the model has moved
+        self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of each batch, for each step
+        self._parts: tuple[int, Iterator[Batch]] = -1, iter(())  # first step, parts from there on
 
     def prepared(self) -> Prepared:
         """Return the samples of the run's fold, or of the last one.
 
         Raises:
-            RankdadError: the sites' totals lead to no finite numbers.
+            RankdadError: the sites' totals are not finite.
         """
         if self._prepared is None or (self._fold != self._run.fold and not self._run.over):
             try:
@@ -92,22 +92,22 @@ class Passes:
 
     @property
     def behind_step(self) -> int:
-        """How few samples are behind one of the next step's batches, or behind its difference to another's."""
+        """Return the least number of samples in a batch of the next step, or in its difference to another batch."""
         run = self._run
         return min((self._data.behind_step(run.fold, size) for size in run.next_batches(self._index)), default=0)
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch, over all trainings."""
+        """Return the number of the epoch, over all trainings."""
         return self._run.fold * self._spec.training.epochs + self._run.epoch
 
     def start(self, places: Sequence[Place] = ()) -> Place:
-        """Return where an epoch begins, and what its batches are drawn from: near a place, what those there were.
+        """Return where an epoch begins and the seed of its batches, which is that of an earlier place nearby, if any.
 
-        All ranks come here.
+        Called by all ranks.
 
         Raises:
-            DataError: a file cannot be read any more.
+            DataError: a file can no longer be read.
         """
         run, prepared, here, seed = self._run, self.prepared(), Place(self._run.replica.sketch()), None
         sizes = [size for step in run.batches(self._index) for size in step]
@@ -117,14 +117,11 @@ class Passes:
             seed = drawn_before(places, here, patients)
         if seed is None:
             seed = derive(self._plan.seed, "order", prepared.order_key, self.epoch)
-        shared = self._ranks.share(str(seed).encode()) or b"0"  # by the log that rank 0 writes
+        shared = self._ranks.share(str(seed).encode()) or b"0"  # from rank 0, which writes the log
         return here._replace(first=run.epoch == 0, drawn={patients: int(shared)})
 
     def batch(self, order: Mapping[str, int], *, reads: bool = True) -> StepBatch:
-        """Return the samples of the next step: none if the site is out of data, or reads nothing.
-
-        The order is what the epoch's batches are drawn from.
-        """
+        """Return the samples of the next step, drawn by `order`; none if the site is out of data or reads nothing."""
         run, train, epoch = self._run, self.prepared().train, self.epoch
         if self._epoch != epoch:
             generator = torch.Generator()
@@ -138,7 +135,7 @@ class Passes:
             self._epoch, self._parts = epoch, (-1, iter(()))
         reads = reads and run.step < len(self._rows)
         rows = self._rows[run.step] if reads else []
-        if rows and self._parts[0] != run.step:  # the epoch's first step, or the first after some that were not read
+        if rows and self._parts[0] != run.step:  # the epoch's first step, or steps were skipped
             parts = [part for step in self._rows[run.step :] for batch in step for part in batch]
             varied, device = (
                 augmenting(self._spec, self._index, self._seed),
@@ -154,21 +151,21 @@ class Passes:
         )
 
     def _part(self, rows: Tensor) -> Tensor:
-        """Return which of a batch's samples are this rank's part: none if there are more ranks than samples."""
+        """Return this rank's share of a batch's samples; none if there are more ranks than samples."""
         mine: Tensor = rows.split(parts_of(len(rows), self._ranks.size))[self._ranks.rank]
         return mine
 
     def _people(self, rows: Tensor) -> Tensor:
-        """Return which patient each of some places among the fold's training samples is of, by a number."""
+        """Return the patient number of samples, given their positions among the fold's training samples."""
         groups = self._data.groups
         return rows if groups is None else groups[self._data.splits[self._fold].train][rows]
 
     def step(self, batch: StepBatch, moments: Moments) -> tuple[OwnGradients, Moments]:
-        """Make what a step sends: gradients, or the difference that local steps make.
+        """Compute what a step sends: gradients, or the difference that local steps make.
 
         Args:
-            batch: samples of the step, which are read here.
-            moments: of the site's own optimizer; none where it takes no steps of its own.
+            batch: samples of the step, read here.
+            moments: of the site's own optimizer; empty without local steps.
 
         Returns:
             The gradients, and the moments after the step.
@@ -176,7 +173,7 @@ class Passes:
         Raises:
             ModelError: the network raised.
             NonFiniteError: the loss or a gradient holds NaN or infinity; names the parameter.
-            DataError: a file cannot be read any more.
+            DataError: a file can no longer be read.
         """
         plan, run = self._plan, self._run
         model = run.replica.model.train()
@@ -184,10 +181,10 @@ class Passes:
         like = torch.empty(0, dtype=first.dtype, device=first.device)
         if not len(batch):
             return self._made(gather(plan.routes, {}, {}, like), 0.0), moments
-        # torch.manual_seed takes a stack trace for each kind of device that is not there
+        # torch.manual_seed formats a stack trace for each kind of device that is missing
         seeded = torch.default_generator.manual_seed if like.is_cpu else torch.manual_seed
-        own = (self._ranks.rank,) if self._ranks.rank else ()  # no two parts of a batch have the same dropout masks
-        seeded(derive(self._seed, "forward", run.step, *own))  # as known as the batches, and as often the same
+        own = (self._ranks.rank,) if self._ranks.rank else ()  # dropout masks differ between parts of a batch
+        seeded(derive(self._seed, "forward", run.step, *own))  # repeated whenever the batch is
         if self._spec.local is not None:
             dense, loss, moments = differences(self._spec, run, self._index, batch.batches(), moments, self._gradients)
             return self._made(gather(plan.routes, {}, dense, like), loss), moments
@@ -203,36 +200,36 @@ class Passes:
         return self._made(*found), moments
 
     def flows(self) -> Flows | None:
-        """Return what flows back to the model from the loss of some of the site's samples; None where there are none.
+        """Return the deltas of a fixed batch of the site's samples; None without samples.
 
         Raises:
-            DataError: a file cannot be read any more.
+            DataError: a file can no longer be read.
         """
         looked = self.prepared().looked
         if looked is None:
             return None
         ids, samples = looked
-        if self._looked is None or self._looked[0] is not samples:  # files are read once in a fold
+        if self._looked is None or self._looked[0] is not samples:  # files are read once per fold
             (batch,) = samples.batches([torch.arange(len(samples))])
             self._looked = samples, batch
         batch = self._looked[1]
         try:
             with self._run.replica.evaluating() as model:
                 outputs = outputs_of(model, batch.inputs, self._spec.task.outputs, MOST_SAMPLES)
-        except (ModelError, NonFiniteError):  # which the step itself says
+        except (ModelError, NonFiniteError):  # the step itself will report it
             return None
         values = self._deltas(outputs, batch).float().cpu()
         return Flows(ids, kinds_of(self._spec.task, batch.labels, values.shape[1]), values)
 
     def _made(self, gradients: Payload, loss: float) -> OwnGradients:
-        """Return gradients in the plan's order with what goes beside them."""
+        """Return gradients in the plan's order, with norm and projections."""
         fold, step, signs = self._run.fold, self._run.replica.step + 1, None
         if self._spec.training.sends_projections:  # the same at all sites
             signs = derive(self._plan.seed, f"{fold}/{step}" if fold else step)
         return own_gradients(self._plan, gradients, loss, step, signs)
 
     def _gradients(self, batch: StepBatch) -> tuple[Mapping[str, Tensor], float]:
-        """Return the gradients of the batch's mean loss, and that loss."""
+        """Return the gradients of the batch's mean loss, and the loss."""
         with self._run.replica.capture(self._captured(())) as capture:
             losses = list[Tensor]()
             self._backward(batch, capture, losses)
@@ -244,20 +241,20 @@ class Passes:
             return matrices, loss
 
     def _captured(self, names: Container[str]) -> Container[str] | None:
-        """Return which weights are captured, of which these travel as factors: all where patients share units."""
+        """Return the weights to capture, out of those sent as factors; all if units are limited per patient."""
         return names if self._sharing < 2 else None
 
     def _shared(
         self, capture: FactorCapture, names: Collection[str], travel: Container[str] | None = None
     ) -> tuple[dict[str, Factor], dict[str, Tensor]]:
-        """Return the gradients of some parameters, of no unit of a layer nearly all one patient's.
+        """Return the gradients of some parameters, scaled so that no unit of a layer is nearly one patient's.
 
-        All ranks come here in the same order.
+        Called by all ranks in the same order.
 
         Args:
             capture: of the whole batch.
             names: of the parameters.
-            travel: weights that are asked for as factors; None are those of the plan.
+            travel: weights to return as factors; None for those of the plan.
         """
         factors, dense = capture.factors(names), capture.dense(names)
         if self._sharing < 2:
@@ -269,7 +266,7 @@ class Passes:
             each = capture.parts(name)
             people = [people for _, people in each if people is not None]
             left, given = None, (self._ranks.gathered, 1 if name in self._head else self._sharing)
-            if len(people) < len(each) or not each:  # all ranks gather, whichever of them has used the layer
+            if len(people) < len(each) or not each:  # all ranks gather, also those that have not used the layer
                 shared_units(torch.zeros(0, self._units[name]), NOBODY, *given)
             else:
                 delta = torch.cat([factor.delta for factor, _ in each])
@@ -294,16 +291,16 @@ class Passes:
         capture: FactorCapture,
         losses: list[Tensor],
     ) -> None:
-        """Run the backward passes of a batch's mean loss, part by part; gradients are complete in the last.
+        """Run the backward passes of a batch's mean loss, part by part; the last one completes the gradients.
 
         Args:
-            batch: samples, of which a rank takes its own.
+            batch: samples, of which a rank takes its share.
             capture: of their gradients.
-            losses: is given each part's share of the loss, before its backward pass.
+            losses: called with each part's share of the loss, before its backward pass.
         """
         people = [part for parts in batch.people for part in parts]
         parts: Iterable[Batch] = itertools.islice(batch.parts, len(people))
-        scales: Sequence[Tensor | None] | None = None  # known in the only pass of a batch
+        scales: Sequence[Tensor | None] | None = None  # computed in the only pass of a batch
         if self._sharing < 2:
             scales = [None] * len(people)
         elif len(people) != 1:
@@ -316,7 +313,7 @@ class Passes:
                 share = len(part.labels) / len(batch)
                 losses.append((loss * share).detach())
                 own = self._scales([outputs], [part], people)[0] if scales is None else scales[place]
-                if own is not None:  # flows back in place of the loss's own gradient, through all layers alike
+                if own is not None:  # replaces the loss's gradient, in all layers
                     flows = self._deltas(outputs, part) * own
                     loss = (outputs.to(flows.dtype) * flows).sum() / len(part.labels)
                 capture.backward(loss * share)
@@ -324,7 +321,7 @@ class Passes:
                 raise ModelError(error) from error
 
     def _looked_ahead(self, parts: Sequence[Batch], people: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return the scales of all parts, by a forward pass that the next ones repeat."""
+        """Return the scales of all parts, from an additional forward pass."""
         go_back = self._run.replica.as_it_is()
         try:
             with torch.no_grad():
@@ -337,9 +334,9 @@ class Passes:
     def _scales(
         self, outputs: Sequence[Tensor], parts: Sequence[Batch], people: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """Return for each part of a batch by what is multiplied what flows back; None where that is the loss's own.
+        """Return the factors of each part's deltas; None where they are unchanged.
 
-        All ranks come here once in each batch: shares are of the whole.
+        Called by all ranks once per batch, because shares are of the whole batch.
         """
         device = next(self._run.replica.model.parameters()).device
         own = [self._deltas(one, part).double() for one, part in zip(outputs, parts, strict=True)]
@@ -357,7 +354,7 @@ class Passes:
         """Return a step's loss.
 
         Raises:
-            NonFiniteError: it is none.
+            NonFiniteError: it is NaN or infinite.
         """
         value = 0.0
         for loss in losses:

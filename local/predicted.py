@@ -1,4 +1,4 @@
-"""Predictions that sites have written of their own test samples, read again."""
+"""Reads the predictions that sites have written for their test samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = "predictions"  # of a site's directory
 
 
 def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
-    """Return a table for each fold that a site has tested: the fold, counted from 1, then what is in its file.
+    """Return a table for each tested fold: the fold, counted from 1, then the columns of its file.
 
     Args:
         site: directory of a site.
@@ -47,17 +47,17 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
 
 
 def insert_first(table: pd.DataFrame, name: str, value: int | str) -> None:
-    """Put a column before all others; one of the data that has its name gets `data_` before it, as in `predict`."""
+    """Insert a column before all others; a column of the same name is prefixed with `data_`."""
     table.columns = pd.Index([f"data_{name}" if each == name else each for each in table])
     table.insert(0, name, value)
 
 
 def typed(cells: Any) -> Any:
-    """Return a column whose texts are numbers as numbers, with NaN for what is missing, and any other as it is."""
+    """Return a column of numeric texts as numbers, NaN for missing values; other columns unchanged."""
     numbers = pd.to_numeric(cells, errors="coerce")
     return cells if (numbers.isna() & cells.notna() & (cells != "")).any() else numbers
 
 
 def _as_meant(cell: str) -> str:
-    """Return a cell without what kept spreadsheets from taking it for a formula."""
+    """Return a cell without its guard against formulas."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell

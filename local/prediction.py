@@ -36,21 +36,21 @@ from rankdad.local.losses import losses
 from rankdad.local.threads import use_threads
 from rankdad.local.trained_rows import seen_rows
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
-ROW = "row"  # what its number is called where a sample has no name
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
+ROW = "row"  # column with the row's number, for samples without a name
 UNKNOWN_SITE = (
-    "its run prepares samples by what their own site has found, which is not known here: these are taken as they are; "
-    "a site predicts its own samples with its own directory"
+    "the run prepares samples by statistics of their own site, which are not known here: they are not prepared; "
+    "to predict a site's samples, use that site's directory"
 )
 
 
 def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, outputs: Tensor) -> None:
-    """Write a fold's predictions of the site's test samples, with keys, groups and labels, for the site's own eyes.
+    """Write a fold's predictions of the site's test samples, with keys, groups and labels, for the site alone.
 
     Raises:
         UserError: the table cannot be written.
     """
-    if not len(outputs):  # nothing to test, or too little for the site's policy
+    if not len(outputs):  # nothing to test, or too few samples for the site's policy
         return
     rows = data.splits[fold].test
     table = predictions(spec, outputs)
@@ -68,7 +68,7 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
 
 
 def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
-    """Return a row per sample: of classes the likeliest and all probabilities, of labels all, else the number."""
+    """Return a row per sample: the likeliest class and all probabilities, the probabilities of labels, or a number."""
     if isinstance(spec.task, Regression):
         return pd.DataFrame({"predicted": outputs.squeeze(1).double().numpy()})
     names = class_names(spec)
@@ -81,9 +81,9 @@ def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
 
 
 def inert(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table for spreadsheets: an apostrophe stands before a name or text that they would take for a formula.
+    """Put an apostrophe before texts that a spreadsheet would take for a formula.
 
-    Names of rows, columns and classes come from whoever wrote the data, or the run.
+    Names of rows, columns and classes come from the data or the run.
     """
     written = table.rename(index=inert_cell, columns=inert_cell)
     for place, kind in enumerate(written.dtypes):
@@ -93,7 +93,7 @@ def inert(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def inert_cell(cell: Any) -> Any:
-    """Return what is written of a cell; see `inert`."""
+    """Return a guarded cell; see `inert`."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) and np.isnan(number(cell)) else cell
 
 
@@ -107,12 +107,12 @@ def class_names(spec: RunSpec) -> Array:
 
 
 def key_name(spec: RunSpec) -> str:
-    """Return the name of the column that names the samples."""
+    """Return the name of the column that identifies the samples."""
     return getattr(spec.data, "key", None) or ROW
 
 
 def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array, known: Array | None = None) -> None:
-    """Put the true labels before the predictions, as far as they are known."""
+    """Insert the known labels before the predictions."""
     columns = {"label": labels if isinstance(spec.task, Regression) else class_names(spec)[labels.astype(int)]}
     if isinstance(spec.task, MultiLabel):
         columns = {f"label_{name}": labels[:, place].astype(int) for place, name in enumerate(class_names(spec))}
@@ -122,7 +122,7 @@ def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array, known: Arra
 
 
 def _is_unsolved(run: Path) -> bool:
-    """Tell whether a run's own summary says that the model that is kept is no exact solution."""
+    """Return whether the run's summary says that the final model is not an exact solution."""
     summary = run / "summary.json"
     solver = load_json(summary).get("solver", {}) if summary.is_file() else {}
     return "final model" in solver.get("unsolved", ())
@@ -141,35 +141,35 @@ def predict_file(
     keep: Sequence[str] = (),
     loading: Loading = Loading(),  # noqa: B008
 ) -> int:
-    """Write a table with a row per sample: its key, what is kept, the label if it is known, what is predicted.
+    """Write a table with a row per sample: key, kept columns, label if known, prediction.
 
-    A row that cannot be used is written with the reason, and without a prediction.
+    A row that cannot be used has a reason instead of a prediction.
 
     Args:
         path: of weights, see `common.run.saved`.
-        data: file with which the run's schema begins, or its folder.
+        data: the first file of the run's schema, or its folder.
         output: CSV file to write; None prints it.
         which: the weights to use.
         allowed_factories: model factories that the caller permits.
-        keep: columns of the data that predictions stand beside, as do the schema's key and group.
-        loading: how volumes and pictures are read.
+        keep: columns to copy next to the predictions, in addition to the schema's key and group.
+        loading: of volumes and pictures.
 
     Returns:
-        How many rows were refused.
+        Number of refused rows.
 
     Raises:
-        UserError: no model at the path, or data of which no row fits it.
+        UserError: there is no model at the path, or no row of the data fits it.
     """
     if output is not None and not output.parent.is_dir():
         raise UserError(f"--output: {output.parent} is not a directory", code="not-a-folder", field="--output")
     saved = saved_model(path, which, allowed_factories)
     _say(f"weights: {saved.source}")
     if _is_unsolved(path):
-        _say("warning: the model has not come to its exact solution: do not use its predictions")
+        _say("warning: the model has not reached its exact solution: do not use its predictions")
     reading = read_samples(saved.spec, data, beside=tuple(keep), allowed=allowed_factories, loading=loading)
     if output is not None and output.exists() and Path(reading.source).exists() and output.samefile(reading.source):
         raise UserError(
-            f"--output: {output} is the data, which would be lost: name another file",
+            f"--output: {output} is the data file and would be overwritten: name another file",
             code="would-overwrite-data",
             field="--output",
         )
@@ -180,7 +180,7 @@ def predict_file(
         whole = inert(found.table.set_axis(pd.Index(found.names)))
         label = inert_cell(key_name(saved.spec)) if reading.named_by != PLACE else ROW
         whole.to_csv(output or sys.stdout, index_label=label, float_format="%.6g")
-    except BrokenPipeError:  # whoever reads the standard output has enough
+    except BrokenPipeError:  # the reader of standard output has stopped
         raise
     except OSError as error:
         raise UserError(
@@ -194,14 +194,14 @@ def predict_file(
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """Samples with what a model predicts of them.
+    """Samples with a model's predictions.
 
     Args:
-        table: a row for each row of the data, with what is kept of it, the label if it is known, what is predicted.
+        table: a row for each row of the data: kept columns, the label if known, the prediction.
         names: of the rows: their keys, or their numbers in the file.
-        refused: why a row has no prediction, by its position.
-        notes: what the person who asked should be told, one sentence each: a warning, if it is no `Fact`.
-        total: what the rows with a label add up to; None where the data have none.
+        refused: reasons of rows without a prediction, by position.
+        notes: sentences for the user; a warning unless it is a `Fact`.
+        total: metrics of the labelled rows; None without labels.
     """
 
     table: pd.DataFrame
@@ -219,14 +219,14 @@ def predict_samples(
     *,
     smoothly: bool = False,
 ) -> Predicted:
-    """Return a model's predictions of samples that were read.
+    """Predict samples that were read.
 
     Args:
         saved: the model.
         reading: the samples.
-        path: that the model was loaded from, near which it is known what it was trained on.
-        loading: how samples of a file each are read.
-        smoothly: whether the tally of the test leaves this place, so that it may tell nobody's score.
+        path: of the model's directory, to find its training samples.
+        loading: of samples with a file each.
+        smoothly: whether the tally leaves this machine, so that single scores must be smoothed.
 
     Raises:
         DataError: there are none.
@@ -241,7 +241,7 @@ def predict_samples(
     given = lazy_or_whole(reading.inputs, loading)
     if seen := seen_rows(path, given):
         some = "all rows were" if seen == len(reading.inputs) else f"{seen} of {len(reading.inputs)} rows were"
-        notes.append(f"{some} trained on: their predictions do not say how well the model predicts others")
+        notes.append(f"{some} used in training: their predictions do not show how well the model predicts others")
     far = far_values(saved, reading.inputs)
     notes += far_sentences(far)
     transform = Preparing(spec).transform(saved.fit, saved.site_fit)
@@ -279,7 +279,7 @@ def predict_samples(
 
 
 def _beside(table: pd.DataFrame, rows: AllRows) -> pd.DataFrame:
-    """Return predictions of all rows, with columns of the data before them; why some are refused stands behind."""
+    """Insert columns of the data before the predictions of all rows, and the reasons of refusal after them."""
     table = table.reindex(range(len(rows.names)))
     for place, (name, cells) in enumerate(rows.columns.items()):
         table.insert(place, name if name not in table else f"data_{name}", list(cells))

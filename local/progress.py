@@ -1,4 +1,4 @@
-"""What a site's terminal says while it trains: a line when a training begins, for each epoch and for each test."""
+"""Lines that a site prints while it trains: for each training, epoch and test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_METRICS = 2  # in a line
 def following(
     spec: RunSpec, run: RunState, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[Body], None]:
-    """Return what is to be given every update after the run has followed it, and says what is new.
+    """Return a callback for updates that the run has applied; it prints what is new.
 
     Args:
         spec: the run.
-        run: where it is.
-        say: told each line.
-        clock: seconds.
+        run: its state.
+        say: prints a line.
+        clock: returns seconds.
     """
     began, fold, epoch, said, loss = clock(), run.fold, run.epoch, run.fold if run.epoch else -1, 0.0
 

@@ -1,4 +1,4 @@
-"""`rankdad policy init`: a first policy for the tables of a site, with the reasons in words."""
+"""`rankdad policy init`: a first policy for a site's tables, with an explanation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rankdad.common.errors import DataError
 from rankdad.common.policy import Policy
 from rankdad.common.spec.patterns import escaped
 
-MIN_SITES = 3  # of two, each learns the other's part
-LEFT_OUT: dict[Kind, str] = {"id": "identifiers", "text": "free text", "empty": "without a value"}
+MIN_SITES = 3  # with two, each learns the other's part
+LEFT_OUT: dict[Kind, str] = {"id": "identifiers", "text": "free text", "empty": "no values"}
 
 
 def propose(data: Path) -> tuple[Policy, list[str]]:
-    """Return a policy that lists what tables hold, and a paragraph for each of its lines that was chosen.
+    """Propose a policy for the tables of a site, with lines that explain it.
 
     Args:
         data: a table, or a folder of a site's tables.
@@ -28,7 +28,7 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
     if not paths:
         raise DataError(
             data,
-            f"holds no table ({', '.join(TABLES)}): expected one hospital's folder, whose policy is its own",
+            f"holds no table ({', '.join(TABLES)}): expected the folder of one hospital",
             code="data-missing",
             field="DATA",
         )
@@ -42,16 +42,14 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
         for name, own in found.items()
         if kinds[name] == "id" and max(column.most for column in own) > 1
     }
-    group = min(repeated, key=repeated.__getitem__, default=None)  # the coarsest: a patient's stays are his
+    group = min(repeated, key=repeated.__getitem__, default=None)  # the coarsest: patients, not their stays
     differ = len({frozenset(profile.by_name) for profile in profiles}) > 1
     joining = [name for name, own in found.items() if differ and kinds[name] == "id" and len(own) > 1]
     single = (name for name, own in found.items() if kinds[name] == "id" and max(column.most for column in own) == 1)
-    key = None if group else next(single, None)  # by which the site's log knows its patients
+    key = None if group else next(single, None)  # identifies patients in the disclosure log
     columns = [name for name in found if kinds[name] not in LEFT_OUT or name in (group, key, *joining)]
     files = [escaped(path.name) for path in paths]
-    if (
-        len(paths) == 1 == len(tables_in(paths[0].parent))
-    ):  # as a study of hospitals whose files have names of their own
+    if len(paths) == 1 == len(tables_in(paths[0].parent)):  # a study may write a pattern if file names differ
         files.append(f"*{paths[0].suffix}")
     policy = Policy(
         files=tuple(files),
@@ -63,7 +61,7 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
 
 
 def _kind(own: list[Column]) -> Kind:
-    """Return what a column of one or several tables holds: what is to be left out, if it is that in one of them."""
+    """Return the kind of a column in one or several tables; a kind of LEFT_OUT in any table takes precedence."""
     kinds = [column.kind for column in own if column.kind != "empty"]
     return next((kind for kind in kinds if kind in LEFT_OUT), kinds[0] if kinds else "empty")
 
@@ -72,33 +70,31 @@ def _explained(
     policy: Policy, kinds: dict[str, Kind], joining: list[str], columns: list[str], key: str | None
 ) -> list[str]:
     lines = [
-        f"files: a study may read {', '.join(policy.files or ())}, and no other file; a pattern counts as "
-        "a study names it.",
-        f"columns: a study may read these {len(columns)} of {len(kinds)} columns, and no other: {', '.join(columns)}.",
+        f"files: a study may read only {', '.join(policy.files or ())}. A pattern allows a study to use the same "
+        "pattern.",
+        f"columns: a study may read only these {len(columns)} of {len(kinds)} columns: {', '.join(columns)}.",
     ]
     for kind, what in LEFT_OUT.items():
         names = [name for name, own in kinds.items() if own == kind and name not in columns]
-        lines += [f"  Left out, as {what}: {', '.join(names)}."] * bool(names)
-    dates = [name for name in columns if kinds[name] == "date"]
-    lines += [f"  Dates, by which people can be recognised: {', '.join(dates)}. Remove what no study needs."] * bool(
-        dates
-    )
+        lines += [f"  Left out ({what}): {', '.join(names)}."] * bool(names)
+    if dates := [name for name in columns if kinds[name] == "date"]:
+        lines.append(f"  Dates can identify people: {', '.join(dates)}. Remove those that no study needs.")
     if joining:
-        lines.append(f"  {', '.join(joining)} is listed to join the tables: it stays here, as all identifiers do.")
+        lines.append(f"  {', '.join(joining)} is listed to join the tables. Identifiers do not leave the hospital.")
     if key:
-        lines.append(f"  {key} is listed as the key by which patients are known here in later studies: it stays here.")
+        lines.append(f"  {key} is listed to identify patients across studies. It does not leave the hospital.")
     if policy.group is None:
-        lines.append("group: no column names a person more than once, so that every row counts as one. Is that so?")
+        lines.append("group: no column repeats a person's identifier, so each row counts as one person. Check this.")
     else:
-        lines.append(f"group: rows with the same {policy.group} are one person's, and a study has to count them so.")
-        share = f"nobody has more than {policy.largest_share:.0%} of a part's rows, those beyond are left out"
+        lines.append(f"group: rows with the same {policy.group} count as one person, in every study.")
+        share = f"at most {policy.largest_share:.0%} of a part's rows may be one person's; further rows are left out"
         lines.append(f"largest_share: {share}.")
     return [
         *lines,
-        f"min_sites: {policy.min_sites} hospitals or more train a model: of two, each learns the other's part.",
-        f"min_rows: nothing leaves that fewer than {policy.min_rows} people stand behind.",
-        "pretrained: no study begins with weights of another's making, which can be made to read single people.",
-        "All this is guessed by names and values of columns: read the list before you sign it.",
-        "What a study asks for beyond this is refused before any data are read. All other lines are the usual limits: "
-        "docs/reference/policy.md says of each what it holds back.",
+        f"min_sites: at least {policy.min_sites} hospitals train a model. With two, each could learn the other's part.",
+        f"min_rows: nothing leaves that comes from fewer than {policy.min_rows} people.",
+        "pretrained: no study may start from weights of others. Such weights can be made to reveal single people.",
+        "Names and values of columns decided what is listed: read the list before you approve it.",
+        "A study that asks for more is refused before any data are read. All other lines are defaults; "
+        "docs/reference/policy.md explains each.",
     ]

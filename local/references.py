@@ -1,4 +1,4 @@
-"""What the model is measured against at a site, beside a guess: itself trained alone, and linear models."""
+"""Reference models at a site: the run's model trained on its own samples, and linear models."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class References:
     Args:
         spec: the run.
         data: the site's samples.
-        run: where the run is.
+        run: its state.
         site: its name.
-        notice: told what a person at the site should know.
+        notice: called with messages for the site's staff.
     """
 
     def __init__(self, spec: RunSpec, data: SiteData, run: RunState, site: str, notice: Callable[[str], None]) -> None:
@@ -35,20 +35,20 @@ class References:
         self._alone = alone_spec(spec, site) if {"local", "site"} & set(self._names) else spec
         splits = own_splits(spec, self._alone, data.splits) if "local" in self._names else data.splits
         self._own_data = replace(data, splits=splits)
-        if spec.solver != "steps":  # alone, no sum leaves the site
+        if spec.solver != "steps":  # no sum leaves the site here
             self._own_data = replace(self._own_data, fewest=1, tells_coefficients=False)
         self._training: Iterator[Tested | None] = iter(())
-        self._at = -1  # the fold that it trains
-        self._tested: Tested | None = None  # the last
+        self._at = -1  # fold in training
+        self._tested: Tested | None = None  # the last one
         self._failed = "local" not in self._names
 
     @property
     def _fold(self) -> int:
-        """Whose test is next: the fold of the run's model, which candidates come before."""
+        """Return the fold of the run's next test; candidates come before the final model."""
         return self._spec.place(self._run.fold)[0]
 
     def advance(self) -> None:
-        """Train alone on as many batches as a step of the run has, so that nobody waits for all of them at the test."""
+        """Train on as many batches as a step of the run has, to spread this work over the run."""
         for _ in range(self._run.batches_per_step):
             self._advance()
 
@@ -64,13 +64,13 @@ class References:
             made = next(self._training)
         except RankdadError as error:
             self._failed = True
-            self._notice(f"{self._site}: has no model of its own to compare with: {error}")
+            self._notice(f"{self._site}: has no local reference model: {error}")
             return
         if made is not None:
             self._tested, self._at = made, fold + 1
 
     def outputs(self, prepared: Prepared) -> tuple[Tensor | None, ...]:
-        """Return what each says of a fold's test samples, in the spec's order; None where there is no model."""
+        """Return each reference's outputs for a fold's test samples, in the spec's order; None without a model."""
         if not len(prepared.test):
             return (None,) * len(self._names)
         return tuple(getattr(self, f"_{name}_outputs")(prepared) for name in self._names)
@@ -85,15 +85,15 @@ class References:
         if not solving.is_solved(totals):
             name = self._spec.training_name(self._run.fold)
             self._notice(
-                f"{self._site}: the linear model of all sites has not come to its solution ({name}) in its few rounds, "
-                "in which sites may keep back sums that few patients are behind: left out"
+                f"{self._site}: the linear model of all sites has not converged ({name}): it has few rounds, in which "
+                "sites may withhold sums over few patients; left out"
             )
             return None
         weights = solving.weights(totals)
         return linear.outputs(self._spec.task, in_memory(prepared.test.inputs), weights)
 
     def _site_outputs(self, prepared: Prepared) -> Tensor | None:
-        """Return what a linear model says that is fitted, with its preparation, on this site's samples alone."""
+        """Return the outputs of a linear model fitted, with its preparation, on this site's samples alone."""
         preparing, fold = Preparing(self._alone), self._run.fold
         rows, data = self._data.rows(fold), self._data
         if not len(rows.inputs):
@@ -109,7 +109,7 @@ class References:
         if weights is None:
             most, name = f"{linear.MOST_ROUNDS} rounds of Newton's method", self._spec.training_name(fold)
             self._notice(
-                f"{self._site}: the linear model of its own rows has not converged in {most} ({name}): left out"
+                f"{self._site}: the linear model of its own rows has not converged within {most} ({name}): left out"
             )
             return None
         outputs = linear.outputs(self._spec.task, inputs[split.test], weights)

@@ -1,4 +1,4 @@
-"""A site whose state between two calls is a value, for whatever ends a process between two of them."""
+"""A site whose state between two calls can be saved, for engines whose processes end in between."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from rankdad.local.site import Site, checking
 from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.training import Result, TrainingState, train
 
-DIGEST = 32  # bytes of a value's sha256, before it
-SIZE = 8  # bytes of the size of a safetensors file's head
+DIGEST = 32  # bytes: a sha256 before the saved state
+SIZE = 8  # bytes: size of a safetensors head
 
 
 class SavableSite(Site[Result]):
-    """A site that can be saved between two calls, and made again from what was saved.
+    """A site that can be saved between two calls, and restored from its saved state.
 
-    A value is like a checkpoint: it tells who is in which batch, and stays at the site.
+    A saved state, like a checkpoint, reveals who is in which batch, and stays at the site.
 
     Args:
         spec: the run.
@@ -43,14 +43,14 @@ class SavableSite(Site[Result]):
         name: of the site.
         run: at the run's beginning; changed in place.
         policy: of the site.
-        followed: digests of the updates that the site has followed, in a file that no value takes back: an older value
-            goes on with the same updates alone. At other weights its batches would tell who is in which.
-        observer: told what happens beside the messages.
-        saved: what `save` has returned; without it the site is at its beginning. A site that is made again asks once
-            more whether the round is complete: the update that has come meanwhile is an answer to that.
+        followed: digests of the applied updates, in a file that no saved state resets: an older state accepts only the
+            same updates, because its batches at other weights would reveal who is in which.
+        observer: callbacks.
+        saved: result of `save`; None to start from the beginning. A restored site first asks whether the round is
+            complete; an update that has arrived in the meantime answers that.
 
     Raises:
-        UserError: what was saved is of another run, site or version, or the site has other data.
+        UserError: the saved state is of another run, site or version, or the site has other data.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SavableSite(Site[Result]):
                 super().take(updates[self.due.round])
 
     def take(self, answer: bytes | None = None) -> None:
-        """Take an answer, see `Site.take`; one that the site cannot follow is not saved."""
+        """Take an answer, see `Site.take`; an answer that the site cannot use is not saved."""
         before = self._kept.state, dict(self._kept.updates)
         try:
             super().take(answer)
@@ -99,13 +99,13 @@ class SavableSite(Site[Result]):
             raise
 
     def save(self) -> bytes:
-        """Return the state: that before the last step, and the updates since."""
+        """Return the state before the last step, with the updates since."""
         return self._kept.packed()
 
 
 @dataclass(eq=False)
 class _Kept:
-    """What a site goes on from, in memory."""
+    """A saved state, in memory."""
 
     format: StateFormat
     state: bytes = b""
@@ -119,17 +119,17 @@ class _Kept:
         moments: Mapping[str, Tensor],
         changes: Sequence[Residuals],
     ) -> None:
-        """Take a state in place of the last one and the updates since."""
+        """Replace the state, and drop the updates since the last one."""
         self.state = safetensors.torch.save(*self.format.of(state, residuals, document, moments, changes))
         self.updates.clear()
 
     def packed(self) -> bytes:
-        """Return the state and the updates since, with whose they are, behind a digest."""
+        """Return the state and the updates since, with their owner, after a digest."""
         content: bytes = msgpack.packb([self.format.head, self.state, list(self.updates.items())])
         return hashlib.sha256(content).digest() + content
 
     def load(self, saved: bytes, state: TrainingState) -> tuple[TrainingState, dict[int, bytes]]:
-        """Return where the site stood, and the updates since."""
+        """Restore a state; return it with the updates since."""
         place, content = f"what {state.site} has saved", saved[DIGEST:]
         damaged = UserError(f"{place}: is damaged", code="checkpoint-unreadable")
         if hashlib.sha256(content).digest() != saved[:DIGEST]:
@@ -139,7 +139,7 @@ class _Kept:
             self.updates = dict(updates)
             if not all(isinstance(one, bytes) for one in (self.state, *self.updates.values())):
                 raise damaged
-            self.format.check(head, place, "begin the run anew")
+            self.format.check(head, place, "restart the run")
             if self.state:
                 size = int.from_bytes(self.state[:SIZE], "little")
                 document = json.loads(json.loads(self.state[SIZE : SIZE + size])["__metadata__"][""])

@@ -12,13 +12,13 @@ from types import FrameType, TracebackType
 from rankdad.common.errors import RankdadError
 from rankdad.common.logs import end_with
 
-MAX_STEP_SECONDS = 4.0  # seconds for the step in hand, which may wait for other sites
-MAX_SECONDS = 5.0  # seconds after which a site ends that is still computing: `docker stop` kills it after 10
-MAX_SECONDS_BEFORE = 1.0  # likewise, before the first step: there is nothing to save
+MAX_STEP_SECONDS = 4.0  # seconds for the current step, which may wait for other sites
+MAX_SECONDS = 5.0  # seconds after which a computing site ends; `docker stop` kills it after 10
+MAX_SECONDS_BEFORE = 1.0  # seconds, before the first step: there is nothing to save
 
 
 class ShutdownError(RankdadError):
-    """A signal stopped the site; started again, it goes on.
+    """A signal stopped the site; it continues when it is started again.
 
     Args:
         number: of the signal.
@@ -32,20 +32,20 @@ class ShutdownError(RankdadError):
 
 
 class ShutdownSignals:
-    """Notice SIGINT and SIGTERM within a `with`.
+    """Receive SIGINT and SIGTERM within a `with`.
 
-    The first signal sets a flag, and raises nothing: whatever runs at that moment would take an error for its own. The
-    site looks at the flag between steps, and while it waits. If it does not look in time, the process ends as if it
-    were killed, which loses nothing that its last checkpoint holds. A second signal ends it at once.
+    The first signal sets a flag and raises nothing, because running code would take an exception for its own error. The
+    site checks the flag between steps and while it waits. If it does not check in time, the process ends as if killed,
+    which loses nothing since its last checkpoint. A second signal ends it at once.
 
     Args:
-        look: called as often as the site looks while it waits: what it raises ends the waiting, too.
+        look: also called while the site waits; an exception from it ends the wait.
     """
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
         self._look = look
         self._number = 0
-        self._came = 0.0  # in seconds of `time.monotonic`
+        self._came = 0.0  # `time.monotonic`, in seconds
         self._training = False
 
     def __enter__(self) -> ShutdownSignals:
@@ -63,11 +63,11 @@ class ShutdownSignals:
 
     @property
     def received(self) -> bool:
-        """Whether a signal has come."""
+        """Return whether a signal has arrived."""
         return bool(self._number)
 
     def between_steps(self) -> None:
-        """Stop here if a signal has come.
+        """Stop if a signal has arrived.
 
         Raises:
             ShutdownError: one has.
@@ -77,23 +77,23 @@ class ShutdownSignals:
             raise ShutdownError(self._number)
 
     def while_waiting(self) -> None:
-        """Stop here if a signal has come, and the step in hand has had its time since.
+        """Stop if a signal has arrived, and the time for the current step has passed since.
 
         Raises:
-            ShutdownError: so it is.
+            ShutdownError: stopped.
         """
         self._look()
         if self._number and (not self._training or time.monotonic() - self._came >= MAX_STEP_SECONDS):
             raise ShutdownError(self._number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._number or os.getpid() != self._process:  # in a process that was forked to read ahead, nobody looks
+        if self._number or os.getpid() != self._process:  # forked workers do not check the flag
             self._number = self._number or number
             self._end_now()
         self._number, self._came = number, time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS if self._training else MAX_SECONDS_BEFORE)
 
     def _end_now(self, *_: object) -> None:
-        with contextlib.suppress(Exception):  # such as a stream that is being written to
+        with contextlib.suppress(Exception):  # a stream may be in use
             end_with(ShutdownError(self._number))
         os._exit(128 + self._number)

@@ -1,6 +1,6 @@
-"""A site's half of a run: whatever carries bytes hands in the last answer, and takes what the site says next.
+"""A site's half of a run, for any carrier of bytes: it takes the last answer and returns the next message.
 
-said = site.advance()  # none is there to begin with
+said = site.advance()  # no answer at the beginning
 while said is not None:
     said = site.advance(carried(said))
 """
@@ -29,17 +29,17 @@ class Site(Generic[R]):
     """A trainer whose messages are bytes.
 
     Args:
-        training: the trainer; `site_of` makes one from spec, policy and data.
+        training: the trainer; see `site_of`.
         plan: of the run.
         device: of the replica.
-        observer: told what happens beside the messages.
-        check: raises a ProtocolError of an update that is not of the round that is due; nothing has changed then.
+        observer: callbacks.
+        check: raises a ProtocolError for an update of a wrong round, before anything changes.
 
     Attributes:
-        due: what the site has said last: a contribution, or the question whether a round is complete already; None
-            before the beginning and after the end.
-        result: of a site that has come to the run's end.
-        ended: whether it takes no more answers: it has come to the end, or could not go on.
+        due: the last message: a contribution, or the question whether a round is complete; None before the beginning
+            and after the end.
+        result: of a site that has reached the run's end.
+        ended: whether it has reached the end or failed, and takes no more answers.
     """
 
     result: R
@@ -59,17 +59,15 @@ class Site(Generic[R]):
         self.ended = False
 
     def take(self, answer: bytes | None = None) -> None:
-        """Take the answer to what was said last: its round's update; to a question maybe None; at the beginning None.
+        """Take the answer to the last message: its round's update, or None at the beginning and to some questions.
 
         Raises:
-            ProtocolError: it is no answer to that: nothing has changed.
-            RankdadError: the site cannot go on.
+            ProtocolError: the answer does not fit; nothing has changed.
+            RankdadError: the site failed.
         """
         if self.ended or (not isinstance(self.due, Ask) and (answer is None) != (self.due is None)):
-            expected = "no answer any more" if self.ended else "no answer yet" if self.due is None else "an update"
-            raise ProtocolError(
-                502, f"the site got another answer than it waits for: {expected}", code="answer-unexpected"
-            )
+            expected = "it has ended" if self.ended else "it has asked nothing yet" if self.due is None else "no update"
+            raise ProtocolError(502, f"the site got an unexpected answer: {expected}", code="answer-unexpected")
         update = None
         if answer is not None:
             assert self.due is not None
@@ -86,10 +84,10 @@ class Site(Generic[R]):
             raise
 
     def say(self) -> bytes | int | None:
-        """Return a contribution, the number of a round of which the site asks whether it is complete, or None: the end.
+        """Return a contribution, the number of a round that may be complete, or None at the end.
 
-        The answer to a question is the round's update, as `Aggregator.recorded` has it, or None where it is not
-        complete, or nobody can tell.
+        The answer to a round's number is its update, as from `Aggregator.recorded`, or None if it is not complete or
+        not known.
         """
         if self.due is None or isinstance(self.due, Ask):
             return None if self.due is None else self.due.round
@@ -98,9 +96,9 @@ class Site(Generic[R]):
         return body
 
     def advance(self, answer: bytes | None = None) -> bytes | int | None:
-        """Take an answer, and return what the site says next.
+        """Take an answer, and return the next message.
 
-        Without one it says its contribution once more; to a question none means that nobody knows.
+        Without an answer, a contribution is repeated; for a round's number, None means that it is not known.
         """
         if answer is not None or not (self.ended or isinstance(self.due, Message)):
             self.take(answer)
@@ -134,17 +132,17 @@ def site_of(
     ranks: Alone | None = None,
     again: bool = False,
 ) -> Site[Result]:
-    """Return a site that trains from wherever its state stands; see `train` for the arguments.
+    """Return a site that trains from the given state; see `train` for the arguments.
 
-    Whether the policy allows the run is asked before, and what it admits of the data: by `taking_part`, or by
-    `check_run` (`common.policy_checks`) and `admitted` (`local.admission`).
+    The caller has checked the run against the policy and filtered the data: with `taking_part`, or with `check_run`
+    (`common.policy_checks`) and `admitted` (`local.admission`).
     """
     training = train(spec, plan, data, state, policy, observer, ranks=ranks, again=again)
     return Site(training, plan, device=state.run.replica.device, observer=observer, check=checking(state.run))
 
 
 def checking(run: RunState) -> Callable[[Message], None]:
-    """Return what checks an update of the round that is due in a run; later ones, which a site asks for, it passes."""
+    """Return a check of updates for the round that is due; updates of later rounds, for questions, pass."""
 
     def check(update: Message) -> None:
         if update.round == run.round:

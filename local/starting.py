@@ -1,4 +1,4 @@
-"""A site's checkpoints: what it starts from, and what is written for the next start; and where its results go."""
+"""A site's start from its checkpoints, and the folder of its results."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rankdad.common.staleness import Sent
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.training import TrainingState
 
-SNAPSHOT = b"snapshot\n"  # before that of the aggregator; before a checkpoint's bytes stands its file's name
-RUN_ID_FILE = "run-id"  # in an output folder: the run whose results lie there
+SNAPSHOT = b"snapshot\n"  # prefix of the aggregator's checkpoint; the site's own has its file's name
+RUN_ID_FILE = "run-id"  # in an output folder: the run with its results there
 _log = logging.getLogger(__name__)
 
 
 def run_id(offered: Mapping[str, object]) -> str:
-    """Return the number by which the aggregator tells this run from others, which names a folder here.
+    """Return the aggregator's identity of the run, which names a folder here.
 
     Raises:
-        UserError: it is not made of 16 hexadecimal digits, and so might lead out of that folder.
+        UserError: it does not consist of 16 hexadecimal digits, and so could lead out of the folder.
     """
     number = offered.get("id")
     if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number):
@@ -45,7 +45,7 @@ def run_id(offered: Mapping[str, object]) -> str:
 
 
 def results_folder(output: Path, name: str, run: str) -> Path:
-    """Return where a run's results go: into `output` itself, or, if another run's lie there, a folder of its own in it.
+    """Return the folder of a run's results: `output` itself, or a folder in it if another run's results are there.
 
     Args:
         output: of the site.
@@ -69,7 +69,7 @@ def results_folder(output: Path, name: str, run: str) -> Path:
 
 
 class Saves(Protocol):
-    """Whatever writes a site's checkpoint: its checkpoints alone, or with a ledger."""
+    """A writer of checkpoints, such as `Checkpoints`."""
 
     def save(
         self,
@@ -104,8 +104,8 @@ def loaded_state(site: str, run_state: RunState, loaded: Loaded) -> TrainingStat
 
     Args:
         site: its name.
-        run_state: of the run, as the checkpoint has it.
-        loaded: what the checkpoint holds beside it.
+        run_state: from the checkpoint.
+        loaded: the rest of the checkpoint.
     """
     sent = zip(loaded.document.get("sent", ()), loaded.changes, strict=True)
     late = tuple(Sent(step, weight, share, change) for (step, weight, share), change in sent)
@@ -144,26 +144,26 @@ def starting_state(
 
     Args:
         site: its name.
-        offered: what the aggregator says of the run.
+        offered: the run's document from the aggregator.
         ask_for_snapshot: returns the aggregator's checkpoint; None if it has none.
-        run_state: of the run, at its beginning; changed in place.
+        run_state: at the run's beginning; changed in place.
         checkpoints: of the site.
         policy: of the site.
-        notice: told that the site takes over the aggregator's weights.
-        ranks: of the site, which start from the same by `shared_state`; without any it is alone.
+        notice: called if the site takes over the aggregator's weights.
+        ranks: of the site, which start from the same by `shared_state`; by default the site has one process.
 
     Raises:
-        PolicyError: the site could go on from the aggregator's checkpoint alone, and takes over no weights.
+        PolicyError: only the aggregator's checkpoint is left, and the policy takes over no weights.
         UserError: the checkpoint is not this site's, or was made with other data.
     """
     ranks = ranks or Alone()
     loaded, oldest = checkpoints.load(run_state), offered.get("oldest", 0)
     if loaded is None and checkpoints.damaged and oldest == 0:
-        _log.warning("has no whole checkpoint; begins anew, and computes again what it has sent")
+        _log.warning("has no complete checkpoint; starts from the beginning, and repeats its contributions")
         ranks.share()
         return TrainingState(site, run_state)
     if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
-        _log.info("goes on from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
+        _log.info("continues from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
         ranks.share(checkpoints.packed())
         return loaded_state(site, run_state, loaded)
     snapshot = ask_for_snapshot()
@@ -172,10 +172,10 @@ def starting_state(
         return TrainingState(site, run_state)
     check_snapshot(policy, has_checkpoint=loaded is not None)
     take_over(run_state, snapshot)
-    why = "has lost its checkpoints" if loaded is None else "was away for longer than the ledger reaches back"
+    why = "has lost its checkpoints" if loaded is None else "was away for longer than the ledger covers"
     notice(
-        f"{site}: {why}; goes on from the aggregator's of step {run_state.steps}, without residuals: takes over its "
-        "weights, which it cannot compare with its own"
+        f"{site}: {why}; continues from the aggregator's checkpoint of step {run_state.steps}, without residuals: it "
+        "takes over weights that it cannot compare with its own"
     )
     ranks.share(SNAPSHOT + snapshot)
     with ranks.together():
@@ -184,19 +184,19 @@ def starting_state(
 
 
 def shared_state(site: str, run_state: RunState, checkpoints: Checkpoints, shared: bytes | None) -> TrainingState:
-    """Return the state that rank 0 of a site starts from, at another of its ranks.
+    """Return rank 0's starting state, at another rank of the site.
 
     Args:
         site: its name.
-        run_state: of the run, at its beginning; changed in place.
+        run_state: at the run's beginning; changed in place.
         checkpoints: in an empty folder of this rank.
-        shared: what rank 0 starts from: None is the beginning.
+        shared: rank 0's checkpoint; None for the beginning.
     """
     if shared is None:
         return TrainingState(site, run_state)
     if shared.startswith(SNAPSHOT):
         take_over(run_state, shared.removeprefix(SNAPSHOT))
-        run_state.tensors()  # rank 0 writes a checkpoint, of which this rank may have rows
+        run_state.tensors()  # rank 0 writes a checkpoint and may need this rank's rows
         return TrainingState(site, run_state, follows=True)
     checkpoints.receive(shared)
     loaded = checkpoints.load(run_state)

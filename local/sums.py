@@ -1,4 +1,4 @@
-"""Which sums of a site's patients may leave: those of a linear model, and how few patients are behind each."""
+"""The sums of a site's patients that may leave for a linear model, and how few patients each covers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rankdad.local.privacy.told import check_solving
 
 
 def fewest_of(data: SiteData, tested: int) -> Tensor:
-    """Return how few samples, or groups, a fold trains on or holds out; infinity where none has any."""
+    """Return the least number of samples, or groups, that a fold trains on or holds out; infinity for none."""
     return data.fewest_behind(torch.ones(len(data.samples), 1, dtype=torch.bool), tested).min()
 
 
 def noun_of(spec: RunSpec, data: SiteData) -> str:
-    """Return what a patient is called, in the singular."""
+    """Return the noun for a patient, in the singular."""
     return "sample" if data.groups is None else spec.group_noun
 
 
@@ -39,7 +39,7 @@ def check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fie
         policy: of the site.
         spec: of the run.
         data: of the site.
-        tested: how many of the trainings hold out samples to test.
+        tested: number of trainings that hold out test samples.
         field: of the spec that asks for them.
         owner: what the owner could ask for instead.
 
@@ -54,23 +54,23 @@ def check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fie
     columns, noun = math.prod(spec.data.shape) + 1, noun_of(spec, data)
     check_products(policy, columns, known.told, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
-    asks = f"adds up slopes at several weights, and what two of them differ by is often of {{}} {units} here"
+    asks = f"sends slopes at several weights, and the difference between two often comes from {{}} {units} here"
     check_sums(policy, field, asks, torch.tensor(known.differ), owner)
     asks = (
-        f"adds up products of columns for a linear model, where {quoted(known.by)} sets {{}} {units} apart here, or "
+        f"adds up products of columns for a linear model, where {quoted(known.by)} singles out {{}} {units} here, or "
         "in a fold or part"
     )
     check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
 
 
 class LinearSets(NamedTuple):
-    """The sets of a site's patients that a linear model's sums tell of.
+    """The sets of a site's patients that a linear model's sums are about.
 
     Args:
-        told: what they tell of each, by what it is called; none where nothing is told.
-        differ: how few are often behind what a site's sums at two weights differ by; infinite of numbers.
-        apart: how few a column, or the label, sets apart: its product with each column, or its slope, is their sum.
-        by: what sets them apart.
+        told: disclosure about each set, by its description; empty if nothing is disclosed.
+        differ: how few patients often account for the difference of sums at two weights; infinite for numbers.
+        apart: how few patients a column or the label singles out: its products and its slope are their sums.
+        by: the column that does so.
     """
 
     told: dict[str, Told]
@@ -80,9 +80,9 @@ class LinearSets(NamedTuple):
 
 
 def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
-    """Return of which sets, and how much, a linear model's sums tell: of all patients, and of those held out.
+    """Return the sets that a linear model's sums are about, and how much they disclose.
 
-    Slopes of a fold at several weights tell its products of columns in as many directions: of a number each change of
+    Slopes of a fold at several weights disclose its products of columns in as many directions: for numbers, a change of
     the slope is these products times the change of the weights.
     """
     preparing, split, tested = Preparing(spec), data.splits[-1], tested_trainings(spec)
@@ -105,11 +105,11 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
 
 
 def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, str]:
-    """Return how few samples, or groups, a column or the label tells from all others, in a fold or part too, and which.
+    """Return how few samples, or groups, a column or the label singles out, also in a fold or part, and its name.
 
-    The product of such a column with each other is the sum over them, and so is its slope: a level that one patient of
-    a part has gives an equation for that patient with each slope. Of two values, as levels and classes have, both are
-    such sets; of more, what differs from the most frequent.
+    The products of such a column, and its slope, are sums over these samples: a level that one patient of a part has
+    gives an equation for that patient with each slope. Of two values, as in levels and classes, both are such sets; of
+    more values, all but the most frequent.
     """
     samples, sets, of = data.samples, list[Tensor](), list[str]()
     labels = samples.labels
@@ -131,21 +131,21 @@ def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, st
 
 
 def column_names(spec: RunSpec, inputs: int) -> list[str]:
-    """Return what so many inputs are called; by their numbers where the spec does not name them."""
+    """Return the names of inputs; numbered ones if the spec has no names."""
     names = input_names(spec)
     return names if len(names) == inputs else [f"column {number + 1}" for number in range(inputs)]
 
 
 def quoted(name: str) -> str:
-    """Return a name for a sentence in which a number has yet to be put; a level may have braces."""
+    """Return a name for a format string; its braces are escaped."""
     return name.replace("{", "{{").replace("}", "}}")
 
 
 def equations_of(spec: RunSpec, data: SiteData) -> int:
-    """Return how many equations for single samples sums of overlapping folds are, all taken together; 1 is none.
+    """Return how many equations for single samples the sums of overlapping folds form together; 1 for none.
 
-    Every repeat deals samples out anew, and so do the validation sets of candidates, one for each model. Unions of
-    parts are equations for parts, and every part is counted by itself.
+    Every repeat splits samples anew, and so do the validation sets of candidates, one for each model. Unions of parts
+    form equations for parts, and every part is checked by itself.
     """
     if data.parts is not None:
         return 1
@@ -157,12 +157,12 @@ def equations_of(spec: RunSpec, data: SiteData) -> int:
 
 
 def tested_trainings(spec: RunSpec) -> int:
-    """Return how many trainings hold out samples to test."""
+    """Return how many trainings hold out test samples."""
     return spec.tested_folds * (1 + len(spec.candidates))
 
 
 def larger_sets(spec: RunSpec, data: SiteData) -> str:
-    """Return what an owner could ask for so that folds hold more out, and of each class; parts are dealt by class."""
+    """Return how an owner could get larger held-out sets, also of each class."""
     if not isinstance(spec.evaluation, KFold):
         return "a larger training.test"
     stratified = data.parts is not None or spec.evaluation.stratified
@@ -177,7 +177,7 @@ def check_sums(
     owner: str,
     line: Literal["min_rows", "min_level"] = "min_rows",
 ) -> None:
-    """Check that sums are of enough samples, or of a level of which there are enough."""
+    """Check that sums cover enough samples, or a level that enough samples have."""
     least = policy.min_rows if line == "min_rows" else policy.min_level.count
     if fewest < least:
         count, allows = int(fewest), f"none of fewer than {least} ({line})"

@@ -1,4 +1,4 @@
-"""What a site takes part in a run with: it is asked for the run, checks that, and reads its data."""
+"""Prepares a site for a run: checks the run against the policy, builds the model, and reads the data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class TakingPart:
-    """What a site takes part in a run with: all that it has before the first round."""
+    """A site's state before the first round."""
 
     spec: RunSpec
     policy: Policy
@@ -59,16 +59,16 @@ def taking_part(
     called: Callable[[str], object] = lambda name: None,
     home: Path | None = None,
 ) -> TakingPart:
-    """Make the model of a run that the aggregator offers, and read the site's data.
+    """Build the model of a run that the aggregator offers, and read the site's data.
 
     Args:
-        config: the site's own file.
-        offered: what the aggregator says of the run.
-        called: told the run's name as soon as it is known.
-        home: folder of all runs' results, where the site's `output` is one of them.
+        config: of the site.
+        offered: the run's document from the aggregator.
+        called: called with the run's name.
+        home: folder with the results of all runs, if `output` is a folder in it.
 
     Raises:
-        UserError: what keeps the site from taking part.
+        UserError: the site cannot take part.
     """
     spec = offered_spec(config, offered)
     called(spec.name)
@@ -84,23 +84,23 @@ def permitted(
     owner: str = "",
     planned: Callable[[Policy, Plan], object] = lambda policy, plan: None,
 ) -> tuple[Policy, nn.Module, Plan]:
-    """Return the site's policy, the model and the plan of a run, if that is allowed here; no data are read before.
+    """Check a run against the site's policy without reading data; return the policy, the model and the plan.
 
     Args:
-        config: the site's own file.
+        config: of the site.
         spec: of the run.
-        run: its identity; None where nobody asks for it but the site itself, which is not counted.
-        owner: who asks; the aggregator, where that is not known.
-        planned: told the policy and the plan before the run is judged.
+        run: its identity; None for a check by the site itself, which does not count towards `runs`.
+        owner: of the run; by default the aggregator.
+        planned: called with the policy and the plan before the check.
 
     Raises:
-        UserError: what keeps the site from taking part.
+        UserError: the site cannot take part.
     """
     policy = Policy.read(config.policy)
     limits = policy.runs_per_day, policy.runs
     if run is not None and limits != (None, None):
         log = DisclosureLog(Path(config.privacy), config.name, results=[Path(config.output)])
-        log.count(f"{run} {spec.sha256()}", owner or config.aggregator, *limits)  # an aggregator names runs as it likes
+        log.count(f"{run} {spec.sha256()}", owner or config.aggregator, *limits)  # an aggregator may reuse a name
     device = device_here(config.device)
     use_threads(spec.training.threads)
     check_memory(spec)
@@ -112,33 +112,32 @@ def permitted(
     refuse_together({config.name: lambda own: check_run(own, spec.at(config.name), plan)}, {config.name: policy})
     if spec.model.pretrained is not None:
         load_weights(model, spec, None if config.weights is None else Path(config.weights))
-        plan = make_plan(spec, model)  # whose digest is that of the weights
+        plan = make_plan(spec, model)  # with the digest of these weights
     return policy, model, plan
 
 
 def check_site(
     config: SiteConfig,
     offline: RunSpec | None = None,
-    told: Callable[[Sequence[Need]], object] = lambda lines: None,
+    show: Callable[[Sequence[Need]], object] = lambda lines: None,
 ) -> tuple[RunSpec, Plan, SiteData]:
-    """Check that the site could take part in its aggregator's run: its data are read, nothing is sent.
+    """Check that the site could take part in its aggregator's run; its data are read, nothing is sent.
 
     Args:
-        config: the site's own file.
-        offline: the run, where no aggregator is to be reached.
-        told: what the run needs of the site's policy: once, whether it is refused or not, and with what depends on the
-            site's data where these are read.
+        config: of the site.
+        offline: the run, to check without an aggregator.
+        show: called once with the policy lines that the run needs, also if the run is refused.
 
     Returns:
-        The run, its plan, and what of the site's samples the policy admits.
+        The run, its plan, and the samples that the policy admits.
 
     Raises:
-        UserError: what would keep the site from taking part.
+        UserError: the site could not take part.
     """
     with log_names(site=config.name):
         check_writable(Path(config.output), "output")
         if offline is None:
-            _log.info("asks %s for its run", config.aggregator)
+            _log.info("requesting the run from %s", config.aggregator)
             with AggregatorClient(config) as client:
                 spec = offered_spec(config, client.run())
         else:
@@ -153,24 +152,25 @@ def check_site(
 
         try:
             policy, _, plan = permitted(config, spec, planned=planned)
-            _log.info("reads %s for the run %s", config.data, spec.name)
+            _log.info("reading %s for the run %s", config.data, spec.name)
             data = _data(config, spec, plan, policy, looked=partial(looked, policy, plan))
         finally:
             if lines:
-                told(lines)
+                show(lines)
         for warning in policy_warnings(policy, spec):
             _log.warning(warning)
     for line in what_is_loaded(spec):
         printed(line)
+    up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
     printed(
-        f"{config.name} can take part in {spec.name} ({spec.trained_by}), and its policy allows it: {amounts(data)}; "
-        f"at most {step_bytes(plan, up=True):,} bytes up and {step_bytes(plan, up=False):,} down per step"
+        f"{config.name} can take part in {spec.name} ({spec.trained_by}), and its policy allows the run: "
+        f"{amounts(data)}; at most {up:,} bytes up and {down:,} down per step"
     )
     return spec, plan, data
 
 
 def printed(line: str) -> None:
-    """Print a command's result."""
+    """Print a line of a command's result."""
     print(visible(line, MAX_LINE), flush=True)
 
 
@@ -183,12 +183,12 @@ def _data(
     home: Path | None = None,
     looked: Callable[[SiteData], object] = lambda read: None,
 ) -> SiteData:
-    """Read the site's samples, check them, and leave out what its policy does not evaluate.
+    """Read the site's samples, check them, and drop sets that are too small for its policy.
 
-    With a run's identity the site's log notes it, once nothing can refuse it any more.
+    With a run's identity, the run enters the disclosure log once it can no longer be refused.
 
     Raises:
-        UserError: another run has begun meanwhile.
+        UserError: another run has begun in the meantime.
     """
     index, output = spec.federation.sites.index(config.name), Path(config.output)
     results = (output,) if home is None else (home, output)
@@ -204,7 +204,7 @@ def _data(
     try:
         data = admitted(policy, spec.at(config.name), plan, read)
     except PolicyError:
-        _say(read.notes)  # which patients wait, and why, may be what the refusal comes from
+        _log_notes(read.notes)  # they may explain the refusal
         raise
     if run is not None and data.parts is not None and not data.parts.kept():
         raise UserError(
@@ -212,18 +212,17 @@ def _data(
             code="another-run-began",
             field="data",
         )
-    _say(data.notes)
+    _log_notes(data.notes)
     return data
 
 
-def _say(notes: Sequence[str]) -> None:
-    """Tell the person at the site what reading the data has shown."""
+def _log_notes(notes: Sequence[str]) -> None:
     for note in notes:
         _log.log(logging.INFO if isinstance(note, Fact) else logging.WARNING, note)
 
 
 def amounts(data: SiteData) -> str:
-    """Say how many samples there are."""
+    """Describe the number of samples, for people."""
     first = data.splits[0]
     amounts = f"{len(first.train)} samples to train on, {len(first.validation)} to validate, {len(first.test)} to test"
     if len(data.splits) == 1:
@@ -232,7 +231,11 @@ def amounts(data: SiteData) -> str:
 
 
 def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
-    """Return the aggregator's spec, if the site can take part in it."""
+    """Return the spec that the aggregator offers.
+
+    Raises:
+        UserError: the site cannot take part in it.
+    """
     check_versions(config.aggregator, offered, "this site")
     try:
         spec = validate(RunSpec, offered.get("run"), file=config.aggregator)
@@ -240,7 +243,7 @@ def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
         if (other := offered["version"]) == __version__:
             raise
         raise UserError(
-            f"{error}; {config.aggregator} is rankdad {other}, this site {__version__}: what is new in a spec needs "
+            f"{error}; {config.aggregator} runs rankdad {other}, this site {__version__}: new fields of a spec need "
             "the newer version at all sites",
             code="spec-of-other-version",
             field=error.field,
@@ -249,7 +252,6 @@ def offered_spec(config: SiteConfig, offered: Mapping[str, object]) -> RunSpec:
 
 
 def _own(config: SiteConfig, spec: RunSpec, source: str) -> RunSpec:
-    """Return a run, if the site may take part in it."""
     if config.spec is not None:
         expected = validate(RunSpec, load_json(config.spec), file=config.spec)
         if expected.sha256() != spec.sha256():

@@ -10,10 +10,10 @@ from rankdad.common.errors import SpecError
 
 
 def use_threads(count: int) -> None:
-    """Let tensor operations use so many threads, if they can be started here.
+    """Set the number of threads for tensor operations, if they can be started here.
 
     Raises:
-        SpecError: they cannot: torch would end the process without a word.
+        SpecError: they cannot: torch would end the process without a message.
     """
     leave, started = threading.Event(), list[threading.Thread]()
     try:
@@ -24,8 +24,8 @@ def use_threads(count: int) -> None:
     except RuntimeError:
         raise SpecError(
             "training.threads",
-            f"got {count}, but only {len(started) + 1} can be started here: all sites use as many, so choose fewer, or "
-            "allow this container more",
+            f"got {count}, but only {len(started) + 1} can be started here, and all sites use the same number: choose "
+            "fewer, or allow this container more",
             code="too-many-threads",
         ) from None
     finally:

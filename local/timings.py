@@ -1,4 +1,4 @@
-"""Where a site's time goes, step by step."""
+"""A site's computing times, step by step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Timings:
     """A stopwatch for optimizer steps: the lap "begin" starts one, and "end", which counts as "compute", ends it.
 
     Args:
-        path: CSV file with a row per step: seconds of each stretch.
-        again: whether a site goes on, and its rows so far stay; steps that it repeats stand there twice.
+        path: CSV file with the seconds of each phase, a row per step.
+        again: whether to append to existing rows; repeated steps appear twice.
     """
 
     def __init__(self, path: Path, *, again: bool = False) -> None:
@@ -27,7 +27,7 @@ class Timings:
         self._last = perf_counter()
 
     def lap(self, name: str) -> None:
-        """End a stretch of this name."""
+        """End a phase."""
         now = perf_counter()
         if name == "begin":
             self._sums = dict.fromkeys(STRETCHES, 0.0)

@@ -1,4 +1,4 @@
-"""Which rows a model was trained on, as digests that stay at the site: predictions of them are no test."""
+"""Digests of the rows that a model was trained on, kept at the site to warn about predictions of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def digests(inputs: Inputs) -> Array:
 
 
 def write_trained_rows(folder: Path, data: SiteData) -> None:
-    """Write down which rows the model that is kept was trained on, validation included: it chose the weights.
+    """Write the digests of the final model's training rows, including validation, which chose its weights.
 
     Raises:
         UserError: the disk is full or broken.
@@ -40,11 +40,11 @@ def write_trained_rows(folder: Path, data: SiteData) -> None:
 
 
 def seen_rows(path: Path, inputs: Inputs) -> int:
-    """Return how many samples a model was trained on, as far as the folder that it lies in knows.
+    """Return how many samples a model was trained on, according to the folder with the model.
 
     Args:
         path: a site's output, a run's directory with its simulated sites, or something in either.
-        inputs: as they were read.
+        inputs: as read.
     """
     near = ([*folder.glob(FILE), *folder.glob(f"sites/*/{FILE}")] for folder in (path, *path.parents[:2]))
     known: list[Array] = []
@@ -54,5 +54,5 @@ def seen_rows(path: Path, inputs: Inputs) -> int:
         try:
             known.append(np.load(file, allow_pickle=False))
         except (OSError, ValueError):
-            continue  # it only serves a warning
+            continue  # this only serves a warning
     return int(np.isin(digests(inputs), np.concatenate(known)).sum()) if known and len(inputs) else 0

@@ -1,6 +1,6 @@
-"""The trainer: a generator that yields contributions and is sent updates. It has no I/O of its own.
+"""The trainer: a generator that yields contributions and receives updates. It does no I/O.
 
-Whatever carries the messages, HTTP, a platform's iterations or a loop in one process, is a short driver around it.
+Drivers carry the messages: over HTTP, in a platform's iterations, or in one process.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from rankdad.local.references import References
 
 @dataclass
 class TrainingState:
-    """Where a site stands: all that it needs to go on.
+    """The state of a site, as saved in checkpoints.
 
     Args:
         site: its name in the plan.
-        run: where the run is, with the site's replica.
+        run: state of the run, with the site's replica.
         residuals: what error feedback keeps for the next step, by parameter.
-        moments: of the site's own optimizer, where it takes steps of its own.
-        follows: whether the site has lost its residuals. It then only follows until it is where the run is: what it
-            has sent before is in the updates, and cannot be made again.
-        sent: to steps that have left the site out, and may join a later one.
+        moments: of the site's own optimizer, for local steps.
+        follows: whether the site has lost its residuals. It then only applies updates until it has caught up, because
+            it cannot repeat its earlier contributions.
+        sent: contributions to steps that have left the site out, and may join a later one.
         places: weights at which batches have been sent, and how many.
-        order: the epoch, and what its batches are drawn from.
+        order: the epoch, and the seed of its batches.
     """
 
     site: str
@@ -67,17 +67,17 @@ class TrainingState:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a site ends with.
+    """The result of a site.
 
     Args:
         best: weights of the epoch with the best validation metric.
         final: weights after the last step.
         best_epoch: counted from 0.
         epochs: how many were trained.
-        test: metrics of the best weights over all sites' test samples; of several folds, of the last.
+        test: metrics of the best weights over all sites' test samples, in the last fold.
         weights_sha256: digest of every site's final weights.
-        fit: what the last fold's preparation has found in all sites' samples.
-        own: what it has found in this site's alone.
+        fit: statistics for the last fold's preparation from all sites' samples.
+        own: statistics from this site's samples alone.
     """
 
     best: dict[str, Tensor]
@@ -101,29 +101,29 @@ def train(
     ranks: Alone | None = None,
     again: bool = False,
 ) -> Generator[Message | Ask, Message | None, Result]:
-    """Train a site's replica, fold after fold, from hello or from wherever its state stands.
+    """Train a site's replica, fold after fold, from the given state on.
 
     Args:
         spec: the run.
         plan: made from the spec and the replica's initial weights.
         data: the site's samples.
         state: changed in place, and the replica with it.
-        policy: of the site: rows of a step, and weights that are taken over.
-        observer: told what happens beside the messages.
-        ranks: that share the site's batches; without any it is alone.
-        again: whether the run has begun at this site before: whoever sends updates sees to it that they are the same.
+        policy: of the site: limits on rows of a step, and on weights that it takes over.
+        observer: callbacks.
+        ranks: that share the site's batches; by default the site has one process.
+        again: whether the run has begun at this site before; the caller ensures that updates are the same.
 
     Yields:
-        contributions, and is sent the update of the same round; or the question whether a round is complete already,
-        and is sent its update or None.
+        Contributions, and receives the update of the same round; or the number of a round that may be complete, and
+        receives its update or None.
 
     Returns:
         The trained weights and the pooled test metrics.
 
     Raises:
-        RunFailedError: the aggregator says that a site could not go on.
+        RunFailedError: the aggregator reports that a site failed.
         NonFiniteError: the loss is NaN or infinite.
-        PolicyError: steps have too few of this site's samples, or the aggregator's weights are too far from its own.
+        PolicyError: steps have too few of this site's samples, or the aggregator's weights differ too much.
         ProtocolError: an update is not of the round that is due.
 
     Source: arXiv 2102.09631, Algorithm 1 (a site's part).
@@ -151,12 +151,12 @@ def train(
 
 
 class _Trainer:
-    """Makes what is due, and catches up first where the run is further than this site.
+    """Compute what is due, and catch up first if the run is ahead of this site.
 
-    A site may be behind when it starts, and when an update has left it out. It then asks before each round whether that
-    is complete. If so, nobody waits for its contribution any more. If the update leaves it out, it keeps its residuals.
-    If the update includes it, or a later one does that it could be late for, the site has crashed since: it makes the
-    contribution again for the residuals it left.
+    A site may be behind when it starts, and after an update that left it out. It then asks before each round whether
+    the round is complete. If so, its contribution is no longer awaited. If the update leaves it out, it keeps its
+    residuals. If the update or a later one includes it, the site has crashed since, and repeats the contribution for
+    the residuals.
     """
 
     def __init__(
@@ -202,14 +202,14 @@ class _Trainer:
                 self.contributions.check_totals(due.stage)
         if self.passes.evened:
             self.observer.notice(
-                f"{self.state.site}: in {counted(self.passes.evened, 'step')} a few patients "
-                f"had more than 1/{self.policy.sharing} of what flows back from the loss, and count as much as that "
-                "(min_level): the model was certain of nearly all others"
+                f"{self.state.site}: in {counted(self.passes.evened, 'step')} a few patients caused more than "
+                f"1/{self.policy.sharing} of the loss's gradient, and were scaled down to that (min_level): the model "
+                "was certain of nearly all others"
             )
         if self.passes.divided:
             self.observer.notice(
-                f"{self.state.site}: in {counted(self.passes.divided, 'gradient')} of a layer somebody had more than "
-                f"1/{self.policy.sharing} of a unit, or nearly all of a sum of some, and counts less there (min_level)"
+                f"{self.state.site}: in {counted(self.passes.divided, 'gradient')} of a layer one patient had more "
+                f"than 1/{self.policy.sharing} of a unit, or most of a sum of units, and was scaled down (min_level)"
             )
         assert run.test is not None
         assert run.farewell is not None
@@ -218,17 +218,17 @@ class _Trainer:
         return Result(run.best_weights, run.replica.weights(), *outcome, prepared.transform.fit, prepared.transform.own)
 
     def _step(self, known: Message | None) -> Steps[None]:
-        """Take one optimizer step. A site that is out of data contributes no rows, and is present."""
+        """Take one optimizer step. A site that is out of data contributes no rows, but counts as present."""
         run, reads = self.site_run, True
         if self.state.order[0] != self.passes.epoch:
             self._start_epoch()
         self._look()
         if known is not None and (self.state.follows or self.index in known.missing):
             joins = not self.state.follows and (yield from self.catching_up.joins(known))
-            reads = joins is not False  # else nobody waits for its gradients: it only follows
-            if self.state.follows and self.index not in known.missing:  # the step has begun with it
+            reads = joins is not False  # otherwise its gradients are not awaited, and it only applies the update
+            if self.state.follows and self.index not in known.missing:  # the step includes it already
                 reads = not (yield from self.catching_up.is_complete(known, len(self.plan.exchanges)))
-            known = None if joins is None else known  # if nobody can tell, it sends again
+            known = None if joins is None else known  # if it is unknown, it sends again
         batch = self.passes.batch(self.state.order[1], reads=reads)
         self.observer.lap("begin")
         seed = derive(self.plan.seed, "site", self.index, run.rng_key)
@@ -236,7 +236,7 @@ class _Trainer:
         share, counted = run.share(self.index, weight), weight
         before = assumed(self.state.residuals, self.state.sent)
         state = MethodState(before, run.bases)
-        # Steps of its own may leave but one batch that counts: limits are on each.
+        # With local steps, as little as one batch may count: limits apply to each.
         most = self.numbers.rows(self.passes.behind_step)
         most = most if most is None else most - self.projects
         own, moments = self.passes.step(batch, self.state.moments)
@@ -253,13 +253,13 @@ class _Trainer:
             missing |= update.missing
             check_weight(run, update, missing)
             if self.index in update.missing or not answer.weight:
-                weight = 0.0  # once left out of a step, it is in none of its later exchanges
+                weight = 0.0  # left out of one exchange, a site is in no later one of the step
             try:
                 body = replace(body, payload=exchange.send(answer.payload), projections=())
             except StopIteration as stop:
                 part, left = (weight / answer.weight / share if weight else 0.0), stop.value.residuals
                 residuals = residuals_after(self.state.residuals, before, left, part)
-                if part not in (0, 1):  # sums would let them grow from step to step
+                if part not in (0, 1):  # sums would let residuals grow from step to step
                     residuals = run.method.compacted(residuals)
                 break
             self._follow(update)
@@ -269,23 +269,23 @@ class _Trainer:
             assert update is not None
             settled = settle(self.state.residuals, self.state.sent, update.late, answer.weight, self.index, run)
             self.state.residuals, self.state.sent = settled
-            if share and not weight:  # it has come late, and may join
+            if share and not weight:  # late, it may join a later step
                 late = Sent(run.replica.step, counted, share, plus(left, before, -1.0))
                 self.state.sent = (*self.state.sent, late)
-        if weight:  # left out, it begins the next step from where it began this one
+        if weight:  # left out, it repeats the next step from the same residuals
             self.state.moments = moments
         self.observer.lap("reduce")
         self._follow(update)
         self.observer.lap("end")
 
     def _drawn(self, first: int, last: int) -> int:
-        """Return how many steps are of other patients, or of the same with other weights, each time."""
+        """Return how many steps have other patients, or other weights, each time."""
         run = self.site_run
         whole = run.samples(self.index)
         return sum(any(0 < size < whole for size in step) for step in run.batches(self.index)[first:last])
 
     def _start_epoch(self) -> None:
-        """Find what the epoch's batches are drawn from, and note where it begins: in the log where trainings do."""
+        """Draw the epoch's seed, and note its beginning; the log has the beginnings of trainings."""
         here = self.passes.start(self.contributions.known(self.policy, self.state.places))
         self.state.order = self.passes.epoch, here.drawn
         if self._drawn(0, len(self.site_run.batches(self.index))):
@@ -294,7 +294,7 @@ class _Trainer:
                 self.contributions.note_place(self.state.places[-1])
 
     def _look(self) -> None:
-        """Count a stretch of steps where the weights are at one of them, for trainings and runs to come, too.
+        """Count a stretch of steps at the weights of one of them, for this run and later ones.
 
         Raises:
             PolicyError: too many have been sent at nearly these weights.
@@ -302,7 +302,7 @@ class _Trainer:
         stretch, at = self.contributions.stretch(self.policy)
         drawn = self._drawn(stretch.start, stretch.stop)
         step = self.site_run.step
-        lost = not any(place.steps for place in self.state.places)  # what it has lost, a site counts anew
+        lost = not any(place.steps for place in self.state.places)  # counts start anew after a loss
         if not drawn or (step != at and not (lost and step > at)):
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows(), drawn=self.state.order[1])
@@ -323,7 +323,7 @@ class _Trainer:
         return Message(due.kind, due.round, body, due.exchange)
 
     def _checked(self, update: Message | None) -> Body:
-        """Return the body of an update, if it is what is due."""
+        """Return the body of an update, if it fits what is due."""
         assert update is not None
         if isinstance(update.body, Failure):
             said = update.body
@@ -343,15 +343,15 @@ class _Trainer:
         self.observer.followed(body)
 
     def _check_replica(self, weights: dict[str, Tensor]) -> None:
-        """Check the weights that the aggregator gives to all, and say that they are taken over.
+        """Check the weights that the aggregator gives to all, and report that they are taken over.
 
         Raises:
-            PolicyError: they are too far from this site's own.
+            PolicyError: they differ too much from this site's.
         """
         self.site_run.replica.check_parameters(weights)
         name, apart = furthest(self.site_run.replica.parameters(), weights)
         check_replica(self.policy, self.spec, self.state.site, name, apart)
         self.observer.notice(
             f"{self.state.site}: takes over the aggregator's weights after step {self.site_run.steps}: those of {name} "
-            f"are {apart:.3g} of their size from its own, the others no further"
+            f"differ from its own by {apart:.3g} of their size, the others by no more"
         )

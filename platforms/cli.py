@@ -1,4 +1,4 @@
-"""Commands for other people's platforms: `rankdad coinstac`, `rankdad schema`, `rankdad job`."""
+"""Commands for other platforms: `rankdad coinstac`, `rankdad schema`, `rankdad job`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from rankdad.command import refuse_options
 
-job = typer.Typer(help="Make a job for an engine that hospitals run already.", no_args_is_help=True)
+job = typer.Typer(help="Create a job for another federated engine.", no_args_is_help=True)
 
 
 def mount(app: typer.Typer) -> None:
@@ -21,46 +21,48 @@ def mount(app: typer.Typer) -> None:
 
 
 def coinstac(
-    host: Annotated[str, typer.Option(help="Address to listen on; in the image all of the container's.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 in the image.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535, envvar="COINSTAC_PORT")] = 8881,
-    mounts: Annotated[Path, typer.Option(help="Folder of the platform's mounts, input and output.")] = Path("/"),
+    mounts: Annotated[Path, typer.Option(help="Folder with the platform's mounts, input and output.")] = Path("/"),
     allow_factory: Annotated[
         list[str] | None,
-        typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' that the image holds."),
+        typer.Option("--allow-factory", help="Allow the model factory 'package.module:function' of the image."),
     ] = None,
 ) -> None:
-    """Serve the COINSTAC platform: what a container of the image does by itself."""
+    """Serve the COINSTAC platform; the default command of the COINSTAC image."""
     from rankdad.platforms.coinstac.service import run
 
     run(host, port, mounts, tuple(allow_factory or ()))
 
 
 def schema(
-    coinstac: Annotated[bool, typer.Option("--coinstac", help="The description that is uploaded to COINSTAC.")] = False,
-    folder: Annotated[bool, typer.Option(help="Of that: members choose a folder in place of files.")] = False,
-    image: Annotated[str | None, typer.Option(help="Of that: name of the image, without a tag.")] = None,
-    repository: Annotated[str, typer.Option(help="Of that: address of the source code.")] = "",
+    coinstac: Annotated[
+        bool, typer.Option("--coinstac", help="Print the computation spec for COINSTAC instead.")
+    ] = False,
+    folder: Annotated[bool, typer.Option(help="With --coinstac: members choose a folder, not files.")] = False,
+    image: Annotated[str | None, typer.Option(help="With --coinstac: name of the image, without a tag.")] = None,
+    repository: Annotated[str, typer.Option(help="With --coinstac: address of the source code.")] = "",
 ) -> None:
-    """Print the JSON schema of a run's specification, or the description for COINSTAC."""
+    """Print the JSON schema of a run's spec, or the computation spec for COINSTAC."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.coinstac.compspec import IMAGE, compspec
 
     if not coinstac:
         given = {"--folder": folder, "--image": image, "--repository": repository or None}
-        refuse_options(given, "is of the description for COINSTAC: give --coinstac, too")
+        refuse_options(given, "needs --coinstac: add it")
     document = compspec(image or IMAGE, repository, folder=folder) if coinstac else RunSpec.model_json_schema()
     typer.echo(json.dumps(document, indent=2))
 
 
 @job.command("nvflare")
 def job_nvflare(
-    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="Spec of the run, alone or under the key 'run'.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="JOB", help="Folder of the job.")],
     bring_code: Annotated[
-        bool, typer.Option("--bring-code", help="For nodes whose class_allow_list does not name rankdad.")
+        bool, typer.Option("--bring-code", help="Include code, for nodes whose class_allow_list lacks rankdad.")
     ] = False,
 ) -> None:
-    """Make a job of NVFlare's; submitted again, the same run goes on."""
+    """Create a job for NVIDIA FLARE; a job that is submitted again resumes its run."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.nvflare.job import PACKAGE, write_job
 

@@ -1,10 +1,10 @@
 """Federated training of PyTorch models across hospitals by low-rank factors of the gradient (arXiv 2102.09631).
 
-`simulate` trains a model across simulated sites, `load` returns a run that has ended; both return a `Run`. The others
-are parts to build with, and errors, all of which are `RankdadError`.
+`simulate` trains a model across simulated sites, and `load` opens a run that has ended; both return a `Run`. The other
+names are building blocks and errors, which are all subclasses of `RankdadError`.
 
-The names below are what other programs may use. They are imported when they are asked for: most of them take PyTorch.
-Its subpackages are links to the folders beside this one.
+These names are the public API. They are imported lazily, because most of them need PyTorch. The subpackages are links
+to the folders next to this one.
 """
 
 from __future__ import annotations

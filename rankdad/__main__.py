@@ -1,4 +1,4 @@
-"""The command `rankdad`: mounts each package's sub-commands."""
+"""The command `rankdad`, with the commands of all packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every command line of the project runs, logs and ends."""
+"""Options, logging and exit of every command."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from rankdad.common import __version__
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions, end_with, set_up
 
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # whatever was being written
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every round, too.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log nothing but warnings and errors.")]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also log every round.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
 
 DeviceOption = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, as without it, cuda:N, cuda or auto.")
+    str | None, typer.Option(metavar="DEVICE", help="Device to compute on: cpu (the default), cuda, cuda:N or auto.")
 ]
 ColumnsOption = Annotated[
     str | None,
-    typer.Option(metavar="A,B,C", help="Names of the tables' columns, in order, where no first row has them."),
+    typer.Option(metavar="A,B,C", help="Column names, in order, for tables without a header row."),
 ]
 
 
 def list_of(names: str | None) -> tuple[str, ...]:
-    """Return the names in an option, which commas separate."""
+    """Split an option's comma-separated names."""
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"rankdad {__version__}")
         raise typer.Exit
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version, and end.")
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
 ]
 
 
 def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
-    """Return an application without commands.
+    """Create an application without commands.
 
     Args:
-        summary: of the application.
+        summary: first line of its help.
         several: commands that torchrun may start as several processes.
     """
     app = typer.Typer(
@@ -72,11 +72,11 @@ def new_app(summary: str, several: Collection[str] = ()) -> typer.Typer:
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
-    """Refuse options that would do nothing.
+    """Refuse options that would have no effect.
 
     Args:
-        given: what each was given, by its name; None, False and [] where it was not.
-        why: it would do nothing, and what to do.
+        given: values by option; None, False or [] for an option that was not given.
+        why: the reason and the remedy, for the error message.
 
     Raises:
         UserError: one of them was given.
@@ -87,12 +87,12 @@ def refuse_options(given: Mapping[str, object], why: str) -> None:
 
 
 def is_launched() -> bool:
-    """Tell whether torchrun has started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ  # torch.distributed.is_torchelastic_launched, without importing torch
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command line; a user's mistake ends in one sentence, exit status 2."""
+    """Run a command line; a user's mistake ends it with one sentence and exit status 2."""
     set_up(LogOptions())
     try:
         app()
@@ -100,9 +100,8 @@ def run(app: typer.Typer) -> None:
         end_with(error)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in OF_THE_DISK:
+        if error.errno not in DISK_ERRORS:
             raise
         named = error.filename or "the output"
-        found = UserError(f"{named}: cannot be written: {error.strerror}", code="cannot-write")
-        end_with(found)
-        sys.exit(found.exit_code)
+        end_with(UserError(f"{named}: cannot be written: {error.strerror}", code="cannot-write"))
+        sys.exit(UserError.exit_code)

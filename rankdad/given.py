@@ -1,4 +1,4 @@
-"""A simulation as a program gives it: specs as files, dictionaries or objects, data as frames or places on the disk."""
+"""Converts the arguments of `rankdad.simulate` (files, dictionaries, specs, data frames) to a simulation."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Spec = Place | Mapping[str, Any] | RunSpec | SimulationFile
 Data = pd.DataFrame | Mapping[str, pd.DataFrame | Place] | Place
 Names = int | Sequence[str]
 
-FRAMES = "data"  # in a run's directory: the frames that it was given, as tables
+FRAMES = "data"  # name of data frames' tables in a run's directory
 MAX_SITES = 1000
-EXPECTED = "expected a DataFrame, a DataFrame or a path for each site by its name, or a path"
+EXPECTED = "expected a DataFrame, a path, or a DataFrame or path for each site by its name"
 
 
 def given_simulation(
@@ -45,25 +45,27 @@ def given_simulation(
     sites: Names | None = None,
     weights: Place | None = None,
 ) -> SimulationFile:
-    """Return a simulation of what a program has; its frames are written as tables.
+    """Return the simulation for the given arguments; data frames are written as tables.
 
     Args:
         spec: a run, alone or with its simulation.
         folder: for the tables.
-        data: in place of the simulation's source.
-        method: in place of the run's.
-        sites: number or names, in place of the run's.
-        weights: folder of pretrained weights, in place of the simulation's.
+        data: replaces the simulation's source.
+        method: replaces the run's.
+        sites: number or names; replaces the run's.
+        weights: folder of pretrained weights; replaces the simulation's.
 
     Raises:
-        UserError: a wrong field, or data that do not fit; names it.
+        UserError: a field is wrong, or the data do not fit; names it.
     """
     document, file = _document(spec)
     alone = "run" not in document
     if alone:
         document = {"run": document}
     if data is None and "simulation" not in document:
-        raise SpecError("simulation", f"is missing, and so are data: {EXPECTED}", file=file, code="simulation-missing")
+        raise SpecError(
+            "simulation", f"is missing, and no data are given: {EXPECTED}", file=file, code="simulation-missing"
+        )
     run = document["run"]
     if method is not None and isinstance(run, dict):
         run["method"] = named_method(method, run.get("method"))
@@ -74,14 +76,14 @@ def given_simulation(
         source, frames, found = _source(data, folder)
         every = isinstance(data, Mapping)
         if isinstance(data, str | os.PathLike) and "simulation" in document:
-            place = Path(data)  # of the source that the file names, as `--data` has it
+            place = Path(data)  # replaces the path of the file's source, as `--data` does
         else:
             _take(document, source)
     _choose(document, sites, found, every)
     number = sites if isinstance(sites, int) else None
     document = changed(document, sites=number, data=place, weights=None if weights is None else Path(weights))
     if alone:
-        validate(RunSpec, document["run"], file=file)  # so that errors name the fields as they stand there
+        validate(RunSpec, document["run"], file=file)  # so that errors name fields as in the caller's spec
     read = validate(SimulationFile, document, file=file)
     for called, frame in frames.items():
         write_frame(frame, read.run, called, folder / f"{called}.csv")
@@ -89,7 +91,7 @@ def given_simulation(
 
 
 def _document(spec: Spec) -> tuple[dict[str, Any], Path | None]:
-    """Return a spec as JSON has it, a copy, and the file that it comes from."""
+    """Return a copy of a spec as JSON values, and the file that it comes from."""
     file = Path(spec) if isinstance(spec, str | os.PathLike) else None
     if file is not None:
         document = load_json(file)
@@ -109,12 +111,12 @@ def _document(spec: Spec) -> tuple[dict[str, Any], Path | None]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a value of NumPy's or of another library's."""
+    """Convert a value of NumPy or another library to JSON values."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _source(data: Data, folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame], list[str]]:
-    """Return a source for data, frames to be written by the names of their tables, and sites that the data name."""
+    """Return the simulation's source for data, frames to write by table name, and the sites that the data name."""
     if isinstance(data, pd.DataFrame):
         return {"name": "table", "path": str(folder / f"{FRAMES}.csv")}, {FRAMES: data}, []
     if isinstance(data, Mapping):
@@ -146,10 +148,10 @@ def _source(data: Data, folder: Path) -> tuple[dict[str, Any], dict[str, pd.Data
 
 
 def _take(document: dict[str, Any], source: dict[str, Any]) -> None:
-    """Put a source in the place of a simulation's own; how it is dealt out stays as far as it can."""
+    """Replace a simulation's source; its partition stays if it can."""
     simulation = document.setdefault("simulation", {})
     if not isinstance(simulation, dict):
-        return  # which is refused with the rest
+        return  # `validate` refuses it
     partition = simulation.pop("partition", None)
     simulation["source"] = source
     if source["name"] == "folders":
@@ -159,13 +161,13 @@ def _take(document: dict[str, Any], source: dict[str, Any]) -> None:
 
 
 def _choose(document: dict[str, Any], sites: Names | None, found: list[str], every: bool) -> None:
-    """Put sites in the place of a run's own: those that are named; or those of the data, if it names none or not all.
+    """Set a run's sites: those given, or those of the data if the run names none or others.
 
     Args:
         document: of the simulation.
         sites: number or names.
-        found: sites that have data of their own.
-        every: whether all of them take part.
+        found: sites named by the data.
+        every: whether these are all sites.
     """
     run = document["run"]
     if isinstance(sites, bool) or (isinstance(sites, int) and not 1 <= sites <= MAX_SITES):
@@ -184,29 +186,29 @@ def _choose(document: dict[str, Any], sites: Names | None, found: list[str], eve
     elif found and (named is None or (every and isinstance(named, list) and sorted(map(str, named)) != sorted(found))):
         federation["sites"] = found
     if not federation:
-        del run["federation"]  # it is missing, and that is what is said
+        del run["federation"]  # so that the error says that it is missing
 
 
 def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> NDArray[np.bool_]:
-    """Write a frame as a table that the run's schema reads; return which of its rows hold anything, bool [rows].
+    """Write a frame as a table for the run's schema; return which rows are not empty, bool [rows].
 
-    A named index is a column, too.
+    A named index becomes a column.
 
     Args:
         frame: a row for each sample.
-        run: whose schema says how tables are written.
-        called: what errors call it.
+        run: with the schema of the table.
+        called: name of the frame in errors.
         path: of the file.
 
     Raises:
-        DataError: columns have no names, or one name twice; or there are no rows.
-        UserError: the schema is none of one table, or the file cannot be written.
+        DataError: columns have no names or duplicate names, or there are no rows.
+        UserError: the schema needs more than one table, or the file cannot be written.
     """
     data = run.data
     if not isinstance(data, Written) or data.reader != "csv" or getattr(data, "covariates", None) is not None:
-        table = "two tables" if isinstance(data, Written) and data.reader == "csv" else f"what {data.reader} reads"
+        table = "two tables" if isinstance(data, Written) and data.reader == "csv" else f"files for {data.reader}"
         raise UserError(
-            f"{called}: a DataFrame is one table, but the run is of {table}: pass a folder's path",
+            f"{called}: a DataFrame is one table, but the run needs {table}: pass a folder's path",
             code="type-unexpected",
             field="data",
         )
@@ -216,15 +218,15 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
     names: Sequence[object] = frame.columns.tolist()
     for name in names:
         if not isinstance(name, str):
-            text = "expected names that are text: frame.columns = frame.columns.astype(str)"
+            text = "expected text: frame.columns = frame.columns.astype(str)"
             raise DataError(
                 called, f"has a column {name!r} ({type(name).__name__}), {text}", code="column-name-unusable"
             )
     if not len(frame) or not len(frame.columns):
         raise DataError(called, "is empty, expected a row for each sample", code="no-rows")
-    Table(called, frame)  # refuses two columns of one name
+    Table(called, frame)  # refuses duplicate names
     if data.columns and set(names) != set(data.columns):
-        problem = f"has the columns {', '.join(map(str, names))}, where data.columns names others"
+        problem = f"has the columns {', '.join(map(str, names))}, which differ from data.columns"
         raise DataError(called, problem, code="columns-mismatch", field="data.columns")
     mark, blank = data.decimal or ".", "NA" if data.delimiter == BLANK else ""
     cells = frame.astype(object).map(lambda value: _cell(value, mark))
@@ -238,7 +240,7 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
 
 
 def _cell(value: Any, mark: str) -> str:
-    """Return what a file has for a frame's cell: 59 for 59.0, and nothing for what is missing."""
+    """Format a frame's cell: 59 for 59.0, empty for a missing value."""
     if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and value != value):
         return ""
     return canonical(value).replace(".", mark) if isinstance(value, float | np.floating | Decimal) else str(value)

@@ -1,4 +1,4 @@
-"""Runs from a program or a notebook: what `rankdad simulate` does, with data frames, and errors in place of exits."""
+"""The functions `simulate` and `load`, for programs and notebooks."""
 
 from __future__ import annotations
 
@@ -34,36 +34,35 @@ def simulate(
 ) -> Run:
     """Train one model across simulated sites, and return the finished run.
 
-    Sites and aggregator take turns in this process, and exchange the same bytes as between hospitals: the weights are
-    those of `rankdad simulate`, to the last bit. That is the default: it starts at once, works in notebooks and in
-    threads, and is as easy to debug and to interrupt as any other function. With `processes` each site is a process
-    of its own: faster where models are large and there are cores for all. The command starts them, in a fresh
-    interpreter, since this one may hold threads that no fork survives.
+    Sites and aggregator take turns in this process, and exchange the same bytes as between hospitals: the weights equal
+    those of `rankdad simulate`, bit for bit. This starts at once, works in notebooks and threads, and is easy to debug
+    and to interrupt. With `processes`, each site is a process of its own, which is faster for large models on enough
+    cores. They are started in a fresh interpreter, because this one may have threads, which do not survive a fork.
 
-    Nothing of this process is changed: threads, random numbers, default dtype and logging are as they were.
+    Threads, random numbers, default dtype and logging of this process do not change.
 
     Args:
-        spec: a file, a dictionary as JSON has it, or a `RunSpec`: a run, alone or as `{"run": …, "simulation": …}`.
-        data: in place of the simulation's source: a DataFrame, whose rows are dealt out to the sites as the simulation
-            says, at random without one; a DataFrame, a folder or a file for each site, by its name; or a path, as
-            `--data` has it. A run alone takes a folder with a folder for each site, a table, or a .npz file.
-        method: in place of the run's: its fields, or the name of a method or preset, such as "dsgd" or "fedavg".
-        sites: in place of the run's: how many, or their names.
-        output: the run's directory, which must not hold one yet. Without it the directory is a temporary one, which is
-            there as long as the `Run` is.
+        spec: a file, a dictionary of JSON values, or a `RunSpec`: a run, alone or as `{"run": …, "simulation": …}`.
+        data: replaces the simulation's source. A DataFrame: its rows are divided between the sites as the simulation
+            says, by default at random. A dictionary: a DataFrame, a folder or a file for each site. A path: as for
+            `--data`; a run without a simulation needs a folder with a folder for each site, a table, or a .npz file.
+        method: replaces the run's: its fields, or the name of a method or preset, such as "dsgd" or "fedavg".
+        sites: number or names; replaces the run's.
+        output: the run's directory, which must not hold a run yet. By default it is a temporary one, which exists as
+            long as the `Run` does.
         processes: whether each site is a process of its own.
-        pooled: whether one site has all sites' data: what to measure a federation against.
-        progress: whether a terminal or a notebook shows how far it is; elsewhere nothing is shown.
-        allow_factories: "package.module:function" of model factories and readers that may be called.
-        weights: folder of the pretrained weights that the run names.
+        pooled: whether one site has the data of all, for comparison.
+        progress: whether to show the progress on a terminal or in a notebook.
+        allow_factories: "package.module:function" of the model factories and readers that may be called.
+        weights: folder with the pretrained weights that the run names.
 
     Returns:
-        The run, with its figures, its model and its predictions.
+        The run, with its metrics, its model and its predictions.
 
     Raises:
-        UserError: a wrong field, data that cannot be used or that a policy keeps back; names what, where, and what was
-            expected. `SpecError`, `DataError` and `PolicyError` are such errors.
-        RankdadError: the run could not go on, such as `RunFailedError`, which names the site.
+        UserError: a field is wrong, or the data cannot be used or are refused by a policy; names what and where.
+            `SpecError`, `DataError` and `PolicyError` are subclasses.
+        RankdadError: the run failed; `RunFailedError` names the site.
 
     Example:
         >>> from sklearn.datasets import load_breast_cancer
@@ -86,7 +85,7 @@ def simulate(
     directory = Path(output).absolute() if output is not None else _inside(kept)
     if processes and pooled:
         raise UserError(
-            "pooled: one site alone is trained in this process; leave one of processes and pooled out",
+            "pooled: trains one site in this process; leave one of processes and pooled out",
             code="options-exclude",
             field="pooled",
         )
@@ -101,14 +100,14 @@ def simulate(
 
 
 def load(directory: Place, *, allow_factories: Collection[str] = ()) -> Run:
-    """Return the finished run that a directory holds.
+    """Open a run that has ended.
 
     Args:
-        directory: that of a simulation or of an aggregator; or of a site, which has its own predictions alone.
-        allow_factories: "package.module:function" of model factories and readers that may be called.
+        directory: of a simulation, an aggregator, or a site, which has only its own predictions.
+        allow_factories: "package.module:function" of the model factories and readers that may be called.
 
     Raises:
-        UserError: the directory holds no run, or one that has not ended, or has failed.
+        UserError: the directory holds no run, or its run has not ended or has failed.
 
     Example:
         >>> rankdad.load("runs/diabetes").sites[["site", "mae", "baseline_mae"]]
@@ -122,7 +121,7 @@ def _inside(folder: TemporaryFolder | None) -> Path:
 
 
 def _in_processes(file: SimulationFile, directory: Path, factories: Collection[str], onlooker: Onlooker) -> None:
-    """Run a simulation's command to its end."""
+    """Run the command of a simulation."""
     allowed = [word for factory in factories for word in ("--allow-factory", factory)]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "simulation.json"

@@ -1,4 +1,4 @@
-"""A finished run: its figures as data frames, its model, and predictions by it."""
+"""A run that has ended: metrics as data frames, the model, and predictions."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from rankdad.remote.results.run_summary import RunSummary
 from rankdad.settings import TemporaryFolder, settings_kept
 
 NO_RUN = "holds no run, expected the directory of a simulation, of an aggregator or of a site"
-DIGITS = 4  # of figures that are shown
+DIGITS = 4  # of shown metrics
 
 _log = logging.getLogger(__name__)
 
 
 class Run:
-    """A finished run: its figures as data frames, its model, and predictions by it.
+    """A run that has ended: metrics as data frames, the model, and predictions.
 
-    `rankdad.simulate` and `rankdad.load` make it. What is read of its directory is read when it is first asked for. A
-    directory that is temporary is there as long as this object; to keep it, copy `run.directory`, or name an `output`.
+    `rankdad.simulate` and `rankdad.load` return it. Files of its directory are read when they are needed. A temporary
+    directory exists as long as this object; to keep it, copy `run.directory`, or pass an `output`.
 
     Args:
         directory: of the run.
         allow_factories: model factories and readers that may be called.
-        folder: that is to be removed with the run.
+        folder: a temporary folder to remove with the run.
 
     Raises:
-        UserError: the directory holds no run, or one that has not ended, or has failed.
+        UserError: the directory holds no run, or its run has not ended or has failed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Run:
     ) -> None:
         self.directory: Path = directory
         self._factories, self._folder = tuple(allow_factories), folder
-        self._ended = (directory / "summary.json").exists()  # which no site has
+        self._ended = (directory / "summary.json").exists()  # not in a site's directory
         path = directory / ("run.json" if self._ended else "model/model.json")
         if not path.exists():
             raise UserError(f"{directory}: {NO_RUN}", code="no-run")
@@ -77,7 +77,7 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds: the result in figures, traffic, warnings and the weights' digests."""
+        """Contents of `summary.json`: metrics, traffic, warnings and the digests of the weights."""
         path = self._file("summary.json")
         document: dict[str, Any] = load_json(path)
         self._checked = validate(RunSummary, document, file=path)
@@ -90,21 +90,21 @@ class Run:
 
     @cached_property
     def sites(self) -> pd.DataFrame:
-        """A row per site: samples, metrics over all folds with intervals, and the guess's, as in `sites.csv`."""
+        """A row per site: samples, metrics over all folds with intervals, and the baseline's, as in `sites.csv`."""
         return read_table(self._file("sites.csv"), ())
 
     @cached_property
     def coefficients(self) -> pd.DataFrame:
-        """A row per coefficient of a linear model, of all rows and of each site's, as in `coefficients.csv`."""
+        """A row per coefficient of a linear model, for all rows and for each site's, as in `coefficients.csv`."""
         return read_table(self._file("coefficients.csv"), ())
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
-        """A row per test sample, predicted by the model of its fold, which has not seen it.
+        """A row per test sample, predicted by its fold's model, which was not trained on it.
 
-        Columns are site (of a simulation), fold, counted from 1, then those of the sites' files: the schema's key or
-        the row, counted from the table's header, 1; its group, the label, what is predicted. A column of the data
-        that is called site or fold itself is data_site or data_fold.
+        The columns are site (in a simulation) and fold, counted from 1, then those of the sites' files: the schema's
+        key, or the row counted from the table's header as 1; the group, the label, and the prediction. Columns of the
+        data named site or fold are renamed data_site or data_fold.
         """
         places = {site: self.directory / "sites" / site for site in self.spec.federation.sites}
         if not self._ended:
@@ -118,25 +118,25 @@ class Run:
         if not tables:
             reason = "a site keeps them, in its own directory"
             if (self.directory / "sites").is_dir():
-                reason = "no site tests as many samples as its policy asks for (min_rows), or none is set aside"
+                reason = "no site tests as many samples as its policy requires (min_rows), or no test set is held out"
             raise UserError(f"{self.directory}: holds no predictions: {reason}", code="no-predictions")
         return pd.concat(tables, ignore_index=True)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained network, in evaluation mode, between the preparation of its inputs and what its outputs mean.
+        """The trained network in evaluation mode, with the preparation of its inputs and outputs.
 
-        It takes raw rows, as `inputs` returns them, and returns probabilities [n, outputs]; of regression the number,
-        in the label's unit. The network alone, which takes prepared rows, is its `network`.
+        It takes raw rows, as returned by `inputs`, and returns probabilities [n, outputs], or for regression numbers in
+        the label's unit. Its attribute `network` is the network alone, for prepared rows.
         """
         with settings_kept():
             return Standalone(saved_model(self.directory, "best", self._factories)).eval()
 
     def inputs(self, data: pd.DataFrame | Place) -> Tensor:
-        """Return raw rows as `model` takes them, [n, ...]: columns in the schema's order and encoding, NaN for gaps.
+        """Return raw rows for `model`, [n, ...]: columns in the schema's order and encoding, NaN for missing values.
 
         Args:
-            data: as `predict` takes them.
+            data: as for `predict`.
 
         Raises:
             DataError: a row cannot be used; names it.
@@ -147,17 +147,17 @@ class Run:
             return torch.from_numpy(reading.inputs)
 
     def predict(self, data: pd.DataFrame | Place, *, keep: Sequence[str] = ()) -> pd.DataFrame:
-        """Return what `rankdad predict` writes of new samples: classes and probabilities, or numbers.
+        """Predict new samples: classes and probabilities, or numbers, as `rankdad predict` does.
 
-        What it warns of is logged: values far from training's, rows that the model was trained on, rows refused.
+        Warnings are logged: values far from those in training, rows that the model was trained on, refused rows.
 
         Args:
             data: a DataFrame with the columns of the run's table, of which labels may be missing; or a path.
-            keep: columns of the data that predictions stand beside, as do the schema's key and group.
+            keep: columns of the data to copy next to the predictions, in addition to the schema's key and group.
 
         Returns:
-            A row for each row of the data, under its index if it is a DataFrame. A row that cannot be used has no
-            prediction, but a reason in the column `refused`. Values of a label that are numbers are numbers.
+            A row for each row of the data, with the index of a DataFrame. A row that cannot be used has a reason in the
+            column `refused` instead of a prediction. Numeric labels are numbers.
 
         Raises:
             UserError: no row can be used, or a column is missing; names it.
@@ -184,15 +184,15 @@ class Run:
         return table
 
     def report(self, path: Place | None = None) -> Path:
-        """Make a page about the run, to keep and to print, and return its path.
+        """Write the report of the run, and return its path.
 
         Args:
-            path: of the HTML file; `report.html` in the run's directory without it.
+            path: of the HTML file; by default `report.html` in the run's directory.
 
         Raises:
             UserError: the file cannot be written.
         """
-        from rankdad.remote.report.run_report import report  # here, since it takes long to import
+        from rankdad.remote.report.run_report import report  # slow to import
 
         self._file("run.json")
         page, path = report(self.directory), Path(path or self.directory / "report.html")
@@ -204,7 +204,7 @@ class Run:
 
     @contextmanager
     def _read(self, data: pd.DataFrame | Place, keep: Sequence[str] = ()) -> Iterator[tuple[Reading, pd.Index | None]]:
-        """Read samples to be predicted; a frame comes with the index of its rows."""
+        """Read samples to predict; yields a frame's index, too."""
         with settings_kept(), tempfile.TemporaryDirectory() as folder:
             index: pd.Index | None = None
             if isinstance(data, pd.DataFrame):
@@ -215,17 +215,17 @@ class Run:
             yield read_samples(self.spec, path, beside=tuple(keep), allowed=self._factories), index
 
     def _file(self, name: str) -> Path:
-        """Return the path of a file of the run's directory.
+        """Return the path of a file in the run's directory.
 
         Raises:
-            UserError: it is not there.
+            UserError: it does not exist.
         """
         path = self.directory / name
         if not path.exists():
             here = (
-                "a site's directory has none: it is in the run's, at the aggregator"
+                "only the run's directory at the aggregator has it, not a site's"
                 if not self._ended
-                else ("is not there: has it been removed?")
+                else "does not exist: has it been removed?"
             )
             raise UserError(f"{path}: {here}", code="no-model-there")
         check_file(path)
@@ -241,7 +241,7 @@ class Run:
         return f"<rankdad.Run {about}{', ' * bool(figures)}{figures}, {self.directory}>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: figures with their intervals, traffic, and the weights' digest."""
+        """Return the notebook's display: metrics with intervals, traffic, and the weights' digest."""
         rows = [(label, value, interval) for label, value, interval in self._figures()]
         if self._ended:
             summary = self._checked
@@ -265,7 +265,7 @@ class Run:
         return f"<div>{head}<table>{cells}</table><code>{escape(str(self.directory))}</code></div>"
 
     def _figures(self) -> list[tuple[str, str, str]]:
-        """Return the name of each test metric, its value, and its interval as text; none of a site."""
+        """Return name, value and interval of each test metric as text; none for a site."""
         if not self._ended:
             return []
         test, intervals = self._checked.metrics.test or {}, self._checked.metrics.intervals

@@ -1,4 +1,4 @@
-"""What a run changes in its process, put back afterwards: it may be somebody else's."""
+"""Restores the settings of the caller's process after a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 
 @contextmanager
 def settings_kept() -> Iterator[None]:
-    """Compute with PyTorch's own defaults within a `with`, and put the caller's back.
+    """Compute with PyTorch's default settings within a `with`, and restore the caller's.
 
-    They are its threads, random numbers, dtype and device of new tensors, and whether gradients are recorded.
+    Settings are threads, random numbers, dtype and device of new tensors, and whether gradients are recorded.
     """
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -28,7 +28,7 @@ def settings_kept() -> Iterator[None]:
             torch.random.fork_rng(devices=devices),
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.device("cpu") if elsewhere else nullcontext(),  # which would slow every call down
+            torch.device("cpu") if elsewhere else nullcontext(),  # only if needed: it slows every call down
         ):
             yield
     finally:
@@ -37,7 +37,7 @@ def settings_kept() -> Iterator[None]:
 
 
 class TemporaryFolder:
-    """A folder that is removed once nothing holds this object any more, or when the process ends."""
+    """A folder that is removed when this object is garbage-collected, or when the process ends."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="rankdad-"))
@@ -45,5 +45,5 @@ class TemporaryFolder:
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not of a process that was forked from the owner, and ends
+    if os.getpid() == owner:  # not in a forked process
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How far a run is, for who looks on: drawn over and over on a terminal and in a notebook, and nothing elsewhere."""
+"""Shows a run's progress on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rankdad.common.terminal import can_draw, console_here
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.view import LiveView, View, Waiting, data_warnings
 
-PERIOD = 0.2  # seconds between two drawings
+PERIOD = 0.2  # seconds between two updates
 NOTEBOOK_WIDTH = 100  # characters
 
 _log = logging.getLogger(__name__)
 
 
 class Onlooker:
-    """Shows a run's progress within a `with`; what is odd about it is logged at the end, whoever looks on.
+    """Show a run's progress within a `with`; warnings are logged at the end in any case.
 
     Args:
-        wanted: whether to show anything.
+        wanted: whether to show the progress.
     """
 
     def __init__(self, wanted: bool) -> None:
@@ -51,7 +51,7 @@ class Onlooker:
                 _log.warning("%s", visible(warning, MAX_LINE))
 
     def round(self, aggregator: Aggregator) -> None:
-        """Show how far a run in this process is, after a round."""
+        """Show the progress of a run in this process, after a round."""
         self._aggregator = aggregator
         if not self._drawing or time.monotonic() < self._next:
             return
@@ -64,7 +64,7 @@ class Onlooker:
         self._next = time.monotonic() + PERIOD
 
     def line(self, line: str) -> None:
-        """Show what a run in processes of its own says."""
+        """Show a line of a run in other processes."""
         if self._cell is not None:
             self._cell.show(Text(line))
         elif self._drawing:
@@ -88,7 +88,7 @@ class _NotebookView:
 
 
 class _Cell:
-    """A part of a notebook's cell that is drawn over and over; needs no widgets."""
+    """A part of a notebook's cell that can be updated without widgets."""
 
     def __init__(self) -> None:
         self._display = importlib.import_module("IPython.display")

@@ -1,4 +1,4 @@
-"""`rankdad simulate` in a process of its own, as a person would start it."""
+"""Runs `rankdad simulate` as a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import ended_with
 
-LAST_LINES = 20  # shown of a command that ends without a sentence
+LAST_LINES = 20  # shown if a command ends without an error message
 
 
 def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: Path | None = None) -> list[str]:
@@ -23,8 +23,8 @@ def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: 
     Args:
         file: run and simulation.
         directory: of the run.
-        assignments: as `--set` takes them.
-        data: the source's data, in place of the file's own path.
+        assignments: for `--set`.
+        data: for `--data`.
     """
     words = [sys.executable, "-m", "rankdad", "simulate", str(file), "--output", str(directory)]
     words += [word for assignment in assignments for word in ("--set", assignment)]
@@ -32,15 +32,15 @@ def command(file: Path, directory: Path, assignments: Sequence[str] = (), data: 
 
 
 def summary_of(simulation: Sequence[str], say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Run a simulation's command to its end, and return its summary.
+    """Run the command of a simulation, and return its summary.
 
     Args:
         simulation: the command.
-        say: given every line of its progress.
+        say: called with every line of its progress.
 
     Raises:
         UserError: the file is wrong, or its data cannot be used.
-        RankdadError: the run could not go on.
+        RankdadError: the run failed.
     """
     words, lines = [*simulation, "--json"], deque[str](maxlen=LAST_LINES)
     with (
@@ -52,7 +52,7 @@ def summary_of(simulation: Sequence[str], say: Callable[[str], None] = lambda li
             for line in process.stderr:
                 lines.append(line.rstrip())
                 say(lines[-1])
-        except BaseException:  # Ctrl-C among others: its own processes end with it, and it is waited for
+        except BaseException:  # such as Ctrl-C: ends the command and its processes, and waits for them
             process.terminate()
             raise
         if process.wait():

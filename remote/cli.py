@@ -30,8 +30,8 @@ def mount(app: typer.Typer) -> None:
 
 
 def aggregator(
-    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="The run's spec, alone or under the key 'run'.")],
-    output: Annotated[Path, typer.Option(help="The run's directory.")],
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="Spec of the run, alone or under the key 'run'.")],
+    output: Annotated[Path, typer.Option(help="Directory of the run.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
     behind: SocketOption = None,
@@ -40,42 +40,42 @@ def aggregator(
         list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
     ] = None,
     allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
+        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder with the pretrained weights that the spec names.")
+    ] = None,
     retention: Annotated[
-        Retention, typer.Option(help="Of the run's file: 'all' updates, or the 'tail' since the last checkpoints.")
+        Retention, typer.Option(help="Updates to keep: 'all', or the 'tail' since the last checkpoints.")
     ] = Retention.ALL,
-    tokens: Annotated[Path | None, typer.Option(help="File of the sites' hashed tokens.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="File with the hashed tokens of the sites.")] = None,
     viewers: Annotated[
         Path | None,
-        typer.Option(help="File of the hashed tokens of who may see the live page; without it DIR has one token."),
+        typer.Option(help="File with the hashed tokens of the live page's viewers; by default one token in DIR."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the aggregator, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option("--client-ca", help="Ask sites for a certificate made by this authority.")
+        Path | None, typer.Option("--client-ca", help="Require client certificates signed by this authority.")
     ] = None,
     allow_plain_http: Annotated[
-        bool, typer.Option("--allow-plain-http", help="Let others than this machine connect without TLS.")
+        bool, typer.Option("--allow-plain-http", help="Allow other machines to connect without TLS.")
     ] = False,
     allow_anyone: Annotated[
         bool,
-        typer.Option("--allow-anyone", help="Let others take part without proof of who they are."),
+        typer.Option("--allow-anyone", help="Allow other machines to take part without authentication."),
     ] = False,
     upstream: Annotated[
         str | None,
-        typer.Option(metavar="URL|SITE.json", help="Of a region: the aggregator above it, or the file that names it."),
+        typer.Option(metavar="URL|SITE.json", help="For a region: address or SITE.json of the aggregator above it."),
     ] = None,
-    region: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which region of the run this is the aggregator of.")
-    ] = None,
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the region to aggregate.")] = None,
     device: DeviceOption = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
-    """Collect, reduce and broadcast what the sites send, until the run has ended."""
+    """Run the aggregator of one run, until the run has ended."""
     from rankdad.common.documents import load_json
     from rankdad.common.spec import RunSpec
     from rankdad.common.spec.tree import TOP
@@ -115,7 +115,7 @@ def aggregator(
         typer.echo(f"listening on {url}; the run's directory is {output}")
         lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
         page = f"{url}/page/" if behind is None else "/page/ at the proxy's address"
-        typer.echo(f"the live page: {page}, for those with a token of {where}")
+        typer.echo(f"the live page: {page}, with a token from {where}")
         run = partial(run, viewers=lookers)
         run(spec, output, listening, console_here(quiet=quiet), allow_factory or ())
     show_result(load_json(output / "summary.json"), output, spec)
@@ -123,25 +123,28 @@ def aggregator(
 
 def export(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's directory; with --onnx or --torch what `predict` takes, too.")
+        Path,
+        typer.Argument(metavar="DIR", help="Directory of a run; with --onnx or --torch, any MODEL of `predict`."),
     ],
     output: Annotated[Path, typer.Option(help="Folder for the model.")],
     step: Annotated[
-        int | None, typer.Option(help="Which step's model, from the ledger; the last one's without it.", min=1)
+        int | None, typer.Option(help="Step to rebuild from the ledger; by default the last one.", min=1)
     ] = None,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Write model.onnx, with the preparation inside, of the finished model.")
+        bool, typer.Option("--onnx", help="Write the trained model and its preparation as model.onnx.")
     ] = False,
     torch: Annotated[
-        bool, typer.Option("--torch", help="Write model.pt2, likewise, for torch.export.load: no code of ours in it.")
+        bool, typer.Option("--torch", help="Write the trained model and its preparation as model.pt2 (torch.export).")
     ] = False,
-    final: Annotated[bool, typer.Option("--final", help="Of the last weights instead of the best.")] = False,
+    final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
     allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
+        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that the spec names.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder with the pretrained weights that the spec names.")
+    ] = None,
 ) -> None:
-    """Rebuild the model of any step from a run's ledger, or write a trained model as one file for other programs."""
+    """Rebuild the model of any step from the ledger, or export a trained model for other programs."""
     source, of_ledger = directory, step is not None or not (onnx or torch)
     if not of_ledger:
         refuse_options({"--weights": weights}, "is of the ledger's model: give --step, or leave it out")
@@ -165,10 +168,10 @@ def export(
 
 
 def tables(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory; the run may go on.")],
-    output: Annotated[Path | None, typer.Option(help="Folder for the tables; DIR without it.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run; it may still be running.")],
+    output: Annotated[Path | None, typer.Option(help="Folder for the tables; by default DIR.")] = None,
 ) -> None:
-    """Write a run's tables as they stand: steps.csv, metrics.csv, spectra.csv."""
+    """Write the current tables of a run: steps.csv, metrics.csv, spectra.csv."""
     from rankdad.common.files import make_folder
     from rankdad.remote.run_reader import reading
     from rankdad.remote.tables import write_tables
@@ -179,9 +182,9 @@ def tables(
 
 
 def check_run(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory; the run may go on.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run; it may still be running.")],
 ) -> None:
-    """Read all that a run goes on from, and list what is damaged or missing."""
+    """Check the files that a run resumes from, and list damaged and missing ones."""
     from rankdad.remote.check_run import faults_of
 
     faults, seen = faults_of(directory)
@@ -193,12 +196,12 @@ def check_run(
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="The page; DIR/report.html without it.")
+        Path | None, typer.Option(metavar="FILE.html", help="File to write; by default DIR/report.html.")
     ] = None,
 ) -> None:
-    """Make a page about a run, to keep and to print."""
+    """Write the report of a run as an HTML page."""
     from rankdad.remote.report.run_report import NO_PLOTS, plotter
     from rankdad.remote.report.run_report import report as run
 
@@ -213,10 +216,10 @@ def report(
 
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="The runs' directories.")],
-    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Make a page of it, too.")] = None,
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR DIR …", help="Directories of the runs.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML page.")] = None,
 ) -> None:
-    """Show runs side by side."""
+    """Compare the results of several runs."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -244,15 +247,17 @@ def compare(
 
 
 def provision(
-    file: Annotated[Path, typer.Argument(metavar="CONSORTIUM.json", help="Name, aggregator's address and sites.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="CONSORTIUM.json", help="Consortium: name, aggregator's address, members.")
+    ],
     output: Annotated[Path, typer.Option(help="Folder for the start kits.")],
-    add: Annotated[str | None, typer.Option(metavar="NAME", help="Only make the kit of a new member.")] = None,
+    add: Annotated[str | None, typer.Option(metavar="NAME", help="Create only the kit of this new member.")] = None,
     renew: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only replace a member's certificate and token."),
+        typer.Option(metavar="NAME", help="Replace only this member's certificate and token."),
     ] = None,
 ) -> None:
-    """Make certificates, tokens and a start kit for each site, owner and viewer."""
+    """Create certificates, tokens and a start kit for each site, owner and viewer."""
     from rankdad.common.documents import load_json, validate
     from rankdad.remote.consortium import Consortium
     from rankdad.remote.provision import Kits
@@ -261,40 +266,41 @@ def provision(
     for path in kits.make() if add is None and renew is None else kits.change(add, renew):
         typer.echo(f"made {path}")
     if add is not None:
-        typer.echo(f"a service knows {add} once it is started again with what is in {output / 'aggregator'} now")
-    typer.echo(f"give every member its folder over a safe channel, and keep {output / 'ca'} to yourself")
+        typer.echo(f"restart the service with the files in {output / 'aggregator'}, so that it knows {add}")
+    typer.echo(f"send each member its folder over a secure channel, and keep {output / 'ca'} secret")
 
 
 def forget(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a service's.")],
-    site: Annotated[str | None, typer.Argument(metavar="SITE", help="Who leaves; all without it.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run or of a service.")],
+    site: Annotated[str | None, typer.Argument(metavar="SITE", help="Site that leaves; by default all.")] = None,
     log: Annotated[
-        bool, typer.Option("--log", help="Forget how far its log had come instead: its newest copy is lost for good.")
+        bool,
+        typer.Option("--log", help="Instead let the site begin a new disclosure log, because it lost the old one."),
     ] = False,
 ) -> None:
-    """Delete what a site has sent to runs that are over, and say what of it stays in them."""
+    """Delete a site's contributions to ended runs, and list what cannot be deleted."""
     if log:
         from rankdad.remote.known_logs import KnownLogs
 
         if site is None:
-            raise UserError("--log: is of one site: name it", code="option-unused", field="--log")
+            raise UserError("--log: applies to one site: name it", code="option-unused", field="--log")
         KnownLogs(directory).forget(site)
-        typer.echo(f"{site} may begin a new log here: what left before and what leaves then add up, so tell its people")
+        typer.echo(f"{site} may begin a new log here; it no longer counts earlier disclosures, so inform the site")
         return
     from rankdad.remote.retention import forget_all
 
     found = forget_all(directory, site)
     for run, outcome in found.items():
         if isinstance(outcome, UserError):
-            typer.echo(f"{run}: nothing is deleted: {visible(str(outcome))}", err=True)
+            typer.echo(f"{run}: nothing was deleted: {visible(str(outcome))}", err=True)
             continue
         names = outcome.sites if site is None else {site: outcome.receipt(site)}
         count, size = sum(one.contributions for one in names.values()), sum(one.bytes for one in names.values())
         whose = site or "all sites"
-        typer.echo(f"{run}: {count:,} contributions of {whose} are deleted, {size:,} bytes, {outcome.time}")
+        typer.echo(f"{run}: deleted {count:,} contributions of {whose}, {size:,} bytes, {outcome.time}")
     typer.echo(
-        "what stays: the model and every update, which were made from sums with these contributions in them; "
-        "summary.json, the tables and the report, with figures by site; what backups and other members have"
+        "not deleted: the model and the updates, computed from sums that include these contributions; summary.json, "
+        "the tables and the report, with figures by site; copies in backups and at other members"
     )
     if any(isinstance(outcome, UserError) for outcome in found.values()):
         raise typer.Exit(1)

@@ -12,15 +12,15 @@ SocketOption = Annotated[
     typer.Option(
         "--socket",
         metavar="PATH",
-        help="Listen on a Unix socket, not on --host: for a proxy on this machine, whose X-Client-Certificate and "
-        "X-Real-IP are believed.",
+        help="Listen on a Unix socket instead of --host, for a proxy on this machine; its headers "
+        "X-Client-Certificate and X-Real-IP are trusted.",
     ),
 ]
 ExposedOption = Annotated[
     bool,
     typer.Option(
         "--exposed",
-        help="Accept that other machines reach this process without a proxy: strangers share its time and its "
-        "connections, without a limit for each address. Without this option a warning says so.",
+        help="Accept connections from other machines without a proxy, and silence the warning about it. There is no "
+        "limit on connections per address.",
     ),
 ]

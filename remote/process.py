@@ -76,7 +76,7 @@ def run_aggregator(
     Raises:
         UserError: the model or the directory cannot be made, or the aggregator above has another run.
         UnreachableError: the aggregator above does not answer.
-        RunFailedError: a site could not go on.
+        RunFailedError: a site failed.
         InterruptedRunError: a signal came.
     """
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):

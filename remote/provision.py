@@ -1,9 +1,9 @@
-"""Makes a consortium's certificates and tokens, and for each site a folder with all that it needs.
+"""Creates the certificates and tokens of a consortium, and a start kit for each member.
 
-DIR/ca/           ca.pem and its key: keep it apart, it makes new sites
-DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes alone), consortium.json, README.txt
+DIR/ca/           ca.pem and its key, which signs the certificates of new members; keep it secret
+DIR/aggregator/   server.pem, server.key, ca.pem, tokens.json (hashes only), consortium.json, README.txt
 DIR/sites/NAME/   SITE.json, policy.json, ca.pem, certificate.pem and its key, token, README.txt, empty data and result
-DIR/owners/NAME/  OWNER.json, ca.pem, certificate.pem and its key, token, README.txt; DIR/viewers/NAME/ likewise
+DIR/owners/NAME/  OWNER.json, ca.pem, certificate.pem and its key, token, README.txt; also DIR/viewers/NAME/
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rankdad.remote.consortium import AGGREGATOR, CA_DAYS, Consortium
 
 DATA, RESULT, PRIVACY = "data", "result", "privacy"  # folders of a site's kit
 OWNER_FILE = "OWNER.json"
-CONSORTIUM_FILE = "consortium.json"  # the aggregator's own copy: `rankdad serve` reads who takes part
-EARLIER = timedelta(hours=1)  # that certificates are valid before now: clocks differ
+CONSORTIUM_FILE = "consortium.json"  # read by `rankdad serve`
+EARLIER = timedelta(hours=1)  # certificates are valid from an hour ago, because clocks differ
 
 
 class Kits:
@@ -151,26 +151,27 @@ class Kits:
             f"        --tls-cert server.pem --tls-key server.key{mutual} --tokens tokens.json\n\n"
         )
         return (
-            f"The aggregator of {self._consortium.name}.\n\nIn this folder, for one run:\n\n"
+            f"The aggregator of {self._consortium.name}\n\nTo run one study, in this folder:\n\n"
             f"    rankdad aggregator RUN.json {options}"
-            "A service to which owners submit runs, one after the other or several at once:\n\n"
+            "To run a service for studies that owners submit:\n\n"
             f"    rankdad serve {CONSORTIUM_FILE} {options}"
-            "Behind nginx on this machine (docker/nginx/rankdad.conf) the options of either are\n\n"
+            "Behind nginx on this machine (docker/nginx/rankdad.conf), use these options instead:\n\n"
             f"        --output DIR --socket PATH{mutual} --tokens tokens.json\n\n"
-            "Behind another proxy that ends TLS, at an address that only it reaches, the last line of either is\n\n"
+            "Behind another proxy that terminates TLS, at an address that only the proxy can reach, replace the last\n"
+            "line by:\n\n"
             "        --host ADDRESS --allow-plain-http --exposed --tokens tokens.json\n\n"
-            "A change of tokens.json is known at once: whose line is taken out is refused. A service is started again\n"
-            f"for a change of {CONSORTIUM_FILE}, such as a new member.\n"
-            "tokens.json holds hashes alone. Keep server.key secret.\n"
+            "Changes of tokens.json take effect at once: remove a line to exclude a member. Restart a service after a\n"
+            f"change of {CONSORTIUM_FILE}, such as a new member.\n"
+            "tokens.json holds only hashes. Keep server.key secret.\n"
         )
 
     def _site(self, name: str) -> Path:
         folder = make_folder(self._folder(name), private=True)
         config = self._proof(folder, name, {"data": DATA, "output": RESULT, "privacy": PRIVACY, "policy": FILE})
-        for place in (DATA, RESULT, PRIVACY):  # a container has them mounted in a kit that it cannot write to
+        for place in (DATA, RESULT, PRIVACY):  # mount points, for containers with a read-only kit
             make_folder(folder / place, private=True)
         for file, text in (("SITE.json", config), (FILE, Policy().text())):
-            if not (folder / file).exists():  # a renewed site may have changed its own
+            if not (folder / file).exists():  # a renewed site may have edited its files
                 _write(folder / file, text)
         _write(folder / "README.txt", _site_words(name, self._consortium))
         return folder
@@ -184,7 +185,7 @@ class Kits:
         return folder
 
     def _proof(self, folder: Path, name: str, own: dict[str, object]) -> str:
-        """Write what proves that somebody is a member, and return the file that names it."""
+        """Write a member's credentials, and return the text of its configuration file."""
         consortium = self._consortium
         config: dict[str, object] = {"name": name, "aggregator": consortium.aggregator, "token_file": "token"}
         config |= own | {"ca": "ca.pem"}
@@ -200,19 +201,19 @@ class Kits:
 
 def _person_words(name: str, consortium: Consortium) -> str:
     submits = (
-        f"    rankdad ask RUN.json --to {OWNER_FILE}        # whether the sites would take part: nothing is submitted\n"
-        f"    rankdad submit RUN.json --to {OWNER_FILE}     # then: logs RUN, cancel RUN, fetch RUN --output DIR\n"
+        f"    rankdad ask RUN.json --to {OWNER_FILE}        # ask whether the sites would take part\n"
+        f"    rankdad submit RUN.json --to {OWNER_FILE}     # later: logs RUN, cancel RUN, fetch RUN --output DIR\n"
         if name in consortium.owners
         else ""
     )
     certificate = (
-        "A browser needs ca.pem, as an authority to trust, and the certificate as one file:\n\n"
+        "Import ca.pem into the browser as a trusted authority, and the certificate as one file:\n\n"
         "    openssl pkcs12 -export -in certificate.pem -inkey certificate.key -out own.p12\n\n"
     )
     return (
         f"{name} in {consortium.name}\n\nIn this folder:\n\n{submits}"
         f"    rankdad runs --to {OWNER_FILE}\n\n"
-        f"In a browser, with what stands in `token`: {consortium.aggregator.rstrip('/')}/runs/\n\n"
+        f"In a browser, open {consortium.aggregator.rstrip('/')}/runs/ and enter the contents of the file `token`.\n\n"
         f"{certificate if consortium.mutual_tls else ''}{_proofs(name, consortium)}\n"
     )
 
@@ -221,28 +222,35 @@ def _site_words(name: str, consortium: Consortium) -> str:
     valid = f" The certificate is\nvalid for {consortium.days} days." if consortium.mutual_tls else ""
     return (
         f"{name} in {consortium.name}\n\n"
-        f"1. Put the data file into the folder data, or name its own folder in SITE.json, under `data`; `output` is\n"
-        f"   the one for the trained model. Relative paths start here. Out of the hospital, only\n"
-        f"   {consortium.aggregator} has to be reached, by TCP; where that needs a proxy, add\n"
-        f'   "proxy": "http://proxy.example:3128".\n'
-        f"2. {FILE} says what a run may let out of this house; a run that needs more says which line to\n"
-        f"   change, and what that lets out.\n"
-        f"3. Whether all is in order:          rankdad check SITE.json\n"
-        f"4. Take part in a run:               rankdad site SITE.json\n"
-        f"   or in all that a service offers and the policy allows, from now on:   rankdad site SITE.json --stay\n"
-        f'   With "approval": "manual" in SITE.json each waits for:   rankdad approve RUN SITE.json\n'
-        f"5. What has left, for the data protection officer:   rankdad disclosures SITE.json --report FILE.html\n"
-        f"   A patient withdraws:                              rankdad purge SITE.json PATIENT\n"
-        f"   After every run, keep a copy of the folder {PRIVACY}:  rankdad privacy export SITE.json FILE\n"
-        f"   On another machine, put it in place:              rankdad privacy import SITE.json FILE\n\n"
+        f"1. Put the data file into the folder data, or enter another folder in SITE.json, under `data`. The trained\n"
+        f"   model will be in the folder under `output`. Relative paths start from SITE.json.\n"
+        f"   The only connection to the outside is TCP to {consortium.aggregator}.\n"
+        f'   If it needs a proxy, add "proxy": "http://proxy.example:3128" to SITE.json.\n'
+        f"2. Read {FILE}: it limits what a study may learn. To propose a stricter one from your data:\n"
+        f"       rankdad policy init data --output proposed.json\n"
+        f"3. Check data, policy and connection:\n"
+        f"       rankdad check SITE.json\n"
+        f"4. Take part in one run:\n"
+        f"       rankdad site SITE.json\n"
+        f"   Take part in each run of a service that the policy allows:\n"
+        f"       rankdad site SITE.json --stay\n"
+        f'   With "approval": "manual" in SITE.json, each run first waits for:\n'
+        f"       rankdad approve RUN SITE.json\n"
+        f"5. Report to the data protection officer what has left the hospital:\n"
+        f"       rankdad disclosures SITE.json --report FILE.html\n"
+        f"   Withdraw a patient:\n"
+        f"       rankdad purge SITE.json PATIENT\n"
+        f"   Back up the folder {PRIVACY} after every run, and restore it on another machine:\n"
+        f"       rankdad privacy export SITE.json FILE\n"
+        f"       rankdad privacy import SITE.json FILE\n\n"
         f"{_proofs(name, consortium)}{valid}\n"
     )
 
 
 def _proofs(name: str, consortium: Consortium) -> str:
     if consortium.mutual_tls:
-        return f"`token` and `certificate.key` prove that you are {name}: they belong to nobody else."
-    return f"`token` proves that you are {name}: it belongs to nobody else."
+        return f"`token` and `certificate.key` prove that you are {name}: keep them secret."
+    return f"`token` proves that you are {name}: keep it secret."
 
 
 def _named(name: str) -> x509.Name:

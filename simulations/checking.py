@@ -1,4 +1,4 @@
-"""`rankdad check`: what would be sent, and whether every site's policy allows it. Nothing is trained."""
+"""`rankdad check`: what a run would send, and whether all policies allow it."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ PROJECTED = "a pair of random projections of every matrix"  # for a factored sec
 def admitted_together(
     policies: Mapping[str, Policy], spec: RunSpec, plan: Plan, data: Mapping[str, SiteData]
 ) -> dict[str, SiteData]:
-    """Check a run of several sites as each of them would, and return what of its data each admits.
+    """Check a run against the policies of several sites, and return the data that each would use.
 
     Args:
-        policies: of the sites, by name.
+        policies: by site.
         spec: the run.
         plan: of the run.
-        data: of those sites whose data are known, by name.
+        data: by site, for the sites with known data.
 
     Raises:
-        PolicyError: one of them would refuse it.
+        PolicyError: a site would refuse the run.
     """
     own = dict[str, SiteData]()
 
@@ -64,10 +64,10 @@ def admitted_together(
 
 
 def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
-    """Check a run of all these sites as each of them would.
+    """Check a run against one policy that all sites have.
 
     Raises:
-        PolicyError: one of them would refuse it.
+        PolicyError: a site would refuse the run.
     """
     found = dict(zip(plan.sites, data, strict=bool(data)))
     own = admitted_together(dict.fromkeys(plan.sites, policy), spec, plan, found)
@@ -76,12 +76,12 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     counts = list(zip(*([len(split.train) for split in site.splits] for site in data), strict=True))
     for check, sizes in ((check_steps, drawn_sizes), (check_repeated, largest_sizes)):
         drawn = [sizes(spec, fold) for fold in counts]
-        for place, site in enumerate(data):  # which a site alone does not know of even batches
+        for place, site in enumerate(data):  # a site alone does not know the sizes of even batches
             check(policy, spec, plan, site, [fold[place] for fold in drawn])
 
 
 def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
-    """Print how every parameter travels, and how large a step's body is in each direction; of no steps nothing."""
+    """Print how each parameter is sent, and the largest body of a step in each direction."""
     if spec.solver == "exact":
         console.print(f"exact, {counted(len(plan.sites), 'site')}: no step", highlight=False)
         return
@@ -106,17 +106,17 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
         show_levels(spec, plan, console)
     kept = footprint(plan, regions=max(len(node.regions) for node in spec.federation.nodes.values()))
     console.print(
-        f"the run's file at the aggregator: at most {kept.step:,} bytes a step and {kept.epoch:,} an epoch, of which "
-        f"{kept.step_update:,} and {kept.epoch_update:,} stay; contributions are gone after {kept.window} steps. With "
-        f"--retention tail at most {size(kept.tail())}, checkpoints included, and {size(kept.epoch)} for each epoch "
-        f"that ends within {kept.window} steps; beside it, while it is written, {size(kept.journal)}",
+        f"disk space at the aggregator: at most {kept.step:,} bytes per step and {kept.epoch:,} per epoch. "
+        f"Contributions are deleted after {kept.window} steps; {kept.step_update:,} and {kept.epoch_update:,} bytes "
+        f"remain. With --retention tail: at most {size(kept.tail())} including checkpoints, and {size(kept.epoch)} for "
+        f"each epoch that ends within {kept.window} steps. Temporarily, another {size(kept.journal)}",
         highlight=False,
     )
 
 
 def show_levels(spec: RunSpec, plan: Plan, console: Console) -> None:
-    """Print what an aggregator of each level takes and gives in a step, at most."""
-    table = Table("level", "aggregators", "children at most", "bytes in a step", "bytes out a step", "bytes up a step")
+    """Print the largest traffic of an aggregator at each level, per step."""
+    table = Table("level", "aggregators", "most children", "bytes in", "bytes out", "bytes up", title="per step")
     nodes = list(spec.federation.nodes.values())
     sizes = {"site": step_bytes(plan, up=True), "region": step_bytes(plan, up=False)}  # laid out as an update is
     for level in range(1 + max(node.level for node in nodes)):
@@ -129,27 +129,27 @@ def show_levels(spec: RunSpec, plan: Plan, console: Console) -> None:
 
 
 def show_needs(lines: Sequence[Need], console: Console) -> None:
-    """Print every line of a site's policy that a run needs, what each lets out, and which this site refuses."""
+    """Print the policy lines that a run needs, and whether the site's policy allows each."""
     table = Table()
     for name in ("policy", "the run needs", "here", "for", "lets out", ""):
-        table.add_column(name, overflow="fold")  # a code that is cut short could not be looked up
+        table.add_column(name, overflow="fold")  # codes must not be cut
     for one in lines:
         values = (shown(one.needed, MAX_NAMES), shown(one.here, MAX_NAMES))
         state = f"refused ({one.code})" if one.refused else f"left out ({one.code})" if one.code else "ok"
-        told = (one.line, *values, one.field, one.lets_out, state)
-        table.add_row(*(Text(visible(text, MAX_CELL)) for text in told))
+        cells = (one.line, *values, one.field, one.lets_out, state)
+        table.add_row(*(Text(visible(text, MAX_CELL)) for text in cells))
     console.print(table)
 
 
 def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, console: Console) -> None:
-    """Print what a site has for a run, column by column, and what of it leaves the site, as sums.
+    """Print a site's data column by column, and the figures that would leave the site.
 
     Args:
         site: its name.
         spec: the run.
         plan: of the run.
         data: of the site, as its policy admits them.
-        console: where to print.
+        console: to print to.
     """
     label, described = data.samples.labels, data.described()
     whole = Rows(data.samples.inputs, label)
@@ -157,8 +157,8 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         found, sent = (_table_of(spec, spec.data, site, rows) for rows in (whole, described))
         table = Table("column", "missing", "values", "leaves the site")
         for name, own in found["columns"].items():
-            told = sent["columns"][name]
-            out = any(told["levels"].values()) if "levels" in told else told["mean"] is not None
+            column = sent["columns"][name]
+            out = any(column["levels"].values()) if "levels" in column else column["mean"] is not None
             kind = "rows of each level" if "levels" in own else "count, mean and deviation"
             values = ", ".join(f"{level}: {count}" for level, count in own.get("levels", {}).items())
             if "levels" not in own:
@@ -181,20 +181,18 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
     linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
-    even = "batches are even: of two thirds of the rows here if they fill none, and another site makes several"
-    step = (
-        f"every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes"
-    )
+    even = "even batches: of two thirds of the rows here, if these fill no batch and another site makes several"
+    step = f"every step: gradients by {spec.method.name}{projected}, at most {step_bytes(plan, up=True):,} bytes"
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
-        f"once: {numbers:,} sums a fold for the preparation{linear} and Table 1, over at least {data.fewest} {people} "
-        "each",
-        *(["no step, if every other site's policy allows an exact solution, too"] if exact else []),
+        f"once: {numbers:,} sums per fold for the preparation{linear} and Table 1, each over at least {data.fewest} "
+        f"{people}",
+        *(["no steps, if the policies of all other sites allow an exact solution too"] if exact else []),
         *([step] if spec.solver != "exact" else []),
-        *([f"{even}; the policy is asked again then"] if spec.batches == "even" else []),
-        *(["every epoch: figures of the validation set"] if any(len(own.validation) for own in data.splits) else []),
-        f"every fold: figures of the test set{histograms}{', and as many of each reference: ' * bool(references)}"
-        f"{', '.join(references)}",
+        *([f"{even}; the policy is then checked again"] if spec.batches == "even" else []),
+        *(["every epoch: metrics of the validation set"] if any(len(own.validation) for own in data.splits) else []),
+        f"every fold: metrics of the test set{histograms}"
+        f"{', and the same for each reference model: ' * bool(references)}{', '.join(references)}",
         "rows, identifiers, single labels and predictions stay here",
     ]
     for line in lines:
@@ -211,7 +209,7 @@ def _short(value: float | None) -> str:
 
 
 def _batches(spec: RunSpec) -> str:
-    """Say how many batches a step has where sites take steps of their own."""
+    """Describe the number of batches per step, for local steps."""
     own = [spec.at(site).local_steps for site in spec.federation.sites]
     most = max((steps for steps in own if isinstance(steps, int)), default=0)
     if "epoch" in own:
@@ -220,7 +218,7 @@ def _batches(spec: RunSpec) -> str:
 
 
 def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
-    """Return each parameter's bytes, all exchanges of a step together."""
+    """Return the bytes of each parameter over all exchanges of a step."""
     sizes = dict.fromkeys((route.name for route in plan.routes), 0)
     for exchange in range(len(plan.exchanges)):
         layout = plan.layout(exchange, up=up)
@@ -232,7 +230,7 @@ def _slot_bytes(plan: Plan, *, up: bool) -> dict[str, int]:
 
 
 def _words(spec: RunSpec, route: Route) -> tuple[str, str, str, str]:
-    """Say how a parameter travels, what reduces it, how its residual is kept, and its rows up and down."""
+    """Return a parameter's route, reducer, residual and rows, as text."""
     reducer, kept = spec.method.described(route)
     if route.entries is not None:
         return f"{route.entries.count:,} entries", reducer, kept, "–"

@@ -42,32 +42,32 @@ def mount(app: typer.Typer) -> None:
 
 
 def simulate(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="A run and its simulation.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="Spec of a run and its simulation.")] = None,
     sites: SitesOption = None,
     regions: RegionsOption = None,
-    output: Annotated[Path | None, typer.Option(help="The run's directory; runs/NAME-TIME without it.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Directory of the run; by default runs/NAME-TIME.")] = None,
     data: DataOption = None,
     set_: SetOption = None,
     allow_factory: AllowOption = None,
     weights: WeightsOption = None,
-    lockstep: Annotated[bool, typer.Option("--lockstep", help="All in one process, one after the other.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    lockstep: Annotated[bool, typer.Option("--lockstep", help="Run all sites in one process, in turn.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory, which was cut short.")
+        Path | None, typer.Option(metavar="DIR", help="Resume the interrupted run in this directory.")
     ] = None,
-    ledger: Annotated[bool, typer.Option("--ledger", help="Write down all that is decided, for --resume.")] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Record every round, so that --resume works.")] = False,
     relay: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Slow links and faults between sites and aggregator.")
+        Path | None, typer.Option(metavar="FILE.json", help="Simulate slow links and faults as this file says.")
     ] = None,
     device: DeviceOption = None,
     pooled: Annotated[
-        bool, typer.Option("--pooled", help="Train on all sites' data together instead: what to measure against.")
+        bool, typer.Option("--pooled", help="Train on the pooled data of all sites, for comparison.")
     ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
-    """Train one model across sites on this machine, each a process of its own; under torchrun on its machines."""
+    """Train one model across simulated sites, one process per site on this machine, or on the ranks of torchrun."""
     logs = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(logs)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would not survive the fork
@@ -206,13 +206,13 @@ def _cut_short(directory: Path) -> SimulationFile:
 
 def split(
     file: FileArgument,
-    output: Annotated[Path, typer.Option(help="Folder for the sites' parts.")],
-    aggregator: Annotated[str, typer.Option(help="The aggregator's address.")] = "http://127.0.0.1:8765",
+    output: Annotated[Path, typer.Option(help="Folder for the sites' files.")],
+    aggregator: Annotated[str, typer.Option(help="Address of the aggregator.")] = "http://127.0.0.1:8765",
     sites: SitesOption = None,
     data: DataOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
+    """Write the data and the SITE.json of each site, to start the aggregator and the sites by hand."""
     from rankdad.common.policy import FILE
     from rankdad.simulations.dealing import write_sites
     from rankdad.simulations.spec import read_simulation
@@ -236,28 +236,28 @@ def split(
     for note in notes:
         typer.echo(f"note: {note}")
     if read.run.federation.regions:
-        typer.echo("note: all name this one aggregator; give the sites of a region the address of its own")
+        typer.echo("note: every SITE.json names this aggregator; change it to the region's for the sites of a region")
 
 
 def _as_simulated(simulation: SimulationSpec) -> list[str]:
-    """Return what of a simulation should not come to a hospital with real data."""
+    """Return notes on a simulation's settings that a hospital with real data should not take over."""
     from rankdad.common.policy import FILE
 
     notes = list[str]()
     if others := simulation.policy.others():
         lines = ", ".join(f"{line} {json.dumps(own)} ({json.dumps(usual)})" for line, (own, usual) in others.items())
-        notes.append(f"{FILE} is the simulation's, and other than a hospital's default (in brackets): {lines}")
+        notes.append(f"{FILE} is the simulation's policy and differs from the default (in brackets): {lines}")
     if not simulation.policy.keyed_folds:
-        notes.append("the secret in privacy follows from the simulation's file: whoever has that file knows the parts")
-    return [*notes, "for patients of your own make kits with `rankdad provision`"] if notes else []
+        notes.append("the secret in privacy is derived from the simulation's file: that file reveals the parts")
+    return [*notes, "for data of real patients, create kits with `rankdad provision`"] if notes else []
 
 
 def relay(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="What to disturb, and how.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="Bandwidth, latency and faults to simulate.")],
     to: Annotated[str, typer.Option(help="HOST:PORT of the aggregator.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT that sites connect to; port 0 takes a free one.")],
 ) -> None:
-    """Stand between sites and aggregator, with slow links and faults, until Ctrl-C; then say what was done."""
+    """Relay traffic between sites and aggregator with slow links and faults until Ctrl-C, then print a report."""
     from rankdad.common.documents import load_json, validate
     from rankdad.remote.server import listen as listen_on
     from rankdad.simulations.faults import RelaySpec
@@ -272,24 +272,24 @@ def relay(
 
 def init(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A table, or a folder with a folder, or a table, for each hospital.")
+        Path, typer.Argument(metavar="DATA", help="A table, or a folder with one table or one folder per hospital.")
     ],
-    label: Annotated[list[str], typer.Option(help="Name of the column to be predicted.")],
+    label: Annotated[list[str], typer.Option(help="Name of the column to predict.")],
     output: Annotated[Path, typer.Option(metavar="RUN.json", help="File to write.")],
     positive: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="Numbers of the label that are the second of two classes: '> 0'."),
+        typer.Option(metavar="RULE", help="Rule for the positive class of a numeric label, such as '> 0'."),
     ] = None,
     columns: ColumnsOption = None,
     categorical: Annotated[
         str | None, typer.Option(metavar="A,B", help="Columns whose whole numbers are codes, not amounts.")
     ] = None,
-    exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns that are left out.")] = None,
+    exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")] = None,
     decimal: Annotated[
-        str | None, typer.Option(metavar="MARK", help="What stands before decimals, '.' or ',', where it is not plain.")
+        str | None, typer.Option(metavar="MARK", help="Decimal mark, '.' or ',', for tables where it is ambiguous.")
     ] = None,
 ) -> None:
-    """Write a first spec for tables that are there, and say what was guessed."""
+    """Write a first spec for existing tables, and list the guesses in it."""
     from rankdad.common.documents import validate
     from rankdad.common.spec.written import Written
     from rankdad.simulations.first_spec import first_spec, written
@@ -317,7 +317,7 @@ def init(
         raise UserError(f"--output: {said}", code="output-unwritable", field="--output") from None
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
-    typer.echo(f"{output}: look at it, then: rankdad simulate {output}")
+    typer.echo(f"{output} is written; read it, then run: rankdad simulate {output}")
 
 
 def _address(option: str, text: str) -> tuple[str, int]:

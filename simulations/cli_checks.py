@@ -32,7 +32,7 @@ CHECK_PATIENCE = 5.0  # seconds in which an aggregator that is there answers
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="A run, a simulation, or a site's file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="Spec of a run or a simulation, or a SITE.json.")],
     sites: SitesOption = None,
     regions: RegionsOption = None,
     data: DataOption = None,
@@ -41,10 +41,10 @@ def check(
     weights: WeightsOption = None,
     offline: Annotated[
         Path | None,
-        typer.Option(metavar="RUN.json", help="With a site's file: its run, where no aggregator is there yet."),
+        typer.Option(metavar="RUN.json", help="With a SITE.json: check against this run without an aggregator."),
     ] = None,
 ) -> None:
-    """Validate a file, and print what would be sent; for a site's file, reach its aggregator, or read its data."""
+    """Check a run, a simulation or a site before it starts, and print what would be sent; nothing is trained."""
     from rankdad.common.documents import load_json, replace
 
     document = replace(load_json(file), set_ or [])
@@ -75,7 +75,7 @@ def check(
             return
         config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
         try:
-            check_site(config, told=partial(show_needs, console=_wide_console()))
+            check_site(config, show=partial(show_needs, console=_wide_console()))
         except RefusedError as error:
             if error.status != NOT_FOUND:
                 raise
@@ -124,7 +124,7 @@ def _check_agent(config: SiteConfig, refusal: RefusedError) -> None:
     except RefusedError as error:
         raise (refusal if error.status == NOT_FOUND else error) from None
     found = f"the service at {config.aggregator} knows this site, and has {counted(runs, 'run')} for it"
-    typer.echo(f"{config.name}: {found}: start it with --stay; --offline RUN.json tries its data")
+    typer.echo(f"{config.name}: {found}; start the site with --stay, or check its data with --offline RUN.json")
 
 
 def verify(
@@ -137,7 +137,7 @@ def verify(
     weights: WeightsOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Compare each method's gradient of a batch per site with autograd's of the pooled batch; fail if it is inexact."""
+    """Compare the gradient of each method with autograd's on the pooled batch; fail if an exact method differs."""
     import torch
 
     from rankdad.simulations.dealing import dealt_data
@@ -160,7 +160,7 @@ def verify(
 
 
 def _wide_console() -> Console:
-    """Return a console on which tables are not squeezed when nobody looks."""
+    """Return a console wide enough for tables when the output is not a terminal."""
     from rich.console import Console
 
     console = Console()

@@ -248,7 +248,7 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
         chosen.missing[escaped(name)] = codes
     chosen.notes += _spellings(name, found)
     if words:
-        chosen.notes.append(f"column {name}: {', '.join(sorted(words))} is taken for a level, not for a missing value")
+        chosen.notes.append(f"column {name}: {', '.join(sorted(words))} is a level, not a missing value")
 
 
 def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
@@ -292,9 +292,8 @@ def _may_be_codes(found: Sequence[Hospital], names: Iterable[str], missing: dict
             few[name] = f"{name} ({', '.join(values)})"
     if not few:
         return []
-    said = "whole numbers of few values are taken for numbers, each step of which counts the same"
-    return [f"{said}: {'; '.join(few.values())}. Where they are codes, write init again with --categorical "
-            f"{','.join(few)}"]  # fmt: skip
+    said = "columns with few whole numbers are treated as amounts"
+    return [f"{said}: {'; '.join(few.values())}; if they are codes, run init again with --categorical {','.join(few)}"]
 
 
 def _spellings(name: str, found: Sequence[Hospital]) -> list[str]:

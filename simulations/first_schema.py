@@ -131,13 +131,13 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
         data["missing"] = "impute"
         worst = sorted(lacking, key=lacking.__getitem__, reverse=True)[:5]
         some = ", ".join(f"{name} {lacking[name]:.0%}" for name in worst)
-        notes.append(f"gaps are filled with the mean of all hospitals (missing: impute): {some or 'none among inputs'}")
+        notes.append(f"missing inputs are replaced by the mean of all hospitals: {some or 'none yet'} (data.missing)")
     if indicated := [name for name, share in lacking.items() if share >= MANY_GAPS]:
         data["missing_indicators"] = [escaped(name) for name in indicated]
-        said = f"which more than {MANY_GAPS:.0%} of all rows lack, stands an input that says so"
-        notes.append(f"beside {', '.join(indicated)}, {said} (data.missing_indicators)")
+        said = f"more than {MANY_GAPS:.0%} of the values are missing, so a second input marks the missing ones"
+        notes.append(f"{', '.join(indicated)}: {said} (data.missing_indicators)")
     if any(unlabelled):
-        notes.append(f"{counted(sum(unlabelled), 'row')} without a value of {label}: left out")
+        notes.append(f"{counted(sum(unlabelled), 'row')} without a value of {label} left out")
     rows = [one.rows - out - none for one, out, none in zip(found, unlabelled, nameless, strict=True)]
     people = [min(some, count) for some, count in zip(people, rows, strict=True)]
     if min(people) < FEWEST:
@@ -219,7 +219,7 @@ def _task(
         return {"name": "classification", "classes": 2}, ["no", "yes"], {}
     whole = all(float(value).is_integer() for value in values) if numbers else True
     if numbers and not (few and (whole or len(values) == 2) and len(values) <= MANY_CLASSES):
-        notes.append(f"column {label} is taken for a number: the task is regression")
+        notes.append(f"column {label} is numeric: the task is regression")
         return {"name": "regression"}, [], {}
     place = found[0].holding(label)
     if not values:
@@ -246,14 +246,14 @@ def _task(
     counts = [[sum(column.levels.get(value, 0) for value in own) for own in cases] for column in columns]
     values = [own[0] for own in cases]
     some = ", ".join(f"{value} ({sum(own)} rows)" for value, own in zip(values, zip(*counts, strict=True), strict=True))
-    notes.append(f"column {label} is taken for {len(values)} classes: {some}")
+    notes.append(f"column {label} has {len(values)} classes: {some}")
     if len(values) == 2:
         doubt = "" if outcome else f" (if it is {values[0]}, write data.values the other way round)"
-        notes.append(f"the outcome, whose risk is predicted, is {label} = {values[-1]}{doubt}")
+        notes.append(f"the model predicts the risk of {label} = {values[-1]}{doubt}")
     for one, own in zip(found, counts, strict=True):
         notes += one_sided(own, one.site)
     if len(values) > 2 and numbers:
-        notes.append(f'if only some or none of {label} matters, write init again with --positive "> {values[0]}"')
+        notes.append(f'to predict any against none of {label}, run init again with --positive "> {values[0]}"')
     return {"name": "classification", "classes": len(values)}, values, merged
 
 
@@ -289,7 +289,7 @@ def _subjects(found: Sequence[Hospital], names: Sequence[str], data: dict[str, A
     whole = [name for name in once if not any(one.columns[name].missing for one in found)]
     if whole and "key" not in data:
         data["key"] = whole[0]
-        notes.append(f"column {whole[0]} names the rows: it is the key, by which a hospital knows its patients")
+        notes.append(f"column {whole[0]} identifies the rows: it is the key")
     repeated = {name: sum(one.columns[name].distinct for one in found) for name in naming if name not in once}
     if not repeated:
         return [one.rows for one in found]
@@ -297,7 +297,9 @@ def _subjects(found: Sequence[Hospital], names: Sequence[str], data: dict[str, A
     most = max(one.columns[group].most for one in found)
     lacking = sum(one.columns[group].missing for one in found)
     without = f"; {counted(lacking, 'row')} without it are left out" if lacking else ""
-    notes.append(f"column {group} names up to {most} rows: it is the group, whose rows stay in one fold{without}")
+    notes.append(
+        f"column {group} has the same value in up to {most} rows: it is the group; a fold keeps a group{without}"
+    )
     told = [told for one in found for told in one.columns[group].remarks if told.code == "identifier-twice-written"]
     notes += [f"column {group}: {one.text}" for one in told]
     data["group"] = group

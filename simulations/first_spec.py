@@ -1,4 +1,4 @@
-"""`rankdad init`: a first spec for tables that are there, with settings that follow from their size."""
+"""`rankdad init`: a first spec for existing tables, with settings that depend on their size."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def first_spec(
         sites = [f"site-{number + 1}" for number in range(count)]
         rows, people = ([(whole[0] + place) // count for place in range(count)] for whole in (rows, people))
         simulation = {"source": {"name": "table", "path": str(consortium.table)}}
-        notes += (f"one table is dealt out at random to {count} sites",)
+        notes += (f"the rows of the one table are split at random into {count} sites",)
     settings, policy, told = _settings(rows, people, guess)
     simulation |= {"policy": policy} if policy else {}
     name = label if label.isidentifier() and len(label) < 60 else "first"
@@ -80,9 +80,9 @@ def first_spec(
         few = sorted({*smallest, *needing}, key=sites.index)
         counts = ", ".join(f"{site} ({people[sites.index(site)]} {what})" for site in few[:MOST_NAMED])
         counts += f" and {len(few) - MOST_NAMED} more" * (len(few) > MOST_NAMED)
-        said = f"{counts}: sums or steps of some folds are of fewer than a hospital's own policy asks for ({asked})"
-        document["notes"].append(f"{said}; the simulation's sites allow {allowed} (simulation.policy)")
-        document["notes"].append(f"without these lines in their own policies, real hospitals {at_hospitals(made)}")
+        said = f"{counts}: too few for sums or steps of some folds under the default policy ({asked})"
+        document["notes"].append(f"{said}; the simulated sites allow {allowed} (simulation.policy)")
+        document["notes"].append(f"real hospitals whose policies lack these lines {at_hospitals(made)}")
     return document
 
 
@@ -123,9 +123,9 @@ def _settings(
     epochs = max(10, math.ceil((4 * STEPS / 3 if wide else STEPS) / steps))
     model = {"name": "mlp", "hidden": [64, 32], "dropout": 0.2} if large else {"name": "linear"}
     what = "a network" if large else "a linear model"
-    taken = f"{steps} steps an epoch, {epochs} epochs"
-    taken = taken if large else f"solved exactly where all policies let its sums out, else {taken}"
-    notes.append(f"{what} for {sum(rows)} rows of {inputs} inputs; {taken}")
+    taken = f"{steps} steps per epoch, {epochs} epochs"
+    taken = taken if large else f"solved exactly if all policies allow its sums, otherwise {taken}"
+    notes.append(f"{what} for {sum(rows)} rows and {inputs} inputs; {taken}")
     settings: dict[str, Any] = {
         "model": model,
         "preparation": {"standardise": "federated"},
@@ -146,7 +146,7 @@ def _settings(
 
 
 def written(document: dict[str, Any]) -> str:
-    """Return a spec as people read it: a line for each part."""
+    """Format a spec with one line per part."""
     lines = ["{"]
     for part, content in document.items():
         comma = "," if part != list(document)[-1] else ""

@@ -155,7 +155,7 @@ def run(
 
     Raises:
         PolicyError: a site's policy does not allow the run.
-        RunFailedError: a site could not go on, and the run not without it.
+        RunFailedError: a site failed that the run needs.
     """
     replica = partial(Replica, spec, allowed_factories, weights=weights)
     plan = make_plan(spec, replica().model)

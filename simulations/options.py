@@ -1,4 +1,4 @@
-"""Options that several of the simulator's commands have."""
+"""Options shared by the simulator's commands."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
-SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites, in place of the file's.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="Spec of a run and its simulation.")]
+SitesOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Number of sites; overrides the file.")]
 RegionsOption = Annotated[
-    int | None, typer.Option(min=1, max=500, help="Number of regions to deal the sites out to, in place of the file's.")
+    int | None, typer.Option(min=1, max=500, help="Number of regions to group the sites into; overrides the file.")
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
-DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]
+DataOption = Annotated[Path | None, typer.Option(help="Data file of the simulation; overrides the file.")]
 WeightsOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the pretrained weights that the run's spec names.")
+    Path | None, typer.Option(metavar="DIR", help="Folder with the pretrained weights that the spec names.")
 ]
 AllowOption = Annotated[
-    list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
+    list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
 ]

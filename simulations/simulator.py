@@ -45,7 +45,7 @@ SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on 
 
 
 class SimulationError(RankdadError):
-    """A process of the simulation could not go on."""
+    """A process of the simulation failed."""
 
     def __init__(
         self, message: str, exit_code: int, quoted: Sequence[str] = (), *, code: str, field: str = "", site: str = ""
@@ -79,7 +79,7 @@ def simulate(
 
     Raises:
         UserError: the data cannot be read or dealt out, or the directory already holds a run.
-        SimulationError: a process died, or could not go on; or Ctrl-C.
+        SimulationError: a process died, or failed; or Ctrl-C.
     """
     import_before_forking()
     trackers_of(file.run, directory)  # before any process is made
@@ -264,7 +264,7 @@ class _Processes:
             sentence, code = last_error(log_path(self._directory, culprit))
             raise SimulationError(whose + sentence, UserError.exit_code, code=code or "process-ended", site=culprit)
         lines = last_lines(log_path(self._directory, culprit)).splitlines()
-        ended = f"{culprit} could not go on: {reason}{self._how_to_go_on()}"
+        ended = f"{culprit} failed: {reason}{self._how_to_go_on()}"
         code = summary.get("code") or "process-ended"
         raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else (), code=code, site=culprit)
 

@@ -309,7 +309,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[RankdadError], str]] = {
     "numbered": (
         bad_frame(lambda f: f.set_axis(range(5), axis=1)),
         rankdad.DataError,
-        r"data: has a column 0 \(int\), expected names that are text: frame.columns = frame.columns.astype\(str\)",
+        r"data: has a column 0 \(int\), expected text: frame.columns = frame.columns.astype\(str\)",
     ),
     "array": (bad_frame(lambda f: f.to_numpy()), rankdad.UserError, "data: got a ndarray, expected a DataFrame"),
     "site's array": (bad_frame(lambda f: {"alpha": [1]}), rankdad.UserError, "data: got a list for the site alpha"),
@@ -335,7 +335,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[RankdadError], str]] = {
         rankdad.SpecError,
         "simulation.source.path: names a, expected the site b too",
     ),
-    "no data": (lambda folder: rankdad.simulate(RUN), rankdad.SpecError, "simulation: is missing, and so are data"),
+    "no data": (
+        lambda folder: rankdad.simulate(RUN),
+        rankdad.SpecError,
+        "simulation: is missing, and no data are given",
+    ),
     "no federation": (
         lambda folder: rankdad.simulate({k: v for k, v in RUN.items() if k != "federation"}, data=patients(40, 0)),
         rankdad.SpecError,
@@ -384,7 +388,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[RankdadError], str]] = {
     "a site's metrics": (
         lambda folder: rankdad.load(folder / "run" / "sites" / "beta").metrics,
         rankdad.UserError,
-        "metrics.csv: a site's directory has none",
+        "metrics.csv: only the run's directory",
     ),
 }
 

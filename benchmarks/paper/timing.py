@@ -87,7 +87,7 @@ def measure(document: dict[str, Any], *, steps: int = 12) -> Timing:
 
     Raises:
         UserError: the document is wrong, or its data are too few.
-        RankdadError: the run could not go on.
+        RankdadError: the run failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder) / "file.json", Path(folder) / "run"

@@ -188,7 +188,7 @@ def trained(
         lie: see `run_sites`.
 
     Raises:
-        RunFailedError: a site could not go on.
+        RunFailedError: a site failed.
     """
     first = spec.federation.sites[0]
     up: dict[str, list[Message]] = {site: [] for site in spec.federation.sites}

@@ -137,7 +137,7 @@ def timed_as_processes(file: SimulationFile, curve: Curve) -> list[Point]:
     The weights are those of lockstep to the last bit, and so the tests are the same.
 
     Raises:
-        RankdadError: the run could not go on, or sent other bytes than in lockstep.
+        RankdadError: the run failed, or sent other bytes than in lockstep.
     """
     with tempfile.TemporaryDirectory() as folder:
         path, output = Path(folder) / "simulation.json", Path(folder) / "run"

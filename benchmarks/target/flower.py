@@ -38,7 +38,7 @@ def train_with_flower(python: Path, spec: RunSpec, data: Mapping[str, SiteData])
         A test after every round; none where that interpreter has no Flower. Bytes are those of arrays alone.
 
     Raises:
-        RankdadError: Flower could not go on.
+        RankdadError: Flower failed.
     """
     if subprocess.run([python, "-c", "import flwr, ray, torch"], capture_output=True, check=False).returncode:
         return []

@@ -35,8 +35,8 @@ __all__ = ["Batch", "Samples", "SiteData", "lazy_or_whole", "read_samples", "rea
 MEANING: dict[DataWarning, str] = {
     "one-class": "all samples are of one class: there is no AUC of this site alone",
     "missing-classes": "there are no samples of some class",
-    "rows-left-out": "the run is told that there are rows which it does not use, not how many",
-    "fewer-samples-than-folds": "there are fewer samples, or parts of them, than folds: some folds test none here",
+    "rows-left-out": "the other members learn that rows are not used, not how many",
+    "fewer-samples-than-folds": "there are fewer samples, or parts, than folds: some folds test none here",
 }
 
 
@@ -53,13 +53,13 @@ def read_site(
     Args:
         spec: the run.
         folder: of the site's data.
-        site_index: place of the site in the plan.
-        allowed: readers "package.module:function" that the site permits.
-        loading: how samples of a file each are read.
-        dealing: how the site deals its patients out to parts; None where folds follow from keys.
+        site_index: position of the site in the plan.
+        allowed: readers "package.module:function" that the site allows.
+        loading: of samples with a file each.
+        dealing: assignment of patients to parts; None if folds follow from keys.
 
     Raises:
-        DataError: what cannot be used, by file, row and column; or nothing is left to train on.
+        DataError: data cannot be used, by file, row and column; or nothing is left to train on.
     """
     with naming(spec.says, alike=dealing is not None):
         reading = read_samples(spec, folder, allowed=allowed, loading=loading)
@@ -74,26 +74,25 @@ def read_samples(
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
 ) -> Reading:
-    """Read what the run's schema says. Of samples of a file each, all are checked and few are kept.
+    """Read the samples of a run's schema. Samples with a file each are all checked, and few are kept in memory.
 
     Args:
         spec: the run.
-        path: the folder of the schema's files, or one file that is read in the place of the schema's `file`, whatever
-            that is called; the schema's other files lie beside it.
-        beside: columns that predictions are to stand beside, which need no labels; None where the samples are to be
-            trained on.
-        allowed: names "package.module:function" of readers that the caller permits.
-        loading: how samples of a file each are read.
+        path: the folder of the schema's files, or a file to read instead of the schema's `file`, with the schema's
+            other files next to it.
+        beside: columns to copy next to predictions, which need no labels; None to read for training.
+        allowed: names "package.module:function" of readers that the caller allows.
+        loading: of samples with a file each.
 
     Raises:
         PolicyError: the schema names a function that is not allowed.
-        DataError: what cannot be used, by file, row and column.
+        DataError: data cannot be used, by file, row and column.
     """
     data, task = spec.data, spec.task
     dtype, keep, training = spec.training.dtype, spec.preparation.keep, beside is None
     if beside and not isinstance(data, Tabular):
         raise UserError(
-            f"--keep: data.reader {data.reader} has no columns that could stand beside predictions",
+            f"--keep: data.reader {data.reader} has no columns to copy next to predictions",
             code="no-columns",
             field="--keep",
         )
@@ -101,7 +100,7 @@ def read_samples(
         return read_npz(path / data.file if is_folder(path) else path, data, task, dtype, training=training)
     if isinstance(data, FunctionData):
         return read_function(path, data, task, dtype, allowed)
-    from rankdad.common.data.csv import read_csv  # here, since pandas is slow to import: only tables wait for it
+    from rankdad.common.data.csv import read_csv  # slow to import
     from rankdad.common.data.freesurfer import read_freesurfer
     from rankdad.common.data.images import read_images
     from rankdad.common.data.nifti import read_nifti
@@ -124,7 +123,7 @@ def read_samples(
 
 
 def lazy_or_whole(inputs: Array | FileSamples, loading: Loading = Loading()) -> Inputs:  # noqa: B008
-    """Return what was read as training takes it: one tensor, or what is read when it is asked for."""
+    """Return inputs as a tensor, or as lazily read samples."""
     if not isinstance(inputs, FileSamples):
         return torch.from_numpy(inputs)
     give_back_what_is_freed()
@@ -138,7 +137,7 @@ def split_samples(
     loading: Loading = Loading(),  # noqa: B008
     dealing: Dealing | None = None,
 ) -> SiteData:
-    """Split what was read.
+    """Split samples into folds.
 
     Raises:
         DataError: there are no labels, or nothing is left to train on.
@@ -171,8 +170,8 @@ def split_samples(
         return data
     repeats = spec.tested_folds // spec.folds_per_repeat
     note = (
-        f"of {repeats} repeats {repeats - len(equal)} deal this site's samples out differently: one that is like "
-        "another at every site is not run again"
+        f"of {repeats} repeats {repeats - len(equal)} split this site's samples differently: a repeat that equals "
+        "another one at every site is skipped"
     )
     return replace(data, notes=(*data.notes, note))
 

@@ -1,4 +1,4 @@
-"""What single cells of a table hold: numbers, levels, labels. Any other cell is named with file, row and column."""
+"""Parses single cells of a table: numbers, levels, labels. Errors name file, row and column."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from rankdad.common.spec.table_schema import canonical, spelling
 from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 
 LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
-NOISE = 1e-12  # of a number: what computing leaves of it, where all rows have the same
-MAX_ROUNDING = 1e-3  # standard deviations: more moves coefficients
+NOISE = 1e-12  # relative: rounding of equal numbers in computations
+MAX_ROUNDING = 1e-3  # standard deviations: more changes coefficients
 LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
 ISO = re.compile(r"([1-9][0-9]{3}-[0-9]{2}-[0-9]{2}\n)*")  # dates, a line each
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
 def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str = "", *, levels: bool = True) -> Array:
-    """Return a column as numbers that a dtype can hold, float64 [rows]; NaN where one is missing.
+    """Return a column as float64 [rows], checked to fit into a dtype; NaN for missing values.
 
     Args:
-        table: that has the column.
+        table: with the column.
         column: its name.
         dtype: that the numbers have to fit into.
-        hint: what to do about a cell that holds something else; found out without one.
-        levels: whether the schema could have the column's levels in place of numbers.
+        hint: remedy for an invalid cell; by default derived from it.
+        levels: whether the schema could treat the column as categorical.
 
     Raises:
-        DataError: a cell holds something else.
+        DataError: a cell is not a number.
     """
     found = table.numbers(column)
     most = min(float(np.finfo(dtype).max), MOST)
@@ -54,7 +54,7 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
 
 
 def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
-    """Refuse numbers that differ by little more than what a dtype rounds away, such as times of this century."""
+    """Refuse numbers whose differences a dtype would round away, such as times of this century."""
     if not len(values) or np.ptp(values) <= NOISE * np.abs(values).max():
         return
     if np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
@@ -65,7 +65,7 @@ def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
 
 
 def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int], *, levels: bool) -> str:
-    """Return what to do about cells that are no numbers: what to write, or which field of the schema helps."""
+    """Return a remedy for cells that are not numbers, if possible a field of the schema."""
     text = texts[wrong[0]]
     if BROKEN.fullmatch(text):
         return f": {BROKEN_ADVICE}"
@@ -94,17 +94,17 @@ def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int
 def column_codes(
     table: Table, column: str, levels: Sequence[Sequence[str]], hint: str = "", *, other: bool = False
 ) -> Array:
-    """Return each cell's place among the levels, float64 [rows]; NaN where it is missing.
+    """Return the index of each cell's level, float64 [rows]; NaN for missing values.
 
     Args:
-        table: that has the column.
+        table: with the column.
         column: its name.
-        levels: for each place the values that mean it.
-        hint: what to do about a cell that holds something else.
-        other: whether anything else is a level too, the last.
+        levels: the cell values of each level.
+        hint: remedy for an unknown level.
+        other: whether unknown values are a further level, the last.
 
     Raises:
-        DataError: a cell holds something else.
+        DataError: a cell is no level.
     """
     places = {value: float(place) for place, values in enumerate(levels) for value in values}
     rest = float(len(levels)) if other else None
@@ -132,10 +132,10 @@ def _refuse_level(table: Table, row: int, column: str, text: str, known: Sequenc
 
 
 def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
-    """Return the time from a beginning to each of a column's dates, float64 [rows]; NaN where one is missing.
+    """Return the time from a start to each of a column's dates, float64 [rows]; NaN for missing dates.
 
     Raises:
-        DataError: a cell holds something else.
+        DataError: a cell is no date.
     """
     begun = date.start if date.start is not None else _days(holder(tables, date.since), date.since, date)
     days = _days(holder(tables, column), column, date) - begun
@@ -162,27 +162,27 @@ def _days(table: Table, column: str, date: Date) -> Array:
 
 
 def _iso_days(texts: Sequence[str]) -> Array | None:
-    """Return the days of dates such as 2020-04-03 as `Date.day` counts them, at once; None if one is something else."""
+    """Return the days of dates such as 2020-04-03, as `Date.day` counts them; None if any is not of this form."""
     if not ISO.fullmatch("".join(f"{text}\n" for text in texts)):
         return None
     try:
         return np.array(texts, "datetime64[D]").astype(np.int64) + datetime.date(1970, 1, 1).toordinal()
-    except ValueError:  # of a day that is not in the calendar
+    except ValueError:  # no day of the calendar
         return None
 
 
 def _count_of_days(text: str) -> str:
-    """Return what to do about a number that a workbook would show as a date; "" about anything else."""
+    """Return a remedy for a number that a workbook would show as a date; "" for other cells."""
     if not re.fullmatch(r"[1-9]\d{4}(\.\d+)?", text):
         return ""
-    return ": it may be a day as workbooks count them: format the column as dates where it comes from"
+    return ": it may be a day as workbooks count them: format the column as dates in the workbook"
 
 
 def labels_of(data: Tabular, tables: Sequence[Table]) -> Array:
-    """Return labels, float64 [rows], or [rows, labels] of several: places of classes, numbers, 0 and 1; NaN for gaps.
+    """Return labels: class indices or numbers, float64 [rows], or 0 and 1, [rows, labels]; NaN for missing ones.
 
     Raises:
-        DataError: a cell holds something else.
+        DataError: a cell is no label.
     """
     several = not isinstance(data.label, str)
     levels: tuple[tuple[str, ...], ...] = (("0",), ("1",)) if several else tuple((value,) for value in data.values)
@@ -204,9 +204,9 @@ def labels_of(data: Tabular, tables: Sequence[Table]) -> Array:
 def labels_for(
     data: Tabular, tables: Sequence[Table], *, training: bool
 ) -> tuple[Array | None, Array, tuple[str, ...]]:
-    """Return labels as `labels_of` does, which rows have none that is the run's, bool [rows], and a word on these.
+    """Return labels as `labels_of` does, which rows have unknown labels, bool [rows], and notes on them.
 
-    To train on, a cell has to be a label or missing. Predictions need none: labels may be None.
+    For training, a cell has to be a label or missing. Predictions need no labels: they may be None.
     """
     nothing = np.zeros(len(tables[0]), bool)
     if training:
@@ -226,5 +226,5 @@ def labels_for(
 
 
 def as_labels(data: Tabular, found: Array) -> Array:
-    """Return labels without gaps in their own type: int64 of classes, else float64."""
+    """Convert labels without missing values to int64 for classes, otherwise float64."""
     return found.astype(np.int64) if data.values else found

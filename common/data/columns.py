@@ -11,24 +11,24 @@ T = TypeVar("T", bound=TableData)
 
 
 def resolved(data: T, folder: Path) -> T:
-    """Return a schema with the names of a folder's columns in place of patterns; nothing is read where it has none.
+    """Replace the patterns in a schema by the matching columns of a folder; without patterns, nothing is read.
 
     Raises:
-        DataError: a file is missing, or no table.
-        SpecError: a pattern stands for no column.
+        DataError: a file is missing, or is not a table.
+        SpecError: a pattern matches no column.
     """
     return resolve_features(data, all_columns(data, folder)) if data.patterns else data
 
 
 def all_columns(data: TableData, path: Path) -> list[str]:
-    """Return the names of all columns, or regions and measures, that a folder's files have, in their order.
+    """Return the names of all columns, or regions and measures, in a folder's files, in order.
 
     Args:
         data: the schema.
-        path: the folder, or a file in it that takes the place of the schema's own.
+        path: the folder, or a file to read instead of the schema's first.
 
     Raises:
-        DataError: a file is missing, or no table.
+        DataError: a file is missing, or is not a table.
     """
     from rankdad.common.data.csv import csv_columns
     from rankdad.common.data.freesurfer import freesurfer_columns

@@ -1,4 +1,4 @@
-"""What sets a table apart from those of other sites: columns, units, codes and rows that look like a mistake."""
+"""Compares a table with those of other sites: columns, units, codes and rows that may be mistakes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rankdad.common.data.profile import SENTINELS, Column, Profile, Remark
 from rankdad.common.errors import visible
 from rankdad.common.spec.table_schema import canonical
 
-OF_INPUT = "data.categorical names all levels, data.categorical_other makes one of the rest"
-OF_OUTCOME = "write it as elsewhere, or let data.merge make one class of both"
-TWIN = "if they are one hospital's, leave all but one out: patients would be trained on and tested with at once"
-FACTOR = 5.0  # between the medians of two tables, from which their units may differ
-APART = 2.5  # widths of the wider middle half, between them: as °C and °F are, or kg and pounds
+OF_INPUT = "list all levels in data.categorical, or let data.categorical_other cover the rest"
+OF_OUTCOME = "write it as elsewhere, or merge both into one class with data.merge"
+TWIN = "if they are of one hospital, keep only one: otherwise patients are both trained on and tested"
+FACTOR = 5.0  # ratio of two tables' medians from which units may differ
+APART = 2.5  # distance in interquartile ranges from which units may differ, such as °C and °F
 
 
 def compared(profiles: Mapping[str, Profile], labels: Sequence[str] | None = None) -> dict[str, Profile]:
-    """Return the profiles of several sites, with what sets each one apart from the others.
+    """Return the profiles of several sites with remarks on their differences.
 
     Args:
         profiles: by site.
-        labels: columns that are predicted; None where nobody has said.
+        labels: columns to predict; None if unknown.
     """
     return {site: _beside(own, {name: one for name, one in profiles.items() if name != site}, labels)
             for site, own in profiles.items()}  # fmt: skip
@@ -49,19 +49,19 @@ def _beside(own: Profile, others: Mapping[str, Profile], labels: Sequence[str] |
 
 
 def _far(own: Column, other: Column) -> bool:
-    """Tell whether two columns lie apart as those of different units do."""
+    """Return whether two columns differ as different units would."""
     one, two = own.numbers["median"], other.numbers["median"]
     widths = [column.numbers["upper"] - column.numbers["lower"] for column in (own, other)]
     if min(own.distinct, other.distinct) > 10 and abs(one - two) > APART * max(widths) > 0:
         return True
     if other.distinct < 2 or one <= 0 or two <= 0 or max(one / two, two / one) < FACTOR:
         return False
-    signs = min(own.numbers["least"], other.numbers["least"]) < 0  # where 0 is in the middle, medians say little
+    signs = min(own.numbers["least"], other.numbers["least"]) < 0  # around 0, ratios of medians mean little
     return not signs or abs(one - two) > max(widths)
 
 
 def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[str] | None) -> tuple[Remark, ...]:
-    """Return what sets a column apart from those of its name in other tables."""
+    """Return remarks on how a column differs from those of its name in other tables."""
     if not tables:
         return ()
     if not others:
@@ -107,11 +107,11 @@ def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[
 
 
 def is_pair(column: Column) -> bool:
-    """Tell whether a column holds two whole numbers, as codes of yes and no are, in more than a few rows."""
+    """Return whether a column has two whole numbers, such as codes for yes and no, in more than a few rows."""
     coded = column.kind == "number" and column.whole and len(column.levels) == column.distinct == 2
     return coded and column.known >= 20 and not any(float(level) in SENTINELS for level in column.levels)
 
 
 def is_stand_in(column: Column) -> bool:
-    """Tell whether all rows of a column hold one number that some write for a missing one."""
+    """Return whether all rows of a column hold one number that may be a code for missing."""
     return column.distinct == 1 and column.known >= 10 and column.numbers.get("least") in SENTINELS

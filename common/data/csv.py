@@ -18,17 +18,17 @@ from rankdad.common.spec.data import CsvData
 def read_csv(
     path: Path, data: CsvData, dtype: str, *, keep: Sequence[str] = (), beside: Sequence[str] | None = None
 ) -> Reading:
-    """Read samples from a table, and the covariates beside it.
+    """Read samples from a table, and its covariates.
 
     Args:
-        path: the folder, or a file in it that takes the place of the schema's `file`.
+        path: the folder, or a file to read instead of the schema's `file`.
         data: the schema.
         dtype: of the inputs, such as "float32".
         keep: columns whose effects harmonisation keeps.
-        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
+        beside: columns to copy next to predictions; None to read for training.
 
     Raises:
-        DataError: naming file, row and column of what cannot be used.
+        DataError: data cannot be used; names file, row and column.
     """
     numbers = {column for column in (*data.inputs, *keep) if column not in {*data.categorical, *data.dates}}
     numbers |= {data.label} if isinstance(data.label, str) and not data.values else set()
@@ -54,17 +54,17 @@ def csv_samples(
         tables: one, or several with the key in common.
         dtype: of the inputs, such as "float32".
         keep: columns whose effects harmonisation keeps.
-        notes: what is to be told already.
-        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
+        notes: on earlier steps.
+        beside: columns to copy next to predictions; None to read for training.
 
     Raises:
-        DataError: naming file, row and column of what cannot be used.
+        DataError: data cannot be used; names file, row and column.
     """
     if beside is not None:
         refused: dict[int, DataError] = {}
         key = data.key
         if len(tables) == 1 and key not in tables[0].frame:
-            key = None  # who is predicted for may have no name
+            key = None  # samples to predict may have no key
         if key is not None:
             tables = aligned(tables, key, refused)
         return encode(data, tables, dtype, key=key, keep=keep, notes=notes, beside=beside, refused=refused)
@@ -72,21 +72,21 @@ def csv_samples(
     if data.key is not None:
         keys_of(tables[0], data.key)
     if len(tables) > 1:
-        assert data.key is not None  # the schema sees to that
+        assert data.key is not None  # validated by the schema
         tables, told, dropped = join(tables, data.key, data.missing)
         notes += told
     return encode(data, tables, dtype, key=data.key, keep=keep, notes=notes, dropped=dropped)
 
 
 def csv_columns(path: Path, data: CsvData) -> list[str]:
-    """Return the names of all columns of a folder's tables, in order, from their first rows.
+    """Return the names of all columns of a folder's tables, from their header rows.
 
     Args:
-        path: the folder, or a file in it that takes the place of the schema's `file`.
+        path: the folder, or a file to read instead of the schema's `file`.
         data: the schema.
 
     Raises:
-        DataError: a file is missing, or no table.
+        DataError: a file is missing, or is not a table.
     """
     folder = path if is_folder(path) else path.parent
     own = matching_files(folder, data.file)[0] if path is folder else path

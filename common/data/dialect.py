@@ -1,6 +1,6 @@
-"""How a table's file is written: what separates its columns, and where its numbers have their decimals.
+"""Detects how a table's file is written: its delimiter and its decimal marks.
 
-Found only where it can be read in one way; else a sentence names the field of the schema that says it.
+Ambiguous files are refused, with the field of the schema that would decide.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rankdad.common.data.reading import shown
 from rankdad.common.errors import DataError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-BLANK = " "  # any number of them, where nothing else separates columns
-SAMPLE = 1 << 16  # bytes in which the delimiter is looked for
-POINTED = (";", "\t", "|")  # separate columns also where a point stands between thousands
-DECIMALS = re.compile(r"^[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?$", re.MULTILINE)  # of numbers with one mark
-THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # what might be one with a mark between thousands
+BLANK = " "  # one or several, if nothing else separates columns
+SAMPLE = 1 << 16  # bytes used to detect the delimiter
+POINTED = (";", "\t", "|")  # delimiters that allow a point as thousands mark
+DECIMALS = re.compile(r"^[+-]?\d*([.,])\d+(?:[eE][+-]?\d+)?$", re.MULTILINE)  # numbers with one mark
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # possibly with a thousands mark
 
 
 def marked(text: str) -> str | None:
-    """Return the delimiter that a first row such as "sep=;", as spreadsheets write it, names."""
+    """Return the delimiter named in a first row such as "sep=;", which spreadsheets write."""
     found = re.fullmatch(r'"?sep=(.?)"?', text.strip("\r\n"), re.IGNORECASE)
     return found[1] if found and found[1] in DELIMITERS else None
 
 
 def first_rows(path: Path) -> str:
-    """Return the whole rows at a file's beginning; letters may be wrong."""
+    """Return the complete rows at a file's beginning; characters may be wrong."""
     with opened(path) as file:
         sample = file.read(SAMPLE)
     text = sample.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
@@ -39,14 +39,14 @@ def first_rows(path: Path) -> str:
 
 
 def delimiter_of(path: Path, sample: str) -> str:
-    """Return what separates the columns of a table.
+    """Detect the delimiter of a table.
 
     Args:
-        path: of its file, named in errors.
-        sample: its first rows, whole.
+        path: of its file, for errors.
+        sample: its first rows, complete.
 
     Raises:
-        DataError: it might be one or the other, differs from row to row, or the first row names no columns.
+        DataError: it is ambiguous, differs between rows, or the first row has no column names.
     """
     widths = {delimiter: _widths(sample, delimiter) for delimiter in DELIMITERS}
     able = [delimiter for delimiter, found in widths.items() if found and found[0] > 1]
@@ -61,11 +61,11 @@ def delimiter_of(path: Path, sample: str) -> str:
     even = [delimiter for delimiter in able if len(set(widths[delimiter])) == 1] or able
     if len(even) > 1:
         if even == able and "," in able and not any(len(set(widths[one])) == 1 for one in able):
-            return ","  # rows are of unequal length whatever it is, which is said by row
+            return ","  # rows have unequal lengths with any delimiter, which is reported by row
         both = " or ".join(DELIMITERS[delimiter] for delimiter in even)
         raise DataError(
             path,
-            f"its columns might be separated by {both}: say by which in the schema, data.delimiter",
+            f"its columns might be separated by {both}: set data.delimiter in the schema",
             code="delimiter-ambiguous",
             field="data.delimiter",
         )
@@ -85,41 +85,41 @@ def delimiter_of(path: Path, sample: str) -> str:
 
 
 def _widths(sample: str, delimiter: str) -> list[int]:
-    """Return how many cells every row has that is not empty."""
+    """Return the number of cells in every non-empty row."""
     try:
         return [len(row) for row in csv.reader(io.StringIO(sample), delimiter=delimiter, skipinitialspace=True) if row]
-    except csv.Error:  # a cell that is longer than any
+    except csv.Error:  # a cell longer than the limit
         return []
 
 
 @dataclass(frozen=True)
 class Decimals:
-    """Where the columns of a table have a comma before decimals.
+    """The columns of a table with a decimal comma.
 
     Args:
-        comma: columns in which that is so.
-        doubtful: columns whose numbers may mean one thing or another, and why.
+        comma: names of these columns.
+        doubtful: columns with ambiguous numbers, and the reason.
     """
 
     comma: frozenset[str] = frozenset()
     doubtful: Mapping[str, str] | None = None
 
     def union(self, other: Decimals) -> Decimals:
-        """Return what holds of the rows of two tables."""
+        """Return the decimals of the rows of two tables."""
         return Decimals(self.comma | other.comma, {**(self.doubtful or {}), **(other.doubtful or {})})
 
 
 def decimals_of(texts: Mapping[str, Sequence[str]], named: str | None, delimiter: str | None) -> Decimals:
-    """Find the columns whose numbers have a decimal comma.
+    """Detect the columns with a decimal comma.
 
     Args:
         texts: cells by column.
-        named: what the schema says.
-        delimiter: of the columns; None of a workbook's.
+        named: the decimal mark in the schema.
+        delimiter: of the columns; None for a workbook.
     """
     if named is not None:
         return Decimals(frozenset(texts) if named == "," else frozenset())
-    sure: dict[str, dict[str, str]] = {",": {}, ".": {}}  # by mark: a cell for each column
+    sure: dict[str, dict[str, str]] = {",": {}, ".": {}}  # an example for each column, by mark
     maybe: dict[str, dict[str, str]] = {",": {}, ".": {}}
     for column, cells in texts.items():
         whole = "\n".join(cells)
@@ -136,9 +136,9 @@ def decimals_of(texts: Mapping[str, Sequence[str]], named: str | None, delimiter
         why = f"has a comma, {sure['.'][column]} in column {column} a point: write both alike, or name data.decimal"
         return Decimals(frozenset(), dict.fromkeys(commas, why))
     if commas:
-        why = "may be a number with a mark between thousands: remove it, or name the decimal mark in data.decimal"
+        why = "may be a number with a thousands mark: remove it, or name the decimal mark in data.decimal"
         return Decimals(frozenset(commas | set(maybe[","])), dict.fromkeys(set(maybe["."]) - commas, why))
-    why = "may be a decimal or a whole number with a mark between thousands: say in the schema, data.decimal"
+    why = "may be a decimal number, or a whole number with a thousands mark: set data.decimal in the schema"
     doubtful = {column: why for column in maybe[","] if column not in sure["."]}
     if delimiter in POINTED and not sure["."]:
         doubtful |= dict.fromkeys(maybe["."], why)

@@ -1,4 +1,4 @@
-"""Rows of tables encoded as samples: numbers as they are, levels as zeros and a one, labels as classes."""
+"""Encodes rows of tables as samples: numbers, one-hot levels, and class indices of labels."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def encode(
     beside: Sequence[str] | None = None,
     refused: dict[int, DataError] | None = None,
 ) -> Reading:
-    """Encode the rows of tables whose rows are those of the same subjects, in the same order.
+    """Encode the rows of tables with the same subjects in the same order.
 
     Args:
         data: the schema.
         tables: each with some of the columns.
         dtype: of the inputs, such as "float32".
-        key: the column in the first table that names the samples.
+        key: the column in the first table that identifies the samples.
         keep: columns whose effects harmonisation keeps.
-        notes: what is to be told already.
-        dropped: how many rows were left out already.
-        beside: columns that predictions are to stand beside: single rows are then refused, and the label may be
-            missing; None where the samples are to be trained on.
-        refused: rows that are refused already, where predictions are asked for.
+        notes: on earlier steps.
+        dropped: number of rows left out earlier.
+        beside: columns to copy next to predictions: single rows are then refused, and labels may be missing; None to
+            read for training.
+        refused: rows refused earlier, for predictions.
 
     Raises:
-        DataError: naming file, row and column of what cannot be used.
+        DataError: data cannot be used; names file, row and column.
     """
     source, rows, training = tables[0].source, len(tables[0]), beside is None
     if not training:
@@ -86,7 +86,7 @@ def encode(
         encoded = encoded[kept]
     if not len(encoded):
         raise DataError(source, "has no rows", code="no-rows")
-    constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # of what is not to be imputed
+    constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # missing values aside
     if training and len(encoded) > 1 and constant.all():
         raise DataError(
             source,
@@ -112,7 +112,7 @@ def encode(
 
 
 def _stands(data: TableData, tables: Sequence[Table], keep: Sequence[str], rows: Array) -> dict[str, Array]:
-    """Return what stands in all columns that say something of a sample, those of the rows that are kept."""
+    """Return the cells of all columns that describe a sample, for the rows that are kept."""
     since = (date.since for date in data.dates.values() if date.start is None)
     columns = dict.fromkeys((*data.inputs, *data.targets, *keep, *since))
     return {column: holder(tables, column).stands(column)[rows] for column in columns}
@@ -125,12 +125,12 @@ def all_rows(
     refused: dict[int, DataError],
     unlabelled: Array,
 ) -> AllRows:
-    """Return what predictions stand beside.
+    """Return the columns of the data to copy next to predictions.
 
     Args:
         tables: with rows of the same samples.
-        found: columns that are taken where a table has them; the first names the rows.
-        wanted: columns that a table has to have.
+        found: columns to copy if a table has them; the first identifies the rows.
+        wanted: columns that a table must have.
         refused: why rows are no samples, by position.
         unlabelled: bool [rows].
 
@@ -144,7 +144,7 @@ def all_rows(
 
 
 class _Gaps:
-    """Rows that lack a value, and the first of them.
+    """Rows with missing values, and the first of them.
 
     Args:
         rows: of the tables.
@@ -171,13 +171,13 @@ class _Gaps:
         self.rows |= lacking
 
     def error(self, problem: str) -> DataError:
-        """Return the error that names the first."""
+        """Return an error that names the first row."""
         assert self.first is not None
         table, column, row = self.first
         return table.error(row, column, problem)
 
     def settle(self, missing: str) -> tuple[Array, tuple[str, ...]]:
-        """Return the positions of the rows that stay, and what is to be told of the others."""
+        """Return the positions of the complete rows, and notes on the others."""
         kept = np.flatnonzero(~self.rows)
         if self.first is None:
             return kept, ()
@@ -191,15 +191,15 @@ class _Gaps:
 def _column(
     data: TableData, tables: Sequence[Table], column: str, dtype: str, gaps: _Gaps, *, full_rank: bool = False
 ) -> Array:
-    """Return a column's numbers [rows], or a 0 or 1 for every level [rows, levels]; NaN where it is missing.
+    """Return a column's numbers [rows], or one-hot levels [rows, levels]; NaN for missing values.
 
     Args:
         data: the schema.
-        tables: one of which has the column.
+        tables: one of them has the column.
         column: its name.
         dtype: that the numbers have to fit into.
-        gaps: is told of what is missing.
-        full_rank: whether to leave out the first level, which the others and a constant tell.
+        gaps: collects rows with missing values.
+        full_rank: whether to omit the first level, which the others and a constant determine.
     """
     table, levels = holder(tables, column), data.categorical.get(column)
     if levels is None:
@@ -218,13 +218,13 @@ def _column(
 
 
 def bounds_of(data: TableData, column: str) -> tuple[float, float]:
-    """Return the least and the most number that a column has, as it is encoded; infinite where there is none."""
+    """Return the smallest and largest encoded number of a column; infinite without a limit."""
     least, most = _bounds(data, column)
     return (math.log(least) if least > 0 else -math.inf, math.log(most)) if data.is_logarithm(column) else (least, most)
 
 
 def _bounds(data: TableData, column: str) -> tuple[float, float]:
-    """Return the least and the most number that a column has before its logarithm is taken."""
+    """Return the smallest and largest number of a column before its logarithm is taken."""
     least, most = -math.inf, math.inf
     for entry, (low, high) in data.clip.items():
         if fits(column, entry):
@@ -233,7 +233,7 @@ def _bounds(data: TableData, column: str) -> tuple[float, float]:
 
 
 def _numbers(data: TableData, tables: Sequence[Table], table: Table, column: str, dtype: str) -> Array:
-    """Return a column's numbers, of dates the time since another; clipped, and their logarithm, as the schema asks."""
+    """Return a column's numbers, for dates the time since a start; clipped and log-transformed as in the schema."""
     if column in data.dates:
         numbers = column_dates(tables, column, data.dates[column])
     else:

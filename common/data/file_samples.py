@@ -1,4 +1,4 @@
-"""Samples of a file each, read when they are asked for, and a cache of a stated size."""
+"""Samples with a file each, read when they are used, with a cache of limited size."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from rankdad.common.errors import DataError
 
 
 class Cache:
-    """Room for the first samples of a source, as many as fit: each is kept when it has been read.
+    """Memory for the first samples of a source; each is kept when it has been read.
 
-    Processes that are forked later share it. Which samples are kept does not change: an epoch asks for each once, so
-    that none is worth more than another.
+    Processes that are forked later share it. The cached samples do not change, because an epoch uses each once.
 
     Args:
-        slots: for how many samples.
+        slots: number of samples.
         shape: of each.
         dtype: of each.
     """
 
     def __init__(self, slots: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         size = slots * math.prod(shape) * dtype.itemsize
-        # Anonymous and shared: a container's small /dev/shm does not bound it, and nothing is taken before it is used.
+        # Anonymous shared memory: not limited by a container's small /dev/shm, and allocated when it is used.
         self._kept = np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, size // dtype.itemsize).reshape(slots, *shape)
         self._known = np.frombuffer(mmap.mmap(-1, max(1, slots)), np.uint8, slots)
 
     def get(self, row: int) -> Array | None:
-        """Return a sample, if it has been kept."""
+        """Return a cached sample, or None."""
         return self._kept[row] if row < len(self._known) and self._known[row] else None
 
     def put(self, row: int, sample: Array) -> None:
-        """Keep a sample, if there is room for it."""
+        """Cache a sample if there is room."""
         if row < len(self._known):
             self._kept[row] = sample
             self._known[row] = 1
@@ -48,16 +47,16 @@ class Cache:
 
 @dataclass(frozen=True, eq=False)
 class FileSamples:
-    """Inputs [samples, *shape] of which each is read when it is asked for.
+    """Inputs [samples, *shape], each read when it is used.
 
     Args:
-        source: what lists them, named in errors.
-        read: returns one by its place; raises a DataError that names its file.
+        source: of the list of samples, for errors.
+        read: returns a sample by its position; raises a DataError that names its file.
         shape: [samples, *shape].
         dtype: of the inputs.
-        fault: returns the error that names a sample's file, with what is wrong.
-        cache: of what has been read; None keeps nothing.
-        checksums: of the samples as they were read first, uint32 [samples]; None where they have not all been.
+        fault: returns an error that names a sample's file, given the problem.
+        cache: of read samples; None for no cache.
+        checksums: of the samples when they were first read, uint32 [samples]; None if not all have been read.
     """
 
     source: str | Path
@@ -87,7 +86,7 @@ class FileSamples:
         if self.checksums is not None and _checksum(found) != self.checksums[row]:
             raise self.fault(
                 row,
-                "holds something else than when training began: put back what it held, or begin the run anew",
+                "has changed since training began: restore it, or restart the run",
             )
         return found
 
@@ -96,7 +95,7 @@ class FileSamples:
         return np.stack(list(self))
 
     def take(self, rows: Sequence[int]) -> FileSamples:
-        """Return some of the samples; what their cache keeps, it keeps."""
+        """Return some of the samples, with their cache."""
         return replace(
             self,
             read=lambda place: self[rows[place]],
@@ -108,14 +107,14 @@ class FileSamples:
 
     @property
     def sample_bytes(self) -> int:
-        """What one sample takes in memory."""
+        """Memory of one sample, in bytes."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def cached(self, loading: Loading) -> FileSamples:
-        """Return them with a cache in memory.
+        """Return the samples with a cache in memory.
 
         Raises:
-            DataError: it is larger than the memory.
+            DataError: the cache does not fit into memory.
         """
         slots = min(len(self), loading.cache_bytes // max(1, self.sample_bytes))
         what = f"a cache of {slots} samples (loading.cache_mib)"
@@ -123,10 +122,10 @@ class FileSamples:
         return replace(self, cache=Cache(slots, self.shape[1:], self.dtype))
 
     def checked(self, loading: Loading) -> FileSamples:
-        """Return them with a cache, after each has been read once: what cannot be is told before training begins.
+        """Return the samples with a cache after reading each once, so that errors come before training.
 
         Raises:
-            DataError: a sample cannot be used; or the cache is larger than the memory.
+            DataError: a sample cannot be used, or the cache does not fit into memory.
         """
         found, checksums = self.cached(loading), np.zeros(len(self), np.uint32)
         for row in range(len(self)):
@@ -135,12 +134,12 @@ class FileSamples:
 
 
 def _checksum(sample: Array) -> int:
-    """Return what tells a sample's bytes from others."""
+    """Return a checksum of a sample's bytes."""
     return zlib.crc32(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
 
 
 def joined(parts: list[FileSamples]) -> FileSamples:
-    """Return the samples of several sources as those of one; each keeps its cache."""
+    """Concatenate the samples of several sources; each keeps its cache."""
     places = [(part, row) for part in parts for row in range(len(part))]
 
     def read(place: int) -> Array:

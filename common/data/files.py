@@ -1,4 +1,4 @@
-"""The files that a schema names in a site's folder: found, and read as one table or as several."""
+"""Finds the files of a schema in a site's folder, and reads them as one or several tables."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rankdad.common.spec.written import Written
 
 OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".por", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata",
                 ".mdb", ".accdb", ".feather", ".csv.zip", ".csv.bz2", ".csv.xz")  # fmt: skip
-TEXTS = (".txt", ".dat", ".zip", ".7z")  # that are tables where no other is
+TEXTS = (".txt", ".dat", ".zip", ".7z")  # may be tables if there are no others
 
 
 class Fact(str):
-    """A sentence that says what was done with the data, and warns of nothing."""
+    """A note that is no warning."""
 
     __slots__ = ()
 
 
 def matching_files(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
-    """Return the files that names stand for, in the names' order; those of a pattern in the alphabet's.
+    """Return the files that names and patterns match, in the order of names, then alphabetically.
 
     Raises:
-        DataError: the folder cannot be read, or no name stands for one of its files.
+        DataError: the folder cannot be read, or a name matches no file.
     """
-    found: dict[Path, None] = {}  # in order, each once
+    found: dict[Path, None] = {}
     several = (names,) if isinstance(names, str) else names
     for name in several:
         found |= dict.fromkeys(_files(folder, partial(fits, written=name)) if is_pattern(name) else [folder / name])
@@ -41,16 +41,14 @@ def matching_files(folder: Path, names: str | tuple[str, ...]) -> list[Path]:
         expected = "expected at least one in the folder"
         raise DataError(
             folder / several[0],
-            f"stands for no file, {expected}"
-            if len(several) == 1
-            else f"and {len(several) - 1} more stand for no file, {expected}",
+            "matches no file" + (f", nor do {len(several) - 1} more" if len(several) > 1 else "") + f", {expected}",
             code="file-missing",
         )
     return list(found)
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """Return the tables in a folder, by their names' endings, in the alphabet's order.
+    """Return the tables in a folder, recognised by their extensions, in alphabetical order.
 
     Raises:
         DataError: the folder cannot be read.
@@ -59,7 +57,7 @@ def tables_in(folder: Path) -> list[Path]:
 
 
 def left_out(folder: Path) -> list[DataError]:
-    """Return why folders in a folder, and files beside its tables, are no hospital's, though they may be meant so.
+    """Return errors for folders and files that are skipped although they may be meant as a hospital's.
 
     Raises:
         DataError: the folder cannot be read.
@@ -72,7 +70,7 @@ def left_out(folder: Path) -> list[DataError]:
             other = next((path for path in held if path.name.lower().endswith((*OTHER_TABLES, *TEXTS))), None)
             said = f"is no table that is read: {remedy}, or move {inner.name} away"
             if other is None:
-                said = "holds no table, such as a .csv or .xlsx: it is left out"
+                said = "holds no table, such as a .csv or .xlsx: it is skipped"
             code = "folder-without-table" if other is None else "format-unexpected"
             found.append(DataError(other or inner, said, code=code))
     if tables_in(folder):
@@ -82,17 +80,17 @@ def left_out(folder: Path) -> list[DataError]:
 
 
 def places_of_sites(folder: Path, sites: tuple[str, ...] = ()) -> dict[str, Path]:
-    """Return the folder of each site in a folder; where there are none, its tables, if they are of a site each.
+    """Return the folder of each site in a folder; without folders, its tables if each is of one site.
 
-    A site is called as its folder is, in the letters that a site's name may have: Köln is koeln. Of tables the words
-    count that not all of their names have: processed.köln.data is koeln's.
+    A site's name is that of its folder, transliterated: Köln becomes koeln. For tables, words that all names share are
+    dropped: processed.köln.data is of koeln.
 
     Args:
-        folder: that holds the others.
-        sites: those that are asked for; without them all folders that hold a table are.
+        folder: with the others.
+        sites: to find; by default all folders with a table.
 
     Raises:
-        DataError: the folder cannot be read, or two places have one name, or one none.
+        DataError: the folder cannot be read, or a site's name is empty or not unique.
     """
     try:
         inner = [one for one in sorted(folder.iterdir()) if one.is_dir() and not one.name.startswith(".")]
@@ -117,7 +115,7 @@ def places_of_sites(folder: Path, sites: tuple[str, ...] = ()) -> dict[str, Path
 
 
 def _telling(tables: list[Path]) -> list[str]:
-    """Return what tells tables' names apart: their words without those at both ends that all have in common."""
+    """Return the distinguishing words of tables' names, without the words that all share at either end."""
     stems = [path.name[: -len(next(end for end in TABLES if path.name.lower().endswith(end)))] for path in tables]
     words = [[word for word in re.split(r"[\s._-]+", stem) if word] for stem in stems]
     for end in (0, -1):
@@ -132,16 +130,16 @@ def _files(folder: Path, chosen: Callable[[str], bool]) -> list[Path]:
         files = sorted(path for path in folder.iterdir() if chosen(path.name) and path.is_file())
     except OSError as error:
         raise DataError(folder, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
-    return [path for path in files if not path.name.startswith((".", "~"))]  # an office program's marks of open files
+    return [path for path in files if not path.name.startswith((".", "~"))]  # lock files of office programs
 
 
 def read_one(
     folder: Path, names: str | tuple[str, ...], written: Written, numbers: Collection[str] = ()
 ) -> tuple[Table, tuple[str, ...]]:
-    """Read a table, of all the rows if names stand for several files, and return what is to be told of these.
+    """Read one or several files as a table; return it with notes.
 
     Raises:
-        DataError: a file is missing or no table, or their columns differ.
+        DataError: a file is missing or is not a table, or their columns differ.
     """
     files = matching_files(folder, names)
     if isinstance(names, str) and not is_pattern(names):
@@ -156,16 +154,16 @@ def read_one(
 def read_first(
     path: Path, names: str | tuple[str, ...], written: Written, numbers: Collection[str] = ()
 ) -> tuple[Path, Table, tuple[str, ...]]:
-    """Read the table with which a schema begins, and return its folder and what is to be told of it, too.
+    """Read the first table of a schema; return it with its folder and notes.
 
     Args:
-        path: the folder, or a file in it that takes the place of what `names` stands for.
+        path: the folder, or a file to read instead of `names`.
         names: of the table in the schema.
-        written: what the schema says of tables.
+        written: how tables are written, from the schema.
         numbers: see `read_table`.
 
     Raises:
-        DataError: a file is missing or no table, or several have different columns.
+        DataError: a file is missing or is not a table, or columns differ.
     """
     if is_folder(path):
         return path, *read_one(path, names, written, numbers)
@@ -173,13 +171,13 @@ def read_first(
 
 
 def each(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return names of tables that are joined, each a name or a pattern."""
+    """Return the names or patterns of joined tables."""
     return (names,) if isinstance(names, str) else names or ()
 
 
 def read_each(
     folder: Path, names: str | tuple[str, ...] | None, written: Written, numbers: Collection[str] = ()
 ) -> tuple[list[Table], tuple[str, ...]]:
-    """Read tables of the same subjects, and return what is to be told of them."""
+    """Read tables of the same subjects; return them with notes."""
     read = [read_one(folder, name, written, numbers) for name in each(names)]
     return [table for table, _ in read], tuple(note for _, notes in read for note in notes)

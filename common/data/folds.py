@@ -1,9 +1,9 @@
-"""Which samples a site trains on, validates and tests with, in every fold. Pure functions of keys, labels and the spec.
+"""Assigns samples to training, validation and test sets of every fold. Pure functions of keys, labels and the spec.
 
-A sample's fold follows from a hash of its key, or of its group's: it depends on nothing else at this site or at others,
-so that it does not move when rows are sorted or added. Stratified folds depend on who else is of its class, too; a
-holdout, which has a size, on who else there is; and where samples have no keys, both on their places. Where a site
-deals its patients out to parts, all of these are unions of parts, and which ones follows from the site's secret.
+A sample's fold is determined by a hash of its key, or of its group's. It does not depend on other samples, and does not
+change when rows are sorted or added. Stratified folds also depend on the samples of the same class, and a holdout of
+fixed size on all samples; without keys, both depend on positions. If a site assigns its patients to parts, all sets are
+unions of parts, chosen by the site's secret.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rankdad.common.spec import Holdout, KFold, RunSpec
 from rankdad.common.spec.data import TableData
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
-STRATA = 5  # of equally many samples, where labels are numbers
+STRATA = 5  # of equal size, for numeric labels
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of one fold: int64, ascending, no row in two of them."""
+    """Rows of one fold: int64, ascending, disjoint."""
 
     train: Tensor
     validation: Tensor
@@ -37,7 +37,7 @@ class Split:
 
 
 def strata(labels: Array) -> list[Sequence[int]]:
-    """Return the places of labels that are alike: of one class, or near one another where they are numbers."""
+    """Return the positions of labels by class, or in groups of similar numbers."""
     if labels.dtype.kind == "f" and labels.ndim == 1:
         return [part.tolist() for part in np.array_split(np.argsort(labels, kind="stable"), STRATA)]
     _, inverse = np.unique(labels, axis=0, return_inverse=True)
@@ -45,16 +45,16 @@ def strata(labels: Array) -> list[Sequence[int]]:
 
 
 def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None = None) -> tuple[Split, ...]:
-    """Return a site's splits, one for each time that the run trains: of candidates all alike, without a test.
+    """Return a site's splits, one for each training; candidates of a model share one, without a test set.
 
     Args:
         spec: the run.
-        reading: what the site has read.
-        site_index: place of the site in the plan.
-        dealt: the parts in which its samples lie; None where folds follow from keys.
+        reading: the site's samples.
+        site_index: position of the site in the plan.
+        dealt: the parts of its samples; None if folds follow from keys.
 
     Raises:
-        DataError: there are no labels, nothing is left to train on, or the data have a split that is not asked for.
+        DataError: there are no labels, nothing is left to train on, or the data have a split that the run does not use.
     """
     if reading.labels is None:
         raise DataError(reading.source, "has no labels (array y), expected one per sample", code="labels-missing")
@@ -94,7 +94,7 @@ def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None 
 
 
 def _with_candidates(spec: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...]:
-    """Return the splits of all trainings: a model's candidates see nothing of its test, and it needs no validation."""
+    """Return the splits of all trainings: candidates never see their model's test set, and it needs no validation."""
     if not spec.candidates:
         return tuple(splits)
     found = list[Split]()
@@ -107,15 +107,15 @@ def _with_candidates(spec: RunSpec, splits: Sequence[Split]) -> tuple[Split, ...
 
 
 def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:
-    """Split by the data's own `split` where they have one, else by fractions of an order that follows from the seed.
+    """Split by the data's `split` if there is one, otherwise by fractions of an order that the seed determines.
 
-    A test set of the data's own leaves validation to be drawn from the rest. Groups stay together: of those in which a
+    If the data define only a test set, validation is drawn from the rest. Groups are never divided.
     part ends, all samples are in it.
     """
     assert reading.labels is not None
     count = len(reading.labels)
     names = reading.groups or reading.keys
-    if names is None:  # then nothing tells samples apart but their places
+    if names is None:  # only positions distinguish samples
         generator = torch.Generator().manual_seed(derive(spec.seed, "split", site_index))
         order = torch.randperm(count, generator=generator)
         unit = order.argsort()
@@ -137,7 +137,7 @@ def _holdout(spec: RunSpec, reading: Reading, site_index: int) -> Split:
 
 
 def _first(rows: Tensor, unit: Tensor, count: int) -> Tensor:
-    """Return so many of the rows, and what else is of the last one's unit."""
+    """Return the first `count` rows, extended to whole units."""
     return rows[unit[rows] <= unit[rows[count - 1]]] if count else rows[:0]
 
 
@@ -158,12 +158,12 @@ def _checked(reading: Reading, split: Split) -> Split:
 
 
 class _Units:
-    """What is dealt out to folds: samples, or groups of them that stay together."""
+    """The units of folds: samples, or groups of them."""
 
     def __init__(self, spec: RunSpec, reading: Reading) -> None:
         assert reading.labels is not None
         names = reading.groups or reading.keys or tuple(map(str, range(len(reading.labels))))
-        order = np.lexsort(np.atleast_2d(reading.labels.T))  # so that a group's least label stands for it
+        order = np.lexsort(np.atleast_2d(reading.labels.T))  # a group is represented by its smallest label
         self.names, first, of = np.unique(np.array(names, object)[order], return_index=True, return_inverse=True)
         self._of = of[np.argsort(order)]
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
@@ -174,7 +174,7 @@ class _Units:
         return [derive(*what, self._seed, str(name)) for name in self.names]
 
     def folds(self, count: int, repeat: int) -> Array:
-        """Return the fold of every sample, int64 [samples]; every repeat deals them out anew."""
+        """Return the fold of every sample, int64 [samples]; every repeat assigns them anew."""
         hashes = self._hashes("fold", *([repeat] if repeat else []))
         if self._strata is None:
             return np.array([number % count for number in hashes], np.int64)[self._of]
@@ -185,7 +185,7 @@ class _Units:
         return found[self._of]
 
     def chosen(self, fold: int, share: float, among: Array) -> Array:
-        """Return which samples are in a part of about such a share, bool [samples]; whole units, from `among`."""
+        """Return a random selection of about this share, bool [samples]; whole units, from `among`."""
         hashes = self._hashes("validation", fold)
         if self._strata is None:
             return np.array([number < share * 2**63 for number in hashes], bool)[self._of]
@@ -199,25 +199,25 @@ class _Units:
 
 
 class _Parts:
-    """What is dealt out to folds at a site that keeps a secret: parts of its patients."""
+    """The units of folds at a site with a secret: parts of its patients."""
 
     def __init__(self, spec: RunSpec, dealt: Dealt) -> None:
         self._of, self._parts, self._secret = dealt.parts, sorted(dealt.sizes), dealt.secret
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
 
     def folds(self, count: int, repeat: int) -> Array:
-        """Return the fold of every sample, int64 [samples], -1 where none tests it; repeats permute the parts."""
+        """Return the fold of every sample, int64 [samples], -1 if no fold tests it; repeats permute the parts."""
         tests = fold_of(self._parts, count, self._secret, self._seed, repeat)
         return np.array([tests.get(part, -1) for part in self._of.tolist()], np.int64)
 
     def chosen(self, fold: int | str, share: float, among: Array) -> Array:
-        """Return which samples are in about such a share of the parts, bool [samples]; from `among`."""
+        """Return a selection of about this share of the parts, bool [samples]; from `among`."""
         parts = chosen(sorted(set(self._of[among].tolist())), share, self._secret, self._seed, fold)
         return np.isin(self._of, list(parts)) & among
 
 
 def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
-    """Split parts by the data's own `split` where they have one, else by fractions, as the site's secret chooses."""
+    """Split parts by the data's `split` if there is one, otherwise by fractions, drawn with the site's secret."""
     units = _Parts(spec, dealt)
     if reading.split is None:
         sets = np.full(len(dealt.parts), TRAIN)
@@ -231,19 +231,19 @@ def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
 
 
 def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tensor:
-    """Return for each set of samples how much of it, at least, a fold trains on or, of several folds, holds out.
+    """Return, for each set of samples, its smallest intersection with a training set or a held-out set.
 
-    All folds together tell the sums of all samples, and so those of what a fold holds out. Where a training goes on
-    with all that the one before it had, and more, as after candidates, the two tell the sums of what is more.
+    With several folds, the sums of held-out sets follow from those of the training sets. If a training has all samples
+    of the one before and more, as after candidates, the two reveal sums over the additional ones.
 
     Args:
         splits: of every training, in the run's order.
-        members: [samples, sets], whether a sample is in a set; or its part of a group, no group being in two parts of
-            a fold: then groups are counted.
-        tested: how many of the trainings hold out samples to test; those behind them none but for validation.
+        members: [samples, sets], whether a sample is in a set; or its share of a group, if groups are counted and none
+            is divided in a fold.
+        tested: number of trainings with a test set; later ones hold out only validation samples.
 
     Returns:
-        float64 [sets]; infinity where no fold has one of them. No samples at all tell nothing, and do not count.
+        float64 [sets]; infinity if no fold intersects the set. Empty intersections reveal nothing and do not count.
     """
     members = members.double()
     total, least = members.sum(0), torch.full((members.shape[1],), torch.inf, dtype=torch.float64)
@@ -256,14 +256,14 @@ def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tens
         if 0 < len(before) < len(split.train) and bool(torch.isin(before, split.train).all()):
             told.append(trained - members[before].sum(0))
         for exact in told:
-            count = exact.round()  # parts of a group add up to one
+            count = exact.round()  # shares of a group add up to one
             least = torch.where(count > 0, torch.minimum(least, count), least)
         before = split.train
     return least
 
 
 def levels_of(spec: RunSpec, covariates: Tensor) -> list[tuple[str, Tensor]]:
-    """Return the kept columns that have levels, with which samples have which: bool [samples, levels]."""
+    """Return the kept categorical columns, each with bool [samples, levels]."""
     found, at = [], 0
     for column in spec.preparation.keep:
         levels = spec.data.levels(column) if isinstance(spec.data, TableData) else 0

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes, and whether what is in it fits into memory: asked before anything is read."""
+"""Checks a file's type by its first bytes, and its size against the memory, before it is read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rankdad.common.errors import DataError
 from rankdad.common.files import check_file
 from rankdad.common.memory import available
 
-UNKNOWN = 1 << 40  # bytes of memory, where nobody says how many there are
-HEAD = 1 << 12  # bytes that tell what a file is
+UNKNOWN = 1 << 40  # bytes of memory, if the system does not say
+HEAD = 1 << 12  # bytes used to detect the type
 SIGNATURES = (
     (b"PK\x03\x04", "a workbook (.xlsx, .ods) or another zip archive"),
     (b"\xd0\xcf\x11\xe0", "an old workbook (.xls) or another Office document"),
@@ -41,7 +41,7 @@ MARKUP = ((b"<!doctype html", b"<html", b"<head", b"<meta", b"<table", b"<style"
 
 
 def format_of(head: bytes) -> str | None:
-    """Return what a file is that begins so; None if it may be plain text in UTF-8, or nobody knows."""
+    """Return a description of a file's type by its first bytes; None if it may be UTF-8 text or is unknown."""
     for signature, meaning in SIGNATURES:
         if head.startswith(signature):
             return meaning
@@ -51,20 +51,20 @@ def format_of(head: bytes) -> str | None:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a file for reading; what is compressed, by its name, is unpacked."""
+    """Open a file for reading; decompress it if its name ends in .gz."""
     return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def check_text(path: Path, expected: str, factor: int = 1) -> None:
-    """Check that a file is there, is text, and can be held in memory.
+    """Check that a file exists, is text, and fits into memory.
 
     Args:
-        path: of the file, which may be compressed (.gz).
-        expected: what it should be, and what to do about it.
-        factor: times its size that it takes in memory.
+        path: of the file, possibly compressed (.gz).
+        expected: description of a valid file, with a remedy.
+        factor: its size in memory, relative to the file.
 
     Raises:
-        DataError: it is something else, which is said; or it holds a NUL, which no text has.
+        DataError: it has another type, or contains a NUL.
     """
     check_file(path)
     try:
@@ -94,10 +94,10 @@ def check_text(path: Path, expected: str, factor: int = 1) -> None:
 
 
 def check_fits(source: str | Path, what: str, needed: int) -> None:
-    """Check that so many bytes can be held in memory: what only begins to be allocated ends with the process killed.
+    """Check that this many bytes fit into memory: an allocation that is too large would get the process killed.
 
     Raises:
-        DataError: they cannot; names both sizes.
+        DataError: they do not; names both sizes.
     """
     there = available() or UNKNOWN
     if needed > there:

@@ -1,4 +1,4 @@
-"""FreeSurfer's statistics: one text file per subject, and a table that lists them."""
+"""Reads FreeSurfer's statistics: one text file per subject, and a table that lists them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rankdad.common.errors import DataError
 from rankdad.common.files import is_within
 from rankdad.common.spec.data import FreesurferData
 
-COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # of aseg.stats, where it does not say
+COLUMNS = ("Index", "SegId", "NVoxels", "Volume_mm3", "StructName")  # default columns of aseg.stats
 VOLUME = "Volume_mm3"
-NUMBERS = ("Index", "SegId")  # of regions: they say nothing of a subject
-MEASURES = {  # what aparcstats2table calls the columns of aparc.stats
+NUMBERS = ("Index", "SegId")  # numbers of regions, not data of a subject
+MEASURES = {  # names in aparcstats2table for columns of aparc.stats
     "SurfArea": "area",
     "GrayVol": "volume",
     "ThickAvg": "thickness",
@@ -38,17 +38,17 @@ MEASURES = {  # what aparcstats2table calls the columns of aparc.stats
 def read_freesurfer(
     path: Path, data: FreesurferData, dtype: str, *, keep: Sequence[str] = (), beside: Sequence[str] | None = None
 ) -> Reading:
-    """Read samples from a table and the subjects' files beside it.
+    """Read samples from a table and the files of its subjects.
 
     Args:
-        path: the folder, or a table in it that takes the place of the schema's first.
+        path: the folder, or a table to read instead of the schema's first.
         data: the schema.
         dtype: of the inputs, such as "float32".
         keep: columns whose effects harmonisation keeps.
-        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
+        beside: columns to copy next to predictions; None to read for training.
 
     Raises:
-        DataError: naming file, row and column of what cannot be used.
+        DataError: data cannot be used; names file, row and column.
     """
     first, *others = each(data.covariates)
     folder, table, notes = read_first(path, first, data)
@@ -82,16 +82,16 @@ def read_freesurfer(
 
 
 def freesurfer_columns(path: Path, data: FreesurferData) -> list[str]:
-    """Return the names of all regions and measures of the first subject that a folder's table lists.
+    """Return the names of all regions and measures of the first subject in a folder's table.
 
-    Measures are called by the second of their names, as in tables that FreeSurfer makes.
+    Measures have the second of their names, as in FreeSurfer's tables.
 
     Args:
-        path: the folder, or a table in it that takes the place of the schema's first.
+        path: the folder, or a table to read instead of the schema's first.
         data: the schema.
 
     Raises:
-        DataError: a file is missing, or holds nothing.
+        DataError: a file is missing or empty.
     """
     folder, table, _ = read_first(path, each(data.covariates)[0], data)
     holder((table,), data.key)
@@ -104,7 +104,7 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
     """Return the file of every row's subject.
 
     Raises:
-        DataError: a name is none, or leads out of the folder.
+        DataError: a name is not a file's, or leads out of the folder.
     """
     names = table.ids(key)
     for row, name in enumerate(names):
@@ -114,9 +114,9 @@ def _files(table: Table, key: str, folder: Path) -> list[Path]:
 
 
 def _cells(row: int, file: Path, names: Sequence[str], refused: dict[int, DataError] | None) -> list[str]:
-    """Return the values of some regions and measures in the file of a row's subject, as text.
+    """Return the values of some regions and measures in a subject's file, as text.
 
-    Where single rows are refused, none of one that is, or whose file cannot be used.
+    If single rows are refused, rows that are refused, or whose file cannot be used, have no values.
     """
     found: dict[str, set[str]] = {}
     if refused and row in refused:
@@ -141,7 +141,7 @@ def _cells(row: int, file: Path, names: Sequence[str], refused: dict[int, DataEr
 
 
 def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
-    """Return what a subject's file holds: the names of each region or measure, and its value."""
+    """Return the contents of a subject's file: the names of each region or measure, and its value."""
     check_text(file, "a subject's statistics as text")
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -161,13 +161,13 @@ def _values(file: Path) -> list[tuple[tuple[str, ...], str]]:
 
 
 def _classical(file: Path, lines: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield measures, under both of their names, and what the table says of each region.
+    """Yield measures, with both names, and the values of each region.
 
-    A table with volumes (aseg.stats, wmparc.stats) yields these, by region. Of any other, as aparc.stats, all columns
-    are yielded, under the names that FreeSurfer's aparcstats2table gives them, such as lh_bankssts_thickness.
+    Tables with volumes (aseg.stats, wmparc.stats) yield these by region. Others, such as aparc.stats, yield all columns
+    under their names in aparcstats2table, such as lh_bankssts_thickness.
 
     Raises:
-        DataError: a line is none that FreeSurfer writes, or lines are missing.
+        DataError: a line is malformed, or lines are missing.
     """
     columns: tuple[str, ...] = COLUMNS
     said: dict[str, str] = {}
@@ -207,7 +207,7 @@ def _classical(file: Path, lines: Sequence[str]) -> Iterator[tuple[tuple[str, ..
 
 
 def _decimals(line: str) -> int:
-    """Return how many decimals a line's last number has: a column of FreeSurfer's tables has as many in all rows."""
+    """Return the number of decimals of a line's last number, which is equal in all rows of a FreeSurfer table."""
     found = re.search(r"\.(\d*)$", line)
     return len(found[1]) if found else 0
 
@@ -217,7 +217,7 @@ def _odd(file: Path, row: int, problem: str) -> DataError:
 
 
 def _pairs(file: Path, lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield names and values of lines with a tab between them; the first line may be the file's name."""
+    """Yield names and values separated by a tab; the first line may be the file's name."""
     held = [(row, line) for row, line in enumerate(lines, 1) if line.strip()]
     for row, line in held:
         name, tab, value = line.partition("\t")

@@ -1,4 +1,4 @@
-"""Which columns name patients: told by their values, and by their names only where the values agree."""
+"""Detects columns with patients' identifiers, by their values and, if these agree, by their names."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rankdad.common.data.reading import Array
 IDENTIFIERS = frozenset({"id", "uid", "uuid", "guid", "identifier", "mrn", "pid"})  # last words of a name
 PEOPLE = frozenset(
     {"subject", "patient", "pat", "participant", "person", "proband"}
-)  # alone, or before a number's name
-THINGS = frozenset({"case", "record", "row", "index", "name", "study"})  # often something else than a name
-NUMBERS = frozenset({"nr", "no", "num", "number", "nummer", "code", "key", "name"})  # what follows one of these
+)  # alone, or before a word for a number
+THINGS = frozenset({"case", "record", "row", "index", "name", "study"})  # possibly other things
+NUMBERS = frozenset({"nr", "no", "num", "number", "nummer", "code", "key", "name"})  # words for a number
 MANY_VISITS = 20  # rows of one patient
-FEW_PEOPLE = 5  # different values below which repeated ones are rather levels
-MANY_PEOPLE = 20  # different values beyond which they are rather names
-LEAST_SHARE = 0.2  # of different values among the rows of a column that names patients and is not called so
-CHANCE = -14.0  # logarithm of the chance by which values may agree in all rows of each patient
+FEW_PEOPLE = 5  # with fewer different values, repeated ones are probably levels
+MANY_PEOPLE = 20  # with more different values, they are probably identifiers
+LEAST_SHARE = 0.2  # of different values, for an identifier by its values alone
+CHANCE = -14.0  # logarithm of the probability of values that agree in all rows of each patient
 
 ZEROS_LOST = (
-    "no identifier starts with 0 here, and elsewhere some do: if a spreadsheet program took the zeros away, write them "
-    "back, since 123 and 00123 are two patients"
+    "no identifier starts with 0 here, but elsewhere some do: if a spreadsheet program removed the zeros, restore "
+    "them: 123 and 00123 are two patients"
 )
 
 
 def _kind_of(name: str) -> str:
-    """Return whose names a column of this name may hold: "people", "things", or "" for neither."""
+    """Return what a column of this name may identify: "people", "things", or "" for neither."""
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-zß-ÿ]+", name)]
     if not words:
         return ""
@@ -43,12 +43,12 @@ def _kind_of(name: str) -> str:
 
 
 def names_patients(name: str, held: Sequence[str], numbers: Array) -> bool:
-    """Tell whether a column names patients or rows, as far as it tells by itself.
+    """Return whether a column identifies patients or rows, by its name and cells alone.
 
     Args:
         name: of the column.
         held: its cells that are not missing.
-        numbers: those among them that are numbers, float64.
+        numbers: the numeric ones among them, float64.
     """
     counts = Counter(held)
     alone = len(counts) == len(held)
@@ -64,7 +64,7 @@ def names_patients(name: str, held: Sequence[str], numbers: Array) -> bool:
 
 
 class Digits(NamedTuple):
-    """What identifiers of digits look like: lengths of the shortest and the longest, and whether one starts with 0."""
+    """The form of numeric identifiers: smallest and largest length, and whether one starts with 0."""
 
     shortest: int
     longest: int
@@ -72,7 +72,7 @@ class Digits(NamedTuple):
 
 
 def digits_of(names: Sequence[str]) -> Digits | None:
-    """Return what identifiers look like; None where they are none, or not digits alone."""
+    """Return the form of identifiers; None if there are none, or not all consist of digits."""
     if not names or not all(re.fullmatch("[0-9]+", name) for name in names):
         return None
     lengths = [len(name) for name in names]
@@ -80,25 +80,25 @@ def digits_of(names: Sequence[str]) -> Digits | None:
 
 
 def lost_zeros(own: Digits | None, other: Digits | None) -> bool:
-    """Tell whether identifiers look as if a program took zeros away in front of them that others still have."""
+    """Return whether a program seems to have removed leading zeros that another table's identifiers have."""
     if own is None or other is None or own.padded or not other.padded:
         return False
     return own.shortest < other.longest >= own.longest
 
 
 def counts_rows(numbers: Array) -> bool:
-    """Tell whether numbers count rows, in a table that is long enough to tell."""
+    """Return whether numbers count the rows of a table that is long enough to tell."""
     return len(numbers) > MANY_PEOPLE and bool((np.diff(numbers) == 1).all())
 
 
 def alike_within(column: Sequence[str], others: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return columns in which rows that share a value are alike, as a patient's rows are in sex and birth.
+    """Return the columns in which rows with the same value agree, as a patient's rows do in sex and birth date.
 
-    No chance would make them so. What a number itself decides, such as an age its age group, follows its order and does
-    not count; nor does a column that follows from another one of these.
+    Agreement by chance does not count, nor do columns that follow the value's order, such as age groups by age, or that
+    follow from another returned column.
 
     Args:
-        column: cells of a column without gaps.
+        column: cells of a column without missing values.
         others: cells of the other columns, by name.
     """
     codes, distinct = pd.factorize(np.array(column, object))
@@ -120,13 +120,13 @@ def alike_within(column: Sequence[str], others: Mapping[str, Sequence[str]]) -> 
 
 
 def _numbers(cells: Sequence[str]) -> Array | None:
-    """Return cells as numbers; None if one is none."""
+    """Return cells as numbers; None if one is not numeric."""
     found = pd.to_numeric(pd.Series(list(cells)), errors="coerce")
     return None if found.isna().any() else found.to_numpy()
 
 
 def _follows(values: Array, numbers: Array | None, order: Array) -> bool:
-    """Tell whether values follow the order in which they stand: numbers rise or fall, levels stand together."""
+    """Return whether values follow an order: numbers are monotonic, or equal levels are contiguous."""
     if numbers is not None and len(np.unique(values)) > 2:
         steps = np.diff(numbers[order])
         return bool((steps >= 0).all() or (steps <= 0).all())
@@ -134,5 +134,5 @@ def _follows(values: Array, numbers: Array | None, order: Array) -> bool:
 
 
 def _pairs(one: Array, other: Array) -> int:
-    """Return how many different pairs two columns of numbers from 0 have in their rows."""
+    """Return the number of different pairs in the rows of two columns of numbers from 0."""
     return len(np.unique(one.astype(np.int64) * (int(other.max()) + 1) + other))

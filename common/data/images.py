@@ -1,4 +1,4 @@
-"""Pictures: in a sub-folder for each class, or listed by a table."""
+"""Reads pictures from a folder per class, or listed by a table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
-ORIENTATION = 0x0112  # the tag of EXIF that says which way up a picture is
-ON_ITS_SIDE = (5, 6, 7, 8)  # its values by which height and width change places
-TRANSPARENT = ("LA", "PA", "RGBA")  # kinds of pixels
+ORIENTATION = 0x0112  # EXIF tag
+ON_ITS_SIDE = (5, 6, 7, 8)  # its values that swap height and width
+TRANSPARENT = ("LA", "PA", "RGBA")  # modes
 
 
 def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[str] | None) -> Reading:
@@ -34,11 +34,11 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
         path: of the folder or the table.
         data: the schema.
         dtype: of the inputs, such as "float32".
-        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
+        beside: columns to copy next to predictions; None to read for training.
 
     Raises:
         UserError: Pillow is not installed.
-        DataError: naming the file, and the table's row, of what cannot be used.
+        DataError: data cannot be used; names the file, and the table's row.
     """
     try:
         import PIL.Image  # noqa: F401
@@ -79,7 +79,7 @@ def read_images(path: Path, data: ImagesData, dtype: str, *, beside: Sequence[st
 
 
 def _files(folder: Path, data: ImagesData, training: bool) -> Iterator[tuple[str, int | None]]:
-    """Yield each picture's path from a folder, and its class; for predictions pictures may lie there without one."""
+    """Yield each picture's path from a folder, and its class; pictures to predict may be in the folder itself."""
     entries = _entries(folder, folder)
     folders = [entry for entry in entries if entry.is_dir()]
     loose = [entry.name for entry in entries if entry not in folders]
@@ -105,7 +105,7 @@ def _files(folder: Path, data: ImagesData, training: bool) -> Iterator[tuple[str
 
 
 def _entries(folder: Path, inner: Path) -> list[os.DirEntry[str]]:
-    """Return what a folder shows, in order of names; what begins with a dot is hidden."""
+    """Return the visible entries of a folder in order of names."""
     try:
         with os.scandir(inner) as found:
             return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
@@ -116,7 +116,7 @@ def _entries(folder: Path, inner: Path) -> list[os.DirEntry[str]]:
 
 
 def _picture(file: Path, data: ImagesData) -> Array:
-    """Return a picture's pixels [channels, height, width] from 0 to 1, upright as viewers show it."""
+    """Return a picture's pixels [channels, height, width] from 0 to 1, in upright orientation."""
     from PIL import Image, ImageOps
 
     if file.suffix.lower() not in ENDINGS:
@@ -128,14 +128,14 @@ def _picture(file: Path, data: ImagesData) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # by its stream: of a path Pillow 13 maps an uncompressed TIFF, and mixes up the rows of one on its side
+            # As a stream: given a path, Pillow 13 maps an uncompressed TIFF, and mixes up the rows of a rotated one.
             with file.open("rb") as stream, Image.open(stream, formats=FORMATS) as image:
-                if getattr(image, "is_animated", False):  # to count them may take as long as the file likes
+                if getattr(image, "is_animated", False):  # counting the frames could take long
                     raise DataError(file, "holds several pictures, expected one", code="several-pictures")
                 size = image.size
-                if image.format != "TIFF" and image.getexif().get(ORIENTATION) in ON_ITS_SIDE:  # which Pillow turns
+                if image.format != "TIFF" and image.getexif().get(ORIENTATION) in ON_ITS_SIDE:  # Pillow turns TIFFs
                     size = size[::-1]
-                if size != (width, height) and not data.resize:  # before its pixels are read
+                if size != (width, height) and not data.resize:  # checked before the pixels are read
                     own = f"{size[1]} × {size[0]}"
                     problem = f"is {own} pixels in height and width, expected {height} × {width}: set data.resize"
                     problem += " to true to scale pictures"
@@ -147,7 +147,7 @@ def _picture(file: Path, data: ImagesData) -> Array:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise DataError(file, f"has more than {Image.MAX_IMAGE_PIXELS} pixels", code="too-large") from None
-    except Exception as error:  # damaged bytes make Pillow raise errors of many kinds
+    except Exception as error:  # Pillow raises many kinds of errors for damaged bytes
         words = " ".join(str(error).split())
         raise DataError(file, f"is truncated, damaged or no picture: {words!r}", code="picture-damaged") from None
     pixels = np.asarray(picture, np.float64)
@@ -157,10 +157,10 @@ def _picture(file: Path, data: ImagesData) -> Array:
 
 
 def _coloured(file: Path, image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
-    """Return a picture in 8 bits a channel, or, if it has 16, as grey real numbers from 0 to 1.
+    """Return a picture with 8 bits per channel, or a 16-bit one as grey numbers from 0 to 1.
 
     Raises:
-        DataError: it is neither grey nor RGB, nor has a palette of such; or something shines through it.
+        DataError: it is neither grey nor RGB, also by its palette, or has transparent pixels.
     """
     from PIL import Image
 
@@ -171,7 +171,7 @@ def _coloured(file: Path, image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
     if image.mode not in ("1", "L", "P", "RGB", *TRANSPARENT):
         problem = f"has pixels in {image.mode}, expected grey or RGB: convert it where its colours are known"
         raise DataError(file, problem, code="pixels-unknown")
-    if image.mode in ("P", *TRANSPARENT) or "transparency" in image.info:  # grey is not made of a palette directly
+    if image.mode in ("P", *TRANSPARENT) or "transparency" in image.info:  # palettes cannot become grey directly
         image = image.convert("RGBA")
         least, _ = image.getchannel("A").getextrema()
         if least != 255:

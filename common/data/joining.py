@@ -1,4 +1,4 @@
-"""Tables as one: rows of several files, and columns of several tables of the same subjects."""
+"""Concatenates the rows of several files, and joins the columns of several tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankdad.common.spec.table_schema import spelling
 
 
 def append(tables: Sequence[Table]) -> Table:
-    """Return the rows of tables from files that lie beside each other as one table.
+    """Concatenate tables from files in one folder.
 
     Raises:
         DataError: they do not have the same columns.
@@ -51,19 +51,19 @@ def append(tables: Sequence[Table]) -> Table:
 def join(
     tables: Sequence[Table], key: str, missing: str, form: Callable[[str], str] = str
 ) -> tuple[list[Table], tuple[str, ...], int]:
-    """Return the rows whose keys are in all tables, in the first one's order.
+    """Return the rows with keys in all tables, in the order of the first.
 
     Args:
         tables: one, or several.
         key: the column.
-        missing: "refuse" raises an error where a key is not in all tables; else it is left out.
-        form: returns the text by which keys are compared, where several mean the same.
+        missing: "refuse" raises an error if a key is not in all tables; otherwise it is left out.
+        form: normalises keys before comparison.
 
     Returns:
-        The tables, the key left in the first alone; what is to be told of keys that were left out; how many these are.
+        The tables, with the key only in the first; notes on keys that were left out; their number.
 
     Raises:
-        DataError: a key is missing, stands in a table twice, or is not in all.
+        DataError: a key is missing, repeated in a table, or not in all tables.
     """
     positions = [keys_of(table, key, form) for table in tables]
     first, ours = tables[0], positions[0]
@@ -95,13 +95,13 @@ def join(
 def aligned(
     tables: Sequence[Table], key: str, refused: dict[int, DataError], form: Callable[[str], str] = str
 ) -> list[Table]:
-    """Return tables with a row for each of the first one's, which is refused where its key is not once in all.
+    """Return tables with the rows of the first; rows are refused if their key is not in all tables exactly once.
 
     Args:
         tables: one, or several.
         key: the column.
-        refused: by position, why.
-        form: returns the text by which keys are compared, where several mean the same.
+        refused: reasons, by position.
+        form: normalises keys before comparison.
 
     Raises:
         DataError: a table has no such column, or no rows.
@@ -129,7 +129,7 @@ def aligned(
 
 
 def _otherwise_written(key: str, others: Iterable[str]) -> str:
-    """Return a hint to another way in which a key is written elsewhere; "" if none is written so."""
+    """Return a hint about a different spelling of a key elsewhere; "" if there is none."""
     if key in others:
         return ""
     own = spelling(key)
@@ -139,12 +139,12 @@ def _otherwise_written(key: str, others: Iterable[str]) -> str:
 
 
 def told_apart(table: Table, column: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return what is to be told of identifiers that may be one, written in two ways; nothing if there are none."""
+    """Return a note on identifiers that may be one with two spellings; none if there are none."""
     return tuple(f"{table.source}: column {column}: {told}" for told in twice_written(ids))
 
 
 def twice_written(ids: Iterable[str]) -> tuple[str, ...]:
-    """Return a sentence on the first identifier that may be another one, written otherwise; nothing if none is."""
+    """Return a sentence about the first identifier that may have two spellings; none if there is none."""
     seen: dict[str, str] = {}
     for text in dict.fromkeys(ids):
         if (other := seen.setdefault(spelling(text), text)) != text:
@@ -157,13 +157,13 @@ def keys_of(table: Table, key: str, form: Callable[[str], str] = str, several: s
     """Return each key's position in a table.
 
     Args:
-        table: where.
+        table: to search.
         key: the column.
-        form: returns the text by which keys are compared, where several mean the same.
-        several: what to do where a key stands there twice, if that is not what rows of a table do.
+        form: normalises keys before comparison.
+        several: remedy for a repeated key; by default that of rows of a table.
 
     Raises:
-        DataError: a key is missing, or stands there twice.
+        DataError: a key is missing or repeated.
     """
     positions: dict[str, int] = {}
     for row, text in enumerate(holder((table,), key).ids(key)):

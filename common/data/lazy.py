@@ -1,4 +1,4 @@
-"""Inputs that are read while they are trained on: torch's DataLoader over samples of a file each."""
+"""Lazily read inputs: torch's DataLoader over samples with a file each."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.preparation import Inputs
 
 KILLED = (
-    "loading.workers: a process that reads samples was killed, as the system does where memory is short: set fewer "
-    "workers, a smaller loading.cache_mib or loading.prefetch, or give the container more memory (and more /dev/shm)"
+    "loading.workers: a worker process was killed, probably for lack of memory: set fewer workers, a smaller "
+    "loading.cache_mib or loading.prefetch, or give the container more memory (and more /dev/shm)"
 )
-LARGE = 1 << 20  # bytes of an array that is mapped by itself
+LARGE = 1 << 20  # bytes: larger arrays are mapped individually
 M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 Change = Callable[[Tensor], Tensor]
-Augment = Callable[[Tensor, Tensor], Tensor]  # samples and their places → samples
+Augment = Callable[[Tensor, Tensor], Tensor]  # samples and their positions → samples
 
 
 class Lazy:
-    """Inputs [n, *shape] that are read when they are asked for; see `common.preparation.inputs.LazyInputs`.
+    """Inputs [n, *shape] that are read when they are used; see `common.preparation.inputs.LazyInputs`.
 
     Args:
         files: all samples of a site.
-        loading: how they are read.
-        rows: which of them these are, int64 [n]; None for all.
-        changes: what is done to each batch that is read, in order.
-        dtype: of what comes of that; None for that of the files.
+        loading: workers and cache.
+        rows: the samples to use, int64 [n]; None for all.
+        changes: applied to each batch, in order.
+        dtype: of the result; None for that of the files.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Lazy:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """Number of axes."""
         return len(self.files.shape)
 
     def __len__(self) -> int:
@@ -76,25 +76,26 @@ class Lazy:
         return Lazy(self.files, self._loading, self._rows[rows], self._changes, self.dtype)
 
     def map(self, change: Change, dtype: torch.dtype) -> Lazy:
-        """Return what `change` makes of them, of another dtype."""
+        """Return the inputs with `change` applied to each batch."""
         return Lazy(self.files, self._loading, self._rows, (*self._changes, change), dtype)
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Yield all samples in order, so many at a time."""
+        """Yield all samples in order, in batches of this size."""
         return self.batches(torch.arange(len(self)).split(size))
 
     def batches(
         self, parts: Iterable[Tensor], change: Augment | None = None, *, pinned: bool = False
     ) -> Iterator[Tensor]:
-        """Yield the samples of each part, in the parts' order, however many processes read ahead.
+        """Yield the samples of each part, in the parts' order, also with several workers.
 
         Args:
-            parts: places of samples, int64.
-            change: is given each batch and its places.
-            pinned: whether batches are put where a GPU fetches them from.
+            parts: positions of samples, int64.
+            change: applied to each batch and its positions.
+            pinned: whether to put batches in pinned memory for a GPU.
 
         Raises:
-            DataError: a file cannot be read any more; names it.
+            DataError: a file can no longer be read; names it.
+            RankdadError: a worker process was killed.
             RankdadError: a process that reads ahead was killed.
         """
         order = [rows.tolist() for rows in parts]
@@ -106,7 +107,7 @@ class Lazy:
             num_workers=workers,
             collate_fn=_as_it_is,
             pin_memory=pinned,
-            generator=torch.Generator(),  # torch would draw from the one that dropout draws from
+            generator=torch.Generator(),  # the default one is used for dropout
             prefetch_factor=self._loading.prefetch if workers else None,
             multiprocessing_context="fork" if workers else None,
             worker_init_fn=_begin,
@@ -116,7 +117,7 @@ class Lazy:
                 batch = next(found)
             except StopIteration:
                 return
-            except (RuntimeError, EOFError, ConnectionError) as error:  # the last two where it died while handing over
+            except (RuntimeError, EOFError, ConnectionError) as error:  # the last two if it died during a transfer
                 if isinstance(error, RuntimeError) and not re.search(
                     "exited unexpectedly|killed by signal", str(error)
                 ):
@@ -128,7 +129,7 @@ class Lazy:
 
 
 def concatenated(inputs: Sequence[Inputs]) -> Inputs:
-    """Return the inputs of several sites as those of one."""
+    """Concatenate the inputs of several sites."""
     lazy = [one for one in inputs if isinstance(one, Lazy)]
     if not lazy:
         return torch.cat([one for one in inputs if isinstance(one, Tensor)])
@@ -136,7 +137,7 @@ def concatenated(inputs: Sequence[Inputs]) -> Inputs:
 
 
 class _Batches(Dataset[Any]):
-    """What reads: in this process, or in those that read ahead."""
+    """The dataset, used in this process or in workers."""
 
     def __init__(
         self, files: FileSamples, rows: Tensor, changes: tuple[Change, ...], augment: Augment | None, none: Tensor
@@ -144,7 +145,7 @@ class _Batches(Dataset[Any]):
         self._files, self._rows, self._changes, self._augment, self._none = files, rows.tolist(), changes, augment, none
 
     def __getitems__(self, places: list[int]) -> Tensor | RankdadError:
-        """Return a batch; an error of ours, such as of a file, is returned, too, since torch would make text of it."""
+        """Return a batch, or our error about a file; torch would convert a raised one to text."""
         if not places:
             return self._none
         try:
@@ -161,19 +162,19 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin(_: int) -> None:
-    """Leave Ctrl-C to the process that trains, which ends these."""
+    """Ignore Ctrl-C in a worker; the training process ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _begun(**options: Any) -> Iterator[Any]:
-    """Start what reads ahead: a DataLoader with these options.
+    """Start a DataLoader with these options.
 
-    torch has a killed process raise its error wherever training then is; asked for the next batch, it finds out too.
+    torch raises an error in the training process when a worker is killed; it also notices at the next batch.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of more workers than cores: they may wait for a disk
+        warnings.simplefilter("ignore", UserWarning)  # about more workers than cores: they may wait for a disk
         found = iter(DataLoader(**options))
     if main:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
@@ -181,11 +182,10 @@ def _begun(**options: Any) -> Iterator[Any]:
 
 
 def give_back_what_is_freed() -> None:
-    """Have the C library map each large array by itself from now on, so that it is gone when it is freed.
+    """Make the C library map each large array individually, so that its memory is returned when it is freed.
 
-    glibc raises this bound up to 32 MiB by itself, and keeps arrays below it in a heap. There small objects that stay
-    come to lie between them, and it finds no room for the next: preparing 1.2 GiB of volumes left 1.5 GiB behind, of
-    which nothing was in use. Other C libraries do not know the call.
+    glibc raises this limit up to 32 MiB by itself, and keeps smaller arrays in a heap, which small objects fragment:
+    preparing 1.2 GiB of volumes left 1.5 GiB of unused memory. Other C libraries do not have this call.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

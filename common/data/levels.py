@@ -1,4 +1,4 @@
-"""Values of a column: their order, those written in two ways, and which of two is the outcome."""
+"""Values of a column: their order, different spellings, and which of two is the outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEGATED = ("no ", "non ", "non", "not ", "without ", "un")  # before the other v
 
 
 def outcome_of(values: Sequence[str]) -> str | None:
-    """Return which of two values is no control and no "no"; None if their words do not tell."""
+    """Return the outcome among two values, such as "yes" or "case"; None if their words do not tell."""
     first, last = keys = [spelling(value) for value in values]
     negated = [{f"{word}{other}" for word in NEGATED} for other in (last, first)]
     negative = [key in NEGATIVE or key in found for key, found in zip(keys, negated, strict=True)]
@@ -26,10 +26,7 @@ def outcome_of(values: Sequence[str]) -> str | None:
 
 
 def respelled(levels: Iterable[str]) -> list[list[str]]:
-    """Return groups of values that differ only in how they are written, such as Case and case, stage II and stage-II.
-
-    See `spelling`.
-    """
+    """Return groups of values that differ only in spelling, such as Case and case; see `spelling`."""
     groups: dict[str, list[str]] = {}
     for level in ordered(set(levels)):
         groups.setdefault(spelling(level), []).append(level)
@@ -37,12 +34,12 @@ def respelled(levels: Iterable[str]) -> list[list[str]]:
 
 
 def ordered(levels: Iterable[str]) -> list[str]:
-    """Return values in the order of numbers, then of the alphabet."""
+    """Sort values as numbers, then alphabetically."""
 
     def key(level: str) -> tuple[bool, float, str, str]:
         try:
             return False, float(level), "", level
         except ValueError:
-            return True, 0.0, level.casefold(), level  # "m" and "M" have one order, whatever a set's is
+            return True, 0.0, level.casefold(), level  # deterministic also for "m" and "M"
 
     return sorted(levels, key=key)

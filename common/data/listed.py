@@ -1,4 +1,4 @@
-"""Samples of a file each: listed by a table, found in the site's folder, and read when they are asked for."""
+"""Reads samples with a file each, listed by a table, when they are used."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def read_listed(
     """Read the samples that a table lists.
 
     Args:
-        path: of the table; files' names start at its folder, and do not leave it.
+        path: of the table; file names are relative to its folder, and must stay in it.
         data: the schema.
         dtype: of the inputs, such as "float32".
-        load: reads one file; a DataError of its own tells what is wrong.
-        beside: columns that predictions are to stand beside: single rows are then refused, and labels may be missing;
-            None where the samples are to be trained on.
+        load: reads one file; raises a DataError about its contents.
+        beside: columns to copy next to predictions: single rows are then refused, and labels may be missing; None to
+            read for training.
 
     Raises:
-        DataError: naming the table's row and column, and the file, of what cannot be used.
+        DataError: data cannot be used; names the table's row and column, and the file.
     """
     table, training = read_table(path, data), beside is None
     whole = len(table)
@@ -80,7 +80,7 @@ def read_listed(
 
 
 def _files(table: Table, column: str, find: Callable[[Path, str], Path]) -> dict[int, Path]:
-    """Return the files that a table's rows name; a row whose file cannot be found is refused."""
+    """Return the files of a table's rows; a row is refused if its file is missing."""
     found = dict[int, Path]()
     for row, name in enumerate(table.texts(column)):
         try:
@@ -101,10 +101,10 @@ def _loaded(folder: Path, name: str, load: Load) -> Path:
 def complete(
     table: Table, data: ListedData | SeriesData, labels: Array, needed: Sequence[str]
 ) -> tuple[Table, Array, tuple[str, ...]]:
-    """Return the rows that lack neither label, group nor other columns that are needed, and what else there is to tell.
+    """Return the rows with label, group and other required columns, and notes on the others.
 
     Raises:
-        DataError: a row lacks one, and the schema leaves none out; or all do.
+        DataError: a row lacks one, and the schema does not drop such rows; or all rows do.
     """
     lacking = {column: table.missing(column) for column in needed}
     for place, column in enumerate(data.targets):
@@ -126,10 +126,10 @@ def complete(
 
 
 def file_within(folder: Path, name: str) -> Path:
-    """Return the place of a file within a folder.
+    """Return the path of a file within a folder.
 
     Raises:
-        DataError: there is none, or it lies outside.
+        DataError: it does not exist, or is outside.
     """
     if not is_within(folder / name, folder):
         raise DataError(name, "leads out of the folder, or is not a file's name", code="path-leads-outside")
@@ -140,18 +140,18 @@ def file_within(folder: Path, name: str) -> Path:
 def samples_of_files(
     source: str | Path, files: Sequence[Path], data: NiftiData | ImagesData, dtype: str, load: Load, fault: Fault
 ) -> FileSamples:
-    """Return inputs [files, …shape] of the replica's dtype, of which each is read when it is asked for.
+    """Return inputs [files, *shape] that are read when they are used.
 
     Args:
-        source: what lists them.
+        source: of the list of files, for errors.
         files: in order.
         data: the schema.
         dtype: of the inputs.
-        load: reads one; a DataError of its own tells what is wrong.
-        fault: returns the error that names a file by its row, with what is wrong.
+        load: reads one; raises a DataError about its contents.
+        fault: returns an error that names a file by its row, given the problem.
 
     Raises:
-        DataError: not even one fits into memory.
+        DataError: a single one does not fit into memory.
     """
 
     def read(row: int) -> Array:

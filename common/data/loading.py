@@ -1,4 +1,4 @@
-"""How many workers and how much memory a site reads samples of a file each with: neither hashed nor sent."""
+"""Workers and memory for samples with a file each; part of a site's configuration, not of the spec."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from rankdad.common.documents import Part
 from rankdad.common.memory import available
 
-MOST = 1 << 30  # bytes that a cache takes which nobody has given a size
+MOST = 1 << 30  # bytes: default limit of the cache
 
 
 class Loading(Part):
-    """How volumes and pictures are read: batch by batch, however large they all are. No weight depends on it."""
+    """How volumes and pictures are read, in batches of any number. It does not affect the weights."""
 
     cache_mib: Annotated[int, Field(ge=0, le=1 << 30)] | None = None
     """Memory for samples that have been read, in MiB: as many as fit are read once, the others in each epoch; null is
@@ -25,7 +25,7 @@ class Loading(Part):
 
     @property
     def cache_bytes(self) -> int:
-        """Of the cache in memory."""
+        """Size of the cache in memory, in bytes."""
         if self.cache_mib is not None:
             return self.cache_mib << 20
         there = available()

@@ -1,4 +1,4 @@
-"""Volumes in NIfTI files, and a table that lists them."""
+"""Reads volumes in NIfTI files, listed by a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.images import NiftiData
 
 ENDINGS = (".nii", ".nii.gz")
-HEADERS = {348: "Nifti1Header", 540: "Nifti2Header"}  # by their size in bytes, which they begin with
+HEADERS = {348: "Nifti1Header", 540: "Nifti2Header"}  # by their size in bytes, the first field
 
 
 def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str] | None) -> Reading:
@@ -26,11 +26,11 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str]
         path: of the table.
         data: the schema.
         dtype: of the inputs, such as "float32".
-        beside: columns that predictions are to stand beside; None where the samples are to be trained on.
+        beside: columns to copy next to predictions; None to read for training.
 
     Raises:
         UserError: nibabel is not installed.
-        DataError: naming the table's row, and the file, of what cannot be used.
+        DataError: data cannot be used; names the table's row, and the file.
     """
     try:
         import nibabel  # noqa: F401
@@ -44,20 +44,20 @@ def read_nifti(path: Path, data: NiftiData, dtype: str, *, beside: Sequence[str]
 
 
 def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
-    """Return a file's voxels in the schema's shape, scaled once, as the header says."""
+    """Return a file's voxels in the schema's shape, scaled as in the header."""
     if not file.name.lower().endswith(ENDINGS):
         raise DataError(
             file,
             f"has another name than NIfTI files, expected one that ends in {' or '.join(ENDINGS)}",
             code="format-unexpected",
         )
-    expected = (*data.shape[-3:], *data.shape[:-3])  # a file's channels are its last axis
+    expected = (*data.shape[-3:], *data.shape[:-3])  # in a file, channels are the last axis
     try:
-        with np.errstate(all="ignore"), opened(file) as stream:  # what does not fit into the dtype is told below
+        with np.errstate(all="ignore"), opened(file) as stream:  # overflows are reported below
             voxels = _voxels(file, stream, expected, data.orientation, dtype)
     except DataError:
         raise
-    except Exception as error:  # damaged bytes make nibabel raise errors of many kinds
+    except Exception as error:  # nibabel raises many kinds of errors for damaged bytes
         words = " ".join(str(error).split())
         raise DataError(file, f"is truncated, damaged or no NIfTI file: {words!r}", code="volume-damaged") from None
     bad = voxels.size - int(np.isfinite(voxels).sum())
@@ -72,10 +72,7 @@ def _volume(file: Path, data: NiftiData, dtype: str) -> Array:
 
 
 def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientation: str, dtype: str) -> Array:
-    """Return the voxels of an open file, turned as the schema says.
-
-    Extensions of its header are not read.
-    """
+    """Return the voxels of an open file, in the schema's orientation; header extensions are not read."""
     import nibabel
     from nibabel.arrayproxy import ArrayProxy
     from nibabel.orientations import apply_orientation
@@ -87,7 +84,7 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientatio
         raise ValueError("it does not begin like one")
     size = sizes[order]
     header = getattr(nibabel, HEADERS[size])(head[:size], order, check=False)
-    silent = logging.Logger("nibabel")  # which would warn without naming the file
+    silent = logging.Logger("nibabel")  # its warnings would not name the file
     silent.disabled = True
     header.check_fix(logger=silent)
     kind, axes = header.get_data_dtype(), tuple(map(int, header.get_data_shape()))
@@ -98,15 +95,15 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientatio
         turns = _turns(file, header)
         three, order = (*axes, 1, 1)[:3], turns[:, 0].argsort().tolist()
         turned = (*(three[old] for old in order), *axes[3:])
-    if _plain(turned) != _plain(expected):  # before the voxels are read
+    if _plain(turned) != _plain(expected):  # checked before the voxels are read
         how = " from left to right, back to front and below upwards" * (turned != axes)
         problem = f"has shape {list(turned)}{how}, expected {list(expected)}"
         raise DataError(file, problem, code="shape-mismatch", field="data.shape")
     slope = float(header["scl_slope"])
-    if np.isinf(slope):  # of NaN, which some programs write, nibabel makes no scaling
+    if np.isinf(slope):  # nibabel treats NaN, which some programs write, as no scaling
         raise DataError(file, f"is scaled by {slope} (scl_slope), expected a finite number", code="not-finite")
     voxels: Array = np.asanyarray(ArrayProxy(stream, header, mmap=False), np.dtype(dtype))
-    while stream.read(1 << 20):  # to its end, where gzip has its checksum
+    while stream.read(1 << 20):  # to the end, for gzip's checksum
         pass
     if turns is not None:
         voxels = apply_orientation(voxels.reshape(*(*axes, 1, 1)[:3], -1), turns)
@@ -114,10 +111,10 @@ def _voxels(file: Path, stream: IO[bytes], expected: tuple[int, ...], orientatio
 
 
 def _turns(file: Path, header: Any) -> Array:
-    """Return to which axis each of a file's three goes, and whether it is turned over, so that they are canonical.
+    """Return the target of each of a file's three axes, and whether it is flipped, for canonical orientation.
 
     Raises:
-        DataError: its header does not say how it is oriented, or says two things.
+        DataError: its header does not define an orientation, or two different ones.
     """
     from nibabel.orientations import io_orientation
 
@@ -141,5 +138,5 @@ def _turns(file: Path, header: Any) -> Array:
 
 
 def _plain(axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape without what files write or leave out: axes of length 1 behind the three of space."""
+    """Return a shape without trailing axes of length 1, which files may omit."""
     return (*axes, 1, 1)[:3] + tuple(length for length in axes[3:] if length != 1)

@@ -1,4 +1,4 @@
-"""Plain arrays, from npz files or a function of the user's own: every fault is named with its array and row."""
+"""Reads plain arrays, from npz files or a user-defined function. Errors name array and row."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ NAMES = ("x", "y", "split", "key", "group", "length")
 
 
 def read_npz(path: Path, data: NpzData, task: TaskSpec, dtype: str, *, training: bool = True) -> Reading:
-    """Read inputs, and labels, split, keys, groups and lengths of series where the file has them.
+    """Read inputs, and if present labels, split, keys, groups and lengths of series.
 
     Args:
         path: of the file.
         data: the schema.
         task: what is predicted.
         dtype: of the inputs, such as "float32".
-        training: whether the samples are to be trained on; for predictions labels may be NaN.
+        training: whether to read for training; for predictions, labels may be NaN.
 
     Raises:
-        DataError: unreadable file, no inputs, wrong shape, a value out of range.
+        DataError: the file is unreadable, has no inputs or wrong shapes, or a value is out of range.
     """
     return samples_of(path, read_arrays(path, NAMES), data, task, dtype, training=training)
 
@@ -60,15 +60,15 @@ def samples_of(
     """Check arrays, and return them as samples.
 
     Args:
-        path: where they come from, named in errors.
-        arrays: x, and what else there is of NAMES.
+        path: of the arrays, for errors.
+        arrays: x, and optionally others of NAMES.
         data: the schema.
         task: what is predicted.
         dtype: of the inputs, such as "float32".
-        training: whether the samples are to be trained on; for predictions labels may be NaN.
+        training: whether to read for training; for predictions, labels may be NaN.
 
     Raises:
-        DataError: no inputs, wrong shape, a value out of range.
+        DataError: there are no inputs, a shape is wrong, or a value is out of range.
     """
     if "x" not in arrays:
         raise DataError(path, "has no array x, expected the inputs", code="array-missing")
@@ -103,14 +103,14 @@ def read_function(path: Path, data: FunctionData, task: TaskSpec, dtype: str, al
     Args:
         path: the site's folder.
         data: the schema.
-        task: what the labels belong to.
+        task: what is predicted.
         dtype: of the inputs, such as "float32".
-        allowed: names of functions that the caller permits.
+        allowed: names of functions that the caller allows.
 
     Raises:
-        PolicyError: the function is not among them.
+        PolicyError: the function is not allowed.
         SpecError: it cannot be imported.
-        DataError: it raised an error, or naming the array and row of what cannot be used.
+        DataError: it raised an error, or returned unusable arrays; names array and row.
     """
     function, source = resolve(data.function, allowed, "data.function"), f"{path} ({data.function})"
     try:
@@ -120,7 +120,7 @@ def read_function(path: Path, data: FunctionData, task: TaskSpec, dtype: str, al
     except (Exception, SystemExit) as error:
         raise DataError(
             source, f"the function raised {one_line(error)!r}", code="function-raised"
-        ) from error  # quoted: it may tell of samples
+        ) from error  # quoted, because it may reveal samples
     if not isinstance(returned, Mapping):
         raise DataError(
             source,
@@ -143,20 +143,20 @@ def read_function(path: Path, data: FunctionData, task: TaskSpec, dtype: str, al
 
 
 def padded(series: Sequence[Array], frames: int, dtype: str) -> tuple[Array, Array]:
-    """Return series [time, features] as one array [n, frames, features], with 0 behind their ends, and lengths [n]."""
+    """Pad series [time, features] with 0 to one array [n, frames, features]; return it with lengths [n]."""
     length = np.array([len(one) for one in series])
     x = np.zeros((len(series), frames, series[0].shape[1]), dtype)
-    with np.errstate(over="ignore"):  # whoever reads the array finds what became infinite
+    with np.errstate(over="ignore"):  # infinite values are refused later
         x[np.arange(frames) < length[:, None]] = np.concatenate(series)
     return x, length
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
-    """Return those of the named arrays that a file has.
+    """Return the named arrays that a file has.
 
     Raises:
-        DataError: the file is missing, damaged, no npz file, or holds objects; an array is not as large as it says; or
-            they are larger than the memory.
+        DataError: the file is missing, damaged, no npz file, or holds objects; an array has another size than it
+            states; or they do not fit into memory.
     """
     check_file(path)
     try:
@@ -168,13 +168,13 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
         raise
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
-    except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise errors of many kinds
+    except Exception as error:  # zipfile, zlib and NumPy raise many kinds of errors for damaged bytes
         why = _what(path) or one_line(error)
         raise DataError(path, f"is not a readable npz file of plain arrays: {why}", code="npz-unreadable") from None
 
 
 def _what(path: Path) -> str | None:
-    """Return what a file is that is no zip archive."""
+    """Describe a file that is no zip archive."""
     with path.open("rb") as file:
         meaning = format_of(file.read(HEAD))
         meaning = None if zipfile.is_zipfile(file) else meaning
@@ -184,13 +184,13 @@ def _what(path: Path) -> str | None:
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as member:
         found: Array = np.lib.format.read_array(member, allow_pickle=False)
-        if member.read(1):  # at its end it is checked, too
+        if member.read(1):  # reading to the end also verifies the checksum
             raise ValueError(f"{info.filename} is longer than its shape {list(found.shape)} says")
     return found
 
 
 def whole_numbers(path: str | Path, name: str, array: Array, count: int, limit: int, *, least: int = 0) -> Array:
-    """Return an array as int64 [count], if it holds whole numbers from `least` to limit − 1.
+    """Return an array of whole numbers from `least` to `limit` − 1 as int64 [count].
 
     Raises:
         DataError: naming the first wrong row.
@@ -202,7 +202,7 @@ def whole_numbers(path: str | Path, name: str, array: Array, count: int, limit: 
 
 
 def numbers(path: str | Path, name: str, array: Array, count: int) -> Array:
-    """Return an array as float64 [count], if it holds finite numbers.
+    """Return an array of finite numbers as float64 [count].
 
     Raises:
         DataError: naming the first wrong row.
@@ -255,7 +255,7 @@ def _texts(path: str | Path, name: str, array: Array, count: int) -> tuple[str, 
     """Return an array of names as text.
 
     Raises:
-        DataError: another number of them, objects, or one that is missing.
+        DataError: the number of names is wrong, or one is missing or no text.
     """
     if array.dtype.kind not in "biufUS":
         raise DataError(path, f"{name} holds {array.dtype}, expected text or numbers", code="array-type")
@@ -313,7 +313,7 @@ def _inputs(path: str | Path, array: Array, data: ArrayData, dtype: str, lengths
         whole = (array >= 0) & (array < data.tokens) & (array == np.floor(array))
         _check_rows(path, "x", array, whole, f"expected whole numbers from 0 to {data.tokens - 1}")
         return array.astype(np.int64)
-    with np.errstate(over="ignore", invalid="ignore"):  # what became infinite is found below
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused below
         values = array.astype(dtype)
     beyond = np.zeros(values.shape[:2] if lengths is not None else len(values), bool)
     if lengths is not None:

@@ -1,4 +1,4 @@
-"""The parts in which a site's samples lie, by its secret; who deals them out is `local.privacy.dealing`."""
+"""The parts of a site's samples; `local.privacy.dealing` assigns them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ MOST_NAMED = 3  # patients in a note
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """The parts in which a run's samples lie at a site, and the secret by which all else is drawn.
+    """The parts of a run's samples at a site, and the secret for all other draws.
 
     Args:
         parts: int64 [samples].
-        sizes: patients of each part.
+        sizes: number of patients in each part.
         secret: of the site.
-        waits: samples that the run may not use.
-        run: digest of its specification.
-        keep: notes in the site's log that the run uses them, and returns whether it still may; None without a log.
-        told: what share of the cells of each sample's patient earlier runs have told, float64 [samples]; None without.
-        tell: notes in the site's log what shares the run tells, and returns whether it still may; None without a log.
-        heads: returns how far the site's log has come by now; None without one.
-        places: returns weights at which earlier runs have sent batches, of a run that begins anew its own, too.
-        place: notes in the site's log that the run has sent batches near some weights.
-        begun: notes in the site's log that the run begins at the beginning.
-        beginning: returns what tells this beginning from others of the same specification; "" of the first.
-        large: names of patients who have more than `LARGE` of their part's samples.
-        beyond: samples that are left out since their patients have too many of their part's.
-        why: some of the site's samples wait, and what would help; "" without a log.
+        waits: number of samples that the run may not use.
+        run: digest of its spec.
+        keep: logs that the run uses the patients, and returns whether it still may; None without a log.
+        told: share of the cells of each sample's patient that earlier runs disclosed, float64 [samples]; None without.
+        tell: logs the shares that the run discloses, and returns whether it still may; None without a log.
+        heads: returns how far the site's log has come; None without one.
+        places: returns weights at which earlier runs have sent batches, and this run if it starts anew.
+        place: logs that the run has sent batches near some weights.
+        begun: logs that the run starts from the beginning.
+        beginning: returns what distinguishes this start from others of the same spec; "" for the first.
+        large: names of patients with more than `LARGE` of their part's samples.
+        beyond: number of samples left out because their patients have too many of their part's.
+        why: why samples wait, and what would help; "" without a log.
     """
 
     parts: Array
@@ -58,35 +58,37 @@ class Dealt:
     why: str = ""
 
     def kept(self) -> bool:
-        """Note in the site's log that the run uses its patients; return whether it still may."""
+        """Log that the run uses its patients; return whether it still may."""
         return self.keep is None or self.keep()
 
     def order(self, rows: str) -> str:
-        """Return what the order of a fold's batches is drawn from, given the digest of its training rows.
+        """Return the seed of the order of a fold's batches, given the digest of its training rows.
 
-        With a secret it follows from that and from the run, too: the digest of rows that can be guessed can be guessed,
-        and of two runs with the same batches the steps would be of the same samples at other weights, or would differ
-        by one. So a specification that begins a second time has others.
+        With a secret, the seed also depends on it and on the run, because digests can be guessed. Two runs with the
+        same batches would send steps of the same samples at other weights, or differ by one sample. A spec that starts
+        a second time therefore has another seed.
         """
         beginning = self.beginning()
         return self.secret.name("order", self.run, rows, *([beginning] if beginning else []))
 
     def unnoted(self) -> Dealt:
-        """Return the same, of which nothing more is noted in the site's log nor asked of it: another process does."""
+        """Return the same parts without access to the log, for another process."""
         plain = Dealt(self.parts, self.sizes, self.secret)
         own = {name: getattr(plain, name) for name in ("keep", "tell", "places", "place", "begun", "beginning")}
         return replace(self, **own)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what the person at the site should know."""
+        """Return notes for the site's staff."""
         several = f"{len(self.sizes)} parts of at least {min(self.sizes.values())} patients"
-        told = f"folds and validation are made of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
+        told = f"folds and validation consist of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
         notes: list[str] = [Fact(told)]
         if self.waits:
-            alone = "alone, or beside what has left, they are too few for a part"
+            alone = "alone, or added to what has left, they are too few for a part"
             notes.append(f"{self.waits} samples wait: {self.why or alone}")
         if self.beyond:
-            notes.append(f"{self.beyond} samples are left out: with them a patient had too large a share of a part's")
+            notes.append(
+                f"{self.beyond} samples are left out: their patients had too large a share of a part's samples"
+            )
         if self.large:
             names = ", ".join(visible(one, 40) for one in self.large[:MOST_NAMED])
             more = ", …" * (len(self.large) > MOST_NAMED)
@@ -97,11 +99,11 @@ class Dealt:
 
 
 class Dealing(Protocol):
-    """How a site deals its patients out."""
+    """The assignment of a site's patients to parts."""
 
     @property
     def fewest(self) -> int:
-        """Patients of a part."""
+        """Least number of patients in a part."""
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
-        """Return the samples that a run may use, and the parts in which they lie."""
+        """Return the samples that a run may use, and their parts."""

@@ -1,4 +1,4 @@
-"""Texts in which everything is plain, read by pandas at once. Whatever may need a second look is left to cells."""
+"""Reads texts in the plainest format with pandas, which is fast; all others are parsed cell by cell."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
 
-# Usual spellings of what always counts as missing; a column with another one is no plain one.
+# Usual spellings of missing values; a column with another one is not plain.
 GAPS = sorted({form for word in MISSING for form in (word, word.upper(), word.capitalize())} | {"NaN", "-NaN", "<Na>"})
-# Before 3.1 pandas rounds numbers of many digits in its own way, unless it is told not to.
+# Before 3.1, pandas rounds numbers of many digits differently by default.
 ROUNDS_EXACTLY = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
 EXACTLY: dict[str, Any] = {} if ROUNDS_EXACTLY else {"float_precision": "round_trip"}
 
 
 def read_plain(path: Path, written: Written, numbers: Collection[str]) -> pd.DataFrame | None:
-    """Read a text in UTF-8 with commas: a tenth of the time that cells take.
+    """Read a UTF-8 text with commas, in a tenth of the time of parsing cells.
 
     Args:
         path: of the file, which is text.
-        written: what the schema says of it.
-        numbers: columns that hold nothing else.
+        written: how it is written, from the schema.
+        numbers: numeric columns.
 
     Returns:
-        float64 of `numbers`, NaN where a cell is missing, and categories of all others, which are texts without spaces
-        around them, by row of the file. None where anything is odd: what it is, and in which cell, cells tell.
+        float64 for `numbers`, NaN for missing values, and categories of stripped texts for all others, by row of the
+        file. None if anything is unusual; parsing cells then names it.
     """
     names = _names(path, written)
     if names is None:
@@ -48,32 +48,32 @@ def read_plain(path: Path, written: Written, numbers: Collection[str]) -> pd.Dat
     texts = {place: _levels(columns[place]) for place in columns if place not in set(numeric)}
     if _is_odd(names, columns, texts, written):
         return None
-    index = pd.RangeIndex(2, len(columns[0]) + 2)  # the names are row 1
+    index = pd.RangeIndex(2, len(columns[0]) + 2)  # row 1 is the header
     return pd.DataFrame(columns | texts, index).set_axis(names, axis=1)
 
 
 def read_cells(path: Path, plain: pd.DataFrame) -> pd.DataFrame:
-    """Read again what `read_plain` has read: the texts of all cells.
+    """Read the texts of all cells after `read_plain`.
 
     Args:
         path: of the file.
-        plain: what was read of it.
+        plain: result of `read_plain`.
 
     Raises:
-        DataError: it has other rows by now, or cannot be read any more.
+        DataError: its rows have changed, or it can no longer be read.
     """
     try:
         columns = _parsed(path, Written(), list(plain.columns), ())
     except (OSError, ValueError, pd.errors.ParserWarning):
         columns = {}
     if len(columns.get(0, ())) != len(plain):
-        raise DataError(path, "has changed while it was read: begin anew", code="file-changed")
+        raise DataError(path, "changed while it was read: start again", code="file-changed")
     cells = {place: np.array([*map(str.strip, own.tolist())], object) for place, own in columns.items()}
     return pd.DataFrame(cells, plain.index, dtype=object).set_axis(plain.columns, axis=1)
 
 
 def _names(path: Path, written: Written) -> list[str] | None:
-    """Return the names of the columns; None unless the first row is plain, and has commas between several names."""
+    """Return the column names; None if the header is not plain, or several names are not separated by commas."""
     if written.columns or written.decimal == "," or written.delimiter not in (None, ","):
         return None
     try:
@@ -90,16 +90,16 @@ def _names(path: Path, written: Written) -> list[str] | None:
 
 
 def _parsed(path: Path, written: Written, names: Sequence[str], numeric: Collection[int]) -> dict[int, Array]:
-    """Return the rows behind the first, by their columns' places: float64 of numbers, else objects.
+    """Return the rows after the header, by column index: float64 for numbers, otherwise objects.
 
     Raises:
-        ValueError: pandas cannot read them so.
+        ValueError: pandas cannot parse them.
         ParserWarning: a row has more cells than there are names.
     """
     gaps: Any = {place: [*GAPS, *written.tokens_of(names[place])] for place in numeric}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, which `_column` finds
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, found by `_column`
         frame = pd.read_csv(
             path,
             header=None,
@@ -121,13 +121,13 @@ def _parsed(path: Path, written: Written, names: Sequence[str], numeric: Collect
 def _column(cells: Array, is_numeric: bool) -> Array:
     if not is_numeric:
         return cells
-    if cells.dtype.kind not in "iuf":  # texts, or truth values
+    if cells.dtype.kind not in "iuf":  # texts or booleans
         raise ValueError
     return cells.astype(np.float64)
 
 
 def _levels(cells: Array) -> pd.Categorical:
-    """Return texts as categories, without spaces around them."""
+    """Return stripped texts as categories."""
     codes, found = pd.factorize(cells)
     levels = list(map(str.strip, found.tolist()))
     if len(set(levels)) < len(levels):
@@ -139,10 +139,10 @@ def _levels(cells: Array) -> pd.Categorical:
 def _is_odd(
     names: Sequence[str], columns: Mapping[int, Array], texts: Mapping[int, pd.Categorical], written: Written
 ) -> bool:
-    """Tell whether rows are empty, or look like the names or like several, or texts like numbers with a comma."""
+    """Return whether rows are empty or repeat the header, or texts look like several cells or decimal commas."""
     empty = np.ones(len(columns[0]), bool)
     for place, cells in columns.items():
-        if place or place not in texts:  # a first text that stands alone may be a row with other delimiters
+        if place or place not in texts:  # a first text alone may be a row with other delimiters
             empty &= texts[place] == "" if place in texts else np.isnan(cells)
     levels = {place: own.categories.tolist() for place, own in texts.items()}
     if empty.any() or any("\n" in "".join(own) for own in levels.values()):

@@ -1,4 +1,4 @@
-"""A fold's samples as the network sees them: harmonised, imputed and standardised by what the training rows say."""
+"""A fold's samples for the network: harmonised, imputed and standardised by statistics of the training rows."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 
-MOST_SAMPLES, MOST_NUMBERS = 64, 1024  # by which it is looked how far a model has moved, and of each
-FEW_SAMPLES = 16  # where they have more numbers: a pass takes as long as a step's
+MOST_SAMPLES, MOST_NUMBERS = 64, 1024  # samples to measure a model's movement, and numbers of each
+FEW_SAMPLES = 16  # if samples are larger, because a pass takes as long as a step's
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One fold at one site; labels that are numbers are in standard deviations from the mean.
+    """One fold at one site; numeric labels are standardised.
 
     Args:
         train: samples to train on.
-        validation: samples that choose the best epoch.
-        test: samples that nothing else has seen.
-        transform: what prepared them, by what all sites' training rows say, and this site's.
-        first: what they say in the first fold: tests of all folds add up, and take deviations from there.
-        people: whose each sample of the validation is; None where each is of another person.
-        order_key: what the order of batches is drawn from.
-        patients_key: what names the training patients.
-        test_groups: which group each sample of the test is of; None where the run knows of none.
-        tested: whose each sample of the test is; None where each is of another person.
-        smooth: whether scores of the test leave as curves: nobody's own may.
-        looked: samples by which it is looked how far the model has moved, and their ids, int64 [n], in every fold the
-            same; None where there is no secret to choose them by.
+        validation: samples to choose the best epoch.
+        test: samples unused otherwise.
+        transform: the preparation, by statistics of all sites' training rows and of this site's.
+        first: statistics of the first fold: tests of all folds are summed, with deviations from there.
+        people: patient of each validation sample; None if each is another patient.
+        order_key: seed of the order of batches.
+        patients_key: identifies the training patients.
+        test_groups: group of each test sample; None if the run has no groups.
+        tested: patient of each test sample; None if each is another patient.
+        smooth: whether test scores leave as smoothed curves, because single ones must not.
+        looked: samples to measure the model's movement, and their ids, int64 [n], the same in every fold; None without
+            a secret to choose them.
     """
 
     train: Samples
@@ -53,13 +53,13 @@ class Prepared:
 
 
 def prepare(spec: RunSpec, data: SiteData, state: RunState, replica: Replica) -> Prepared:
-    """Return the samples of the fold in which a run is.
+    """Prepare the samples of a run's current fold.
 
     Args:
         spec: the run.
         data: the site's.
-        state: of the run, all stages of preparation done.
-        replica: which has the dtype.
+        state: of the run, after all preparation stages.
+        replica: with the dtype.
     """
     preparing = Preparing(spec)
     fit = preparing.fit(state.totals_of(state.fold))

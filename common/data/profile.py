@@ -1,4 +1,4 @@
-"""What a table holds, column by column, and what in it looks like a mistake: before anything is trained."""
+"""Describes a table column by column, and finds likely mistakes in it."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Date
 
 Kind = Literal["number", "levels", "date", "id", "text", "empty"]
-MAX_LEVELS = 20  # distinct values beyond which nobody meant a column to be categorical
-MANY_GAPS = 0.2  # share of missing values from which a column is worth a word
-SENTINELS = frozenset({-9999, -999, -99, -9, -1, 99, 999, 9999, 99999})  # what some write for a missing number
-NINE = 9.0  # is one beside few smaller whole numbers
+MAX_LEVELS = 20  # most values of a categorical column
+MANY_GAPS = 0.2  # share of missing values that is worth a remark
+SENTINELS = frozenset({-9999, -999, -99, -9, -1, 99, 999, 9999, 99999})  # common codes for a missing number
+NINE = 9.0  # such a code among few smaller whole numbers
 SCALE, PAIRS = frozenset({0.0, 1.0, 2.0, 3.0, 4.0}), ({0.0, 1.0}, {1.0, 2.0})
-CODE = re.compile(r"[^\w+<>≤≥]+")  # stands for a missing value: ?, -, ., * and the like
-# Words for a missing value, where they stand among numbers; elsewhere they may be a level.
+CODE = re.compile(r"[^\w+<>≤≥]+")  # codes for a missing value: ?, -, ., *
+# Words for a missing value among numbers; in other columns they may be a level.
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
-NAMES_ROWS = "it names rows: no input, but data.key or data.group, or leave it out by data.exclude"
+NAMES_ROWS = "it identifies rows: not an input; make it data.key or data.group, or leave it out with data.exclude"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
-WORDS = frozenset({"none", "null"})  # of what counts as missing, these may be levels
-FAR = 10.0  # widths of the middle half, from the median, beyond which a number that stands alone is an outlier
-ALONE = 5.0  # times as far from the median as the next number
+WORDS = frozenset({"none", "null"})  # count as missing, but may be levels
+FAR = 10.0  # distance of an outlier from the median, in interquartile ranges
+ALONE = 5.0  # ratio of its distance to that of the next number
 FEW_OUTLIERS = 0.01  # of the numbers
-LARGE = 100.0  # median of whole numbers among which 1.842 may be 1842
+LARGE = 100.0  # median of whole numbers from which 1.842 may mean 1842
 
 
 @dataclass(frozen=True)
 class Remark:
-    """What looks like a mistake, or says which field of a schema helps.
+    """A likely mistake, or a hint to a field of the schema.
 
     Args:
-        code: what kind of remark it is, in words-with-hyphens.
+        code: kind of remark, in words-with-hyphens.
         text: a sentence.
-        column: that it is about; "" where it is about rows.
-        row: of the file; None where it is about several.
-        value: the cell's text, where it is about one that may stand for a missing value.
+        column: concerned; "" for remarks on rows.
+        row: of the file; None for several rows.
+        value: text of a cell that may be a code for missing.
     """
 
     code: str
@@ -72,24 +72,24 @@ class Column:
     """One column.
 
     Args:
-        name: of it.
-        kind: what it seems to hold.
-        missing: cells that are.
-        known: cells that are not.
-        distinct: different values among the others.
-        numbers: least, lower quartile, median, upper quartile and largest, mean and deviation; none unless numbers.
-        zeros: numbers that are 0.
-        levels: how many rows have each value, the most frequent first; none where there are more than a few.
-        remarks: on it.
-        others: cells among numbers that are none, and words among levels that count as missing, with how often.
+        name: of the column.
+        kind: of its values.
+        missing: number of missing cells.
+        known: number of other cells.
+        distinct: number of different values.
+        numbers: minimum, quartiles, maximum, mean and deviation; empty unless numeric.
+        zeros: number of zeros.
+        levels: rows by value, most frequent first; empty for many values.
+        remarks: on the column.
+        others: non-numeric cells among numbers, and words among levels that count as missing, with frequencies.
         most: rows of the most frequent value.
-        dates: the first and the last, as 2020-04-03, where all can be told; else nothing.
-        codes: cells without a letter or digit, such as ?, with how often: they are counted as missing.
-        stand_ins: numbers that cannot be measured values, as text, with how often.
+        dates: first and last, as 2020-04-03; empty unless all are unambiguous.
+        codes: cells without a letter or digit, such as ?, with frequencies; they count as missing.
+        stand_ins: numbers that cannot be measured values, as text, with frequencies.
         whole: whether all numbers are whole.
-        unread: row of the first cell among numbers that is none and no code, such as 5 mg, its text, and why it is
-            not read, where that is known; else nothing.
-        digits: what its cells look like as identifiers; None where they are not digits alone.
+        unread: row, text and reason, if known, of the first non-numeric cell among numbers that is no code, such as
+            5 mg; otherwise empty.
+        digits: form of its cells as identifiers; None unless they consist of digits.
     """
 
     name: str
@@ -113,14 +113,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Profile:
-    """One table.
+    """The profile of a table.
 
     Args:
         source: its file.
-        rows: how many samples it has.
-        columns: of it, in order.
-        remarks: on its rows.
-        digest: of its rows, in whatever order.
+        rows: number of samples.
+        columns: profiles, in order.
+        remarks: on rows.
+        digest: of its rows, in any order.
     """
 
     source: str
@@ -136,7 +136,7 @@ class Profile:
 
 
 def profile_of(table: Table) -> Profile:
-    """Return what a table holds."""
+    """Describe a table."""
     columns = _with_patients(table, [_column(table, str(name)) for name in table.frame.columns if name])
     remarks = _totals(table, columns)
     texts = table.frame.astype(str)
@@ -145,8 +145,8 @@ def profile_of(table: Table) -> Profile:
         remarks.append(Remark("rows-repeated", f"{twice} rows repeat another one in every column"))
     for column in columns:
         if column.kind == "id" and column.most > 1:
-            said = f"{len(table) - column.missing} rows name {column.distinct} different ones, up to {column.most} each"
-            said = f"column {column.name}: {said}: make it data.group, so that they stay in one fold"
+            said = f"{len(table) - column.missing} rows have {column.distinct} values, up to {column.most} rows each"
+            said = f"column {column.name}: {said}: make it data.group, so that rows with the same value are in one fold"
             remarks.append(Remark("patients-repeated", said, column.name))
     names = sorted(map(str, texts))
     hashes = np.sort(pd.util.hash_pandas_object(texts[names], index=False).to_numpy())
@@ -155,7 +155,7 @@ def profile_of(table: Table) -> Profile:
 
 
 def _totals(table: Table, columns: Sequence[Column]) -> list[Remark]:
-    """Return what is to be said of a last row that holds the sums, or means, of the rows above."""
+    """Return a remark on a last row that holds the sums or means of the rows above."""
     names = [column.name for column in columns if column.kind == "number" and column.numbers and column.distinct > 1]
     if len(table) < 4 or len(names) < 2:
         return []
@@ -171,7 +171,7 @@ def _totals(table: Table, columns: Sequence[Column]) -> list[Remark]:
 
 
 def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
-    """Return columns with the kind "id" for those that tell patients apart by what is alike in their rows."""
+    """Return columns with the kind "id" for those that identify patients, by columns that agree in their rows."""
     if any(column.kind == "id" and column.most > 1 for column in columns):
         return columns
     cells = {column.name: table.texts(column.name) for column in columns if column.kind in ("number", "levels", "date")}
@@ -180,24 +180,24 @@ def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
         may_be = column.kind == "text" or (column.kind == "number" and column.whole and not column.others)
         others = {name: texts for name, texts in cells.items() if name != column.name}
         alike = alike_within(table.texts(column.name), others) if may_be and not column.missing else []
-        if len(alike) > (column.kind == "number"):  # one may be a function of a number
+        if len(alike) > (column.kind == "number"):  # one may depend on a number
             told = (Remark("names-rows", NAMES_ROWS, column.name),)
             column = replace(column, kind="id", numbers={}, levels={}, stand_ins={}, remarks=told)
         elif alike:
-            said = f"rows that share a value are alike in {visible(alike[0])}: if it names patients, make it data.group"
+            said = f"rows with the same value agree in {visible(alike[0])}: if it names patients, make it data.group"
             column = replace(column, remarks=(*column.remarks, Remark("may-name-patients", said, column.name)))
         found.append(column)
     return found
 
 
 def _column(table: Table, name: str) -> Column:
-    """Return what a column of a table holds, in the unit of its cells.
+    """Describe a column of a table, in the unit of its cells.
 
-    Of kind "number" alone there are quartiles, mean and deviation. Levels are counted of any kind but "id", up to
-    `MAX_LEVELS` of them. A column without a value is of kind "empty".
+    Only kind "number" has quartiles, mean and deviation. Levels are counted for all kinds but "id", up to `MAX_LEVELS`.
+    A column without a value has the kind "empty".
     """
     given = [text if text.lower() not in MISSING else "" for text in table.texts(name)]
-    results = any(re.fullmatch(r"\++", text) for text in given)  # of which "-" is the other one
+    results = any(re.fullmatch(r"\++", text) for text in given)  # then "-" is the negative result
     codes = Counter(text for text in given if text and not results and CODE.fullmatch(text) and not BROKEN.match(text))
     held = [text for text in given if text and text not in codes]
     found, missing = np.array(table.numbers(name), np.float64), len(table) - len(held)
@@ -210,7 +210,7 @@ def _column(table: Table, name: str) -> Column:
     if not held:
         say("column-empty", "no row has a value")
     elif missing >= MANY_GAPS * len(table):
-        say("column-sparse", f"{missing / len(table):.0%} of the rows lack it")
+        say("column-sparse", f"missing in {missing / len(table):.0%} of the rows")
     if codes:
         said = ", ".join(f"{shown(code)} in {counted(count, 'row')}" for code, count in codes.items())
         say("word-unknown", f"{said}: if that means missing, list it in data.missing_values")
@@ -234,7 +234,7 @@ def _column(table: Table, name: str) -> Column:
         say("word-missing", f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
     why = ""
     if kind == "number" and (marked := _thousands(table, name)):
-        why = "may be a whole number with a mark between thousands, as all others here are whole: remove the mark, or "
+        why = "may be a whole number with a thousands mark, since all others here are whole: remove the mark, or "
         why += "name the decimal mark in data.decimal"
         found[marked], numbers = math.nan, np.delete(found, marked)[np.isfinite(np.delete(found, marked))]
     if kind == "number" and len(numbers) < len(held):
@@ -275,7 +275,7 @@ def _column(table: Table, name: str) -> Column:
             say("outlier", said)
         marks = np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]).tolist()
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
-        with np.errstate(over="ignore"):  # squares of numbers beyond 1e154, which no reader takes
+        with np.errstate(over="ignore"):  # squares of numbers beyond 1e154
             mean, deviation = np.nan_to_num([numbers.mean(), numbers.std()]).tolist()  # infinity is no JSON
         summary |= {"mean": mean, "deviation": deviation}
     return Column(
@@ -300,12 +300,12 @@ def _column(table: Table, name: str) -> Column:
 
 
 def _stands_in(text: str) -> bool:
-    """Tell whether an identifier is a number such as -99, by which some write that there is none."""
+    """Return whether an identifier is a number such as -99, which may be a code for missing."""
     return re.fullmatch("-9+", text) is not None
 
 
 def _thousands(table: Table, name: str) -> list[int]:
-    """Return the rows of texts such as 1.842 that stand among large whole numbers alone, if nobody names the mark."""
+    """Return the rows with texts such as 1.842 among large whole numbers, unless the schema names the decimal mark."""
     if table.written.decimal is not None:
         return []
     texts = {row: cell.strip() for row, cell in enumerate(table.frame[name].tolist()) if isinstance(cell, str)}
@@ -316,7 +316,7 @@ def _thousands(table: Table, name: str) -> list[int]:
 
 
 def _ends(held: Sequence[str]) -> tuple[str, ...]:
-    """Return the first and the last of a column's dates; nothing where one is none, or might be two."""
+    """Return the first and the last of a column's dates; nothing if one is invalid or ambiguous."""
     calendar = Date(since="2000-01-01")
     try:
         days = [int(calendar.day(text)) for text in held]
@@ -326,7 +326,7 @@ def _ends(held: Sequence[str]) -> tuple[str, ...]:
 
 
 def _kind(name: str, held: Sequence[str], numbers: Array) -> Kind:
-    """Return what a column holds, judged by its cells that are not missing."""
+    """Return the kind of a column from its cells that are not missing."""
     if 2 * sum(bool(BROKEN.fullmatch(text)) for text in held) > len(held):
         return "text"
     if 2 * sum(bool(DATE.match(text)) for text in held) > len(held):
@@ -336,14 +336,14 @@ def _kind(name: str, held: Sequence[str], numbers: Array) -> Kind:
     known = [text for text in held if text.lower() not in UNKNOWN]
     like_numbers = sum(bool(NUMBER.fullmatch(text)) for text in known)
     words = {text for text in known if not NUMBER.fullmatch(text)}
-    one_word = len(words) == 1 and len(np.unique(numbers)) > 2  # among numbers: it is their code for none
+    one_word = len(words) == 1 and len(np.unique(numbers)) > 2  # a code for missing among numbers
     if known and (2 * max(len(numbers), like_numbers) >= len(known) or one_word):
         return "number"
     return "levels" if len(set(map(canonical, held))) <= MAX_LEVELS else "text"
 
 
 def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
-    """Return what is to be said of numbers that may mean that one is missing, and those that cannot be else."""
+    """Return remarks on numbers that may be codes for missing, and those that certainly are, with frequencies."""
     told, sure = dict[str, str](), dict[str, int]()
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
@@ -364,25 +364,25 @@ def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def _set_apart(value: float, count: int, others: Array) -> tuple[str, bool]:
-    """Return what sets a number that may stand for a missing one apart from others, and whether it can be no other."""
+    """Return how a possible code for missing differs from other numbers, and whether it certainly is one."""
     few = set(np.unique(others).tolist())
-    if value == NINE:  # counts may have one: beside two codes it is a third
+    if value == NINE:  # counts may include one: next to two codes it is a third
         return (f"beside {', '.join(f'{one:g}' for one in sorted(few))}", few in PAIRS) if few <= SCALE else ("", False)
     low, high = np.quantile(others, [0.25, 0.75])
     away = 3 * max(high - low, 1e-9)
     if value < min(others.min(), low - away) or value > max(others.max(), high + away):
         return "far from all others", True
-    if value < 0 <= others.min() and (value < -1 or len(few) > len(SCALE)):  # of a skewed column it is not far
+    if value < 0 <= others.min() and (value < -1 or len(few) > len(SCALE)):  # in a skewed column it is not far away
         return "and nothing else below 0", value < -1 and count > 1
     return "", False
 
 
 def _outliers(numbers: Array) -> str:
-    """Return what is to be said of a few numbers that are far from all others, as those of other units are not."""
+    """Return a remark on a few numbers that are far from all others, as if in other units."""
     values = numbers[~np.isin(numbers, list(SENTINELS))]
     if len(values) < 10:
         return ""
-    low, median, high = np.quantile(values / 2, [0.25, 0.5, 0.75])  # halves, whose differences are never too large
+    low, median, high = np.quantile(values / 2, [0.25, 0.5, 0.75])  # halves, to avoid overflow of differences
     far = np.abs(values / 2 - median)
     order = np.argsort(far)
     apart = far[order]
@@ -392,5 +392,5 @@ def _outliers(numbers: Array) -> str:
             some, count = values[order[-1]], len(values) - at
             said = f"{some:.10g} is an outlier" if count == 1 else f"{count} numbers are outliers, such as {some:.10g}"
             least, largest = values[order[:at]].min(), values[order[:at]].max()
-            return f"{said}: all others lie from {least:g} to {largest:g}: correct it, or bound the column by data.clip"
+            return f"{said}: all others are from {least:g} to {largest:g}: correct it, or set data.clip"
     return ""

@@ -1,4 +1,4 @@
-"""Series from a long table: a row for each time of each series, and what is predicted beside or in a second table."""
+"""Reads series from a long table, with a row for each time, and labels from it or from a second table."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rankdad.common.spec.series import SeriesData
 
 
 def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[str] | None = None) -> Reading:
-    """Read series, ordered by time and padded by frames of NaN.
+    """Read series, ordered by time and padded with frames of NaN.
 
     Args:
-        path: the folder of the schema's files, or one file in the place of the long table.
+        path: the folder of the schema's files, or a file to read instead of the long table.
         data: the schema.
         dtype: of the inputs, such as "float32".
-        beside: columns that predictions are to stand beside: single series are then refused, and labels may be missing;
-            None where the samples are to be trained on.
+        beside: columns to copy next to predictions: single series are then refused, and labels may be missing; None to
+            read for training.
 
     Raises:
-        DataError: naming file, row and column of what cannot be used.
+        DataError: data cannot be used; names file, row and column.
     """
     folder, rows, notes = read_first(path, data.file, data)
     refused = dict[int, DataError]()
@@ -101,10 +101,10 @@ def read_series(path: Path, data: SeriesData, dtype: str, *, beside: Sequence[st
 
 
 def _without(samples: Table, data: SeriesData, empty: Sequence[int]) -> tuple[Table, tuple[str, ...]]:
-    """Return samples without those that have no rows, and what is to be told of them.
+    """Return samples without those that have no rows, and notes on them.
 
     Raises:
-        DataError: there are some, and the schema leaves none out.
+        DataError: there are some, and the schema does not drop them.
     """
     if not empty:
         return samples, ()
@@ -118,7 +118,7 @@ def _without(samples: Table, data: SeriesData, empty: Sequence[int]) -> tuple[Ta
 
 
 def _names(rows: Table, key: str) -> list[str]:
-    """Return of which series each row is."""
+    """Return the series of each row."""
     names = holder((replace(rows, refused=None),), key).ids(key)
     for row, name in enumerate(names):
         if name.lower() in MISSING:
@@ -151,8 +151,8 @@ def _times(rows: Table, column: str) -> Array:
 
 
 def _seconds(text: str) -> tuple[float, bool]:
-    """Return the seconds of a date and time since 1970, in UTC where it has an offset from that, and whether it has."""
-    if not math.isnan(number(text)):  # 20200403 may be a date, and is a number
+    """Return the seconds of a date and time since 1970 in UTC, and whether it has an offset from UTC."""
+    if not math.isnan(number(text)):  # 20200403 may be a date or a number
         return math.nan, False
     try:
         found = datetime.fromisoformat(text)
@@ -163,7 +163,7 @@ def _seconds(text: str) -> tuple[float, bool]:
 
 
 def _check_times(rows: Table, data: SeriesData, names: Sequence[str], codes: Array, times: Array, order: Array) -> None:
-    """Check that no series has two rows of one time: nobody knows which comes first."""
+    """Check that no series has two rows with the same time, whose order would be unknown."""
     same = (codes[order][1:] == codes[order][:-1]) & (times[order][1:] == times[order][:-1])
     for place in np.flatnonzero(same).tolist():
         row, other = int(order[place + 1]), rows.place(int(order[place]))[1]
@@ -174,7 +174,7 @@ def _check_times(rows: Table, data: SeriesData, names: Sequence[str], codes: Arr
 def _filled(
     rows: Table, data: SeriesData, codes: Array, order: Array, values: Array
 ) -> tuple[Array, Array, tuple[str, ...]]:
-    """Return the rows that stay, in order, all values without gaps in these, and what is to be told of the gaps."""
+    """Return the remaining rows in order, their values without gaps, and notes on the gaps."""
     gaps = np.isnan(values)
     gaps[list(rows.refused or ())] = False
     if not gaps.any():
@@ -195,7 +195,7 @@ def _filled(
 
 
 def _cut(rows: Table, data: SeriesData, own: Array) -> Array:
-    """Return a series' rows, of one that is too long those that the schema asks for."""
+    """Return a series' rows, cut as the schema says if it is too long."""
     if len(own) <= data.frames:
         return own
     if data.longer == "refuse":
@@ -239,7 +239,7 @@ def _samples(
 
 
 def _padded(series: Sequence[Array], shape: tuple[int, ...], dtype: str) -> Array:
-    """Return series [time, channels] as one array [n, frames, channels], with NaN behind their ends."""
+    """Pad series [time, channels] with NaN to one array [n, frames, channels]."""
     found = np.full((len(series), *shape), np.nan, dtype)
     for place, own in enumerate(series):
         found[place, : len(own)] = own

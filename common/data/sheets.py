@@ -1,4 +1,4 @@
-"""Tables in workbooks (.xlsx) and Parquet files: cells of numbers stay numbers, dates become text."""
+"""Reads workbooks (.xlsx) and Parquet files: numbers stay numbers, dates become text."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rankdad.common.data.reading import EXACT
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file
 
-MEMORY_FACTOR = 20  # times its XML's size that a workbook takes as cells, at most
-CELL = 100  # bytes that a cell takes, about
+MEMORY_FACTOR = 20  # largest ratio of a workbook's memory to its XML
+CELL = 100  # bytes of memory per cell, approximately
 
 
 def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
     """Return the cells of a workbook's sheet.
 
     Raises:
-        DataError: it is no workbook, or it is not plain which sheet is meant.
+        DataError: the file is no workbook, or the sheet is ambiguous.
         UserError: the library is not installed.
     """
     openpyxl = _need("openpyxl", path, "excel")
@@ -37,7 +37,7 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
     try:
         with zipfile.ZipFile(path) as archive, warnings.catch_warnings(), path.open("rb") as file:
             check_fits(path, "its cells", MEMORY_FACTOR * sum(part.file_size for part in archive.infolist()))
-            warnings.simplefilter("ignore")  # of styles that openpyxl does not know
+            warnings.simplefilter("ignore")  # about styles unknown to openpyxl
             book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
             names = [found.title for found in book.worksheets]
             sheets = {
@@ -49,7 +49,7 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
         raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except DataError:
         raise
-    except Exception as error:  # of a damaged file openpyxl raises what it likes
+    except Exception as error:  # openpyxl raises many kinds of errors for damaged files
         raise DataError(
             path,
             f"is not a readable workbook ({type(error).__name__}): save it again as .xlsx",
@@ -74,12 +74,12 @@ def read_workbook(path: Path, sheet: str | None) -> pd.DataFrame:
 
 
 def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
-    """Return a sheet's formulas whose values the file does not hold, by row and column from 1, each after a "=".
+    """Return a sheet's formulas without stored values, by row and column from 1, each after a "=".
 
-    openpyxl reads them as empty cells. Programs that write workbooks without computing them leave such.
+    openpyxl reads these as empty cells. Programs that write workbooks without computing them leave such formulas.
 
     Raises:
-        DataError: cells are merged, of which all but the first are empty; or rows are hidden, as by a filter.
+        DataError: cells are merged, so that all but the first are empty; or rows are hidden, as by a filter.
     """
     found: dict[int, dict[int, str]] = {}
     if not re.search(rb"<(\w+:)?(f|mergeCell)[ />]|<(\w+:)?row [^>]*hidden=", xml):
@@ -100,7 +100,7 @@ def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
             column = place or column + 1
         elif kind == "c":
             held = {own.tag.rpartition("}")[2]: own.text or "" for own in part}
-            empty = "v" in held and part.get("t") == "str"  # a text without letters, which is a value
+            empty = "v" in held and part.get("t") == "str"  # an empty text is a value
             if "f" in held and not held.get("v") and not empty:
                 found.setdefault(row, {})[column] = f"={held['f'] or '…'}"
             part.clear()
@@ -113,14 +113,14 @@ def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
 
 
 def _cells(path: Path, sheet: Any, unvalued: Mapping[int, Mapping[int, str]]) -> list[list[Any]]:
-    """Return a sheet's rows up to the last one that is not empty, each up to its last such cell.
+    """Return a sheet's rows without trailing empty rows and cells.
 
-    A formula whose value the file does not hold is itself what its cell holds: no gap, no number, no identifier.
+    A formula without a stored value is kept as the cell's text, so that it is no missing value, number or identifier.
 
     Raises:
-        DataError: they do not fit into memory: two cells far from each other make a large table.
+        DataError: they do not fit into memory, as with two cells far apart.
     """
-    sheet.reset_dimensions()  # what a file says of its size may be wrong
+    sheet.reset_dimensions()  # a file may state a wrong size
     rows: list[list[Any]] = []
     for number, row in enumerate(sheet.rows, start=1):
         cells = [_valued(cell) for cell in row]
@@ -138,23 +138,23 @@ def _cells(path: Path, sheet: Any, unvalued: Mapping[int, Mapping[int, str]]) ->
 
 
 def _valued(cell: Any) -> Any:
-    """Return what a workbook's cell holds; a number that may have lost digits has decimals, which identifiers lack."""
+    """Return a cell's value; a whole number that may have lost digits becomes a float, unlike identifiers."""
     value = _plain(cell.value)
-    return float(value) if isinstance(value, int) and abs(value) >= EXACT else value  # a workbook keeps 15 digits
+    return float(value) if isinstance(value, int) and abs(value) >= EXACT else value  # workbooks keep 15 digits
 
 
 def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
     """Return the columns of a Parquet file, which has no sheets.
 
     Raises:
-        DataError: it is none, or has columns of something else than numbers, text and dates.
+        DataError: it is no Parquet file, or has columns other than numbers, text and dates.
         UserError: the library is not installed.
     """
     _need("pyarrow", path, "parquet")
     check_file(path)
     parquet = importlib.import_module("pyarrow.parquet")
     try:
-        size = parquet.read_metadata(path)  # its bytes tell little: a value that stands in all rows is written once
+        size = parquet.read_metadata(path)  # compressed files are much smaller than their data
         what = f"its {size.num_rows:,} rows of {size.num_columns:,} columns"
         text = sum(size.row_group(i).total_byte_size for i in range(size.num_row_groups))
         check_fits(path, what, CELL * size.num_rows * size.num_columns + text)
@@ -166,18 +166,18 @@ def read_parquet(path: Path, _sheet: str | None = None) -> pd.DataFrame:
         raise DataError(path, f"cannot be read: {error.strerror or error}", code="cannot-read") from None
     except DataError:
         raise
-    except Exception as error:  # of a damaged file pyarrow raises what it likes
+    except Exception as error:  # pyarrow raises many kinds of errors for damaged files
         raise DataError(
             path, f"is not a readable Parquet file ({type(error).__name__})", code="parquet-unreadable"
         ) from None
     frame.columns = pd.Index([str(name) for name in frame.columns], dtype=object)
     frame = frame.map(_plain)
-    frame.index = pd.RangeIndex(2, len(frame) + 2)  # as if its names were row 1
+    frame.index = pd.RangeIndex(2, len(frame) + 2)  # as if row 1 were a header
     return frame
 
 
 def _plain(cell: Any) -> Any:
-    """Return a number, without decimals where there are none; else text without spaces around it, "" for nothing."""
+    """Return whole floats as integers, other numbers unchanged, and stripped text; "" for nothing."""
     if cell is None or cell is pd.NA or cell is pd.NaT or (isinstance(cell, float) and cell != cell):
         return ""
     if isinstance(cell, bool) or not isinstance(cell, int | float):
@@ -195,8 +195,8 @@ def _need(library: str, path: Path, extra: str) -> Any:
         raise UserError(f"{path}: {said}", code="not-installed") from None
 
 
-# By a name's ending: (path, data.sheet) → cells as `_plain` has them, under their columns' names or places; by places
-# the first row names them.
+# By extension: (path, data.sheet) → cells as from `_plain`, by column names, or by positions if the first row has the
+# names.
 READERS: dict[str, Callable[[Path, str | None], pd.DataFrame]] = {
     ".xlsx": read_workbook,
     ".xlsm": read_workbook,

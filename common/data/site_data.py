@@ -1,4 +1,4 @@
-"""A site's samples and splits, and what may be told of them."""
+"""A site's samples and splits, and the sums of them that may leave."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ INPUTS = "inputs"
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels [samples, …] as the task has them.
+    """Inputs [samples, …] in the replica's dtype (int64 for tokens) and labels [samples, …] as for the task.
 
-    Inputs of a file each are read when batches are asked for.
+    Inputs with a file each are read in batches when they are used.
     """
 
     inputs: Inputs
@@ -46,15 +46,15 @@ class Samples:
     def batches(
         self, parts: Sequence[Tensor], device: torch.device | str = "cpu", augment: Augment | None = None
     ) -> Iterator[Batch]:
-        """Yield the samples of each part on a device, one part after another.
+        """Yield the samples of each part on a device, in order.
 
         Args:
-            parts: places of samples, int64.
-            device: where they are wanted.
-            augment: changes inputs, given their places.
+            parts: positions of samples, int64.
+            device: for the batches.
+            augment: changes inputs, given their positions.
 
         Raises:
-            DataError: a file cannot be read any more.
+            DataError: a file can no longer be read.
         """
         inputs: Iterator[Tensor]
         if isinstance(self.inputs, Tensor):
@@ -68,7 +68,7 @@ class Samples:
 
 
 class Batch(NamedTuple):
-    """Samples that go through the network at once: inputs [n, …] and labels [n, …], on its device."""
+    """Samples for one pass of the network: inputs [n, …] and labels [n, …], on its device."""
 
     inputs: Tensor
     labels: Tensor
@@ -76,22 +76,22 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
-    """A site's samples as they were read, and which of them every fold trains on, validates and tests with.
+    """A site's samples, and their split into training, validation and test sets in every fold.
 
     Args:
         samples: all n of them, in the source's order: inputs [n, …], labels [n], or [n, labels] for multi-label.
-        splits: one for each time that the run trains.
-        covariates: float64 [n, columns]; None where harmonisation keeps none.
-        keys: name of each sample.
-        groups: int64 [samples], the number of what each belongs to, such as a patient; None where each is its own.
-        group_names: what each sample's group is called at the site; none where there are no groups.
-        dropped: how many rows of the source were left out.
-        fewest: groups of samples behind any sum that leaves the site.
-        level: of which a part has to have so many with a value in a column, if any.
-        warnings: what is counted at the aggregator too.
-        notes: what the person at the site should be told, one sentence each.
-        tells_coefficients: whether a linear model's coefficients of this site's own rows may leave it.
-        parts: of which all sets are unions; None where folds follow from keys.
+        splits: one for each training.
+        covariates: float64 [n, columns]; None if harmonisation keeps no columns.
+        keys: of the samples.
+        groups: int64 [samples], group of each, such as a patient; None if each is its own.
+        group_names: name of each sample's group at the site; empty without groups.
+        dropped: number of rows left out.
+        fewest: least number of groups behind any sum that leaves the site.
+        level: least number of them with a value of a column in a part, if any has it.
+        warnings: also counted at the aggregator.
+        notes: sentences for the site's staff.
+        tells_coefficients: whether a linear model's coefficients of this site's rows alone may leave it.
+        parts: of which all sets are unions; None if folds follow from keys.
     """
 
     samples: Samples
@@ -109,10 +109,10 @@ class SiteData:
     parts: Dealt | None = None
 
     def shares(self, members: Tensor) -> Tensor:
-        """Return which part of its group's members each sample is, float64 [samples, sets]: they add up to groups.
+        """Return each sample's share of its group in a set, float64 [samples, sets]; shares of a group add up to 1.
 
         Args:
-            members: which samples a set has, bool [samples, sets].
+            members: samples of each set, bool [samples, sets].
         """
         if self.groups is None:
             return members.double()
@@ -121,17 +121,17 @@ class SiteData:
         return members / sums[self.groups].clamp_min(1)
 
     def people(self, rows: Tensor) -> int:
-        """Return how many groups some of the samples are of; without groups, how many samples they are."""
+        """Return the number of groups of some samples; without groups, the number of samples."""
         return len(rows) if self.groups is None else len(self.groups[rows].unique())
 
     def drawn(self, fold: int, sizes: Sequence[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield an epoch's batches: places of a fold's training samples, in each about as many of every group.
+        """Yield an epoch's batches, as positions of a fold's training samples, with groups spread evenly.
 
-        Samples that are fewer than the batches have together are dealt out anew as often as it takes.
+        If the batches need more samples than there are, samples are shuffled again.
 
         Args:
             fold: its number.
-            sizes: of the batches; of several rounds of dealing all are alike.
+            sizes: of the batches; equal if samples are shuffled again.
             generator: of random numbers.
         """
         count = len(self.splits[fold].train)
@@ -147,7 +147,7 @@ class SiteData:
             yield from order[: sum(taken)].split(taken)
 
     def fewest_people(self, fold: int, sizes: Sequence[int]) -> int:
-        """Return of how many groups the samples of a batch are at least, if a fold's batches have these sizes."""
+        """Return the least number of groups in a batch, if a fold's batches have these sizes."""
         samples = min((size for size in sizes if size), default=0)
         if self.groups is None:
             return samples
@@ -157,10 +157,10 @@ class SiteData:
         return int((most.cumsum(0) < samples).sum()) + 1
 
     def behind_step(self, fold: int, samples: int) -> int:
-        """Return how many samples are behind a step of so many, or behind what it lacks to one of all.
+        """Return the smaller of a step's samples and the samples that it lacks.
 
-        Trainings begin with the same weights: of steps that take all that a fold has, those of two tell that of a part,
-        and that of another run which takes fewer tells those that it does not take.
+        Trainings begin with the same weights: two steps, one over all samples and one over a part, reveal the sum over
+        the rest, also between runs.
         """
         whole = len(self.splits[fold].train)
         if self.parts is None or (samples >= whole and len(self.splits) == 1):
@@ -170,7 +170,7 @@ class SiteData:
         return int(np.unique(self.parts.parts, return_counts=True)[1].min(initial=samples))
 
     def alike(self, spec: RunSpec) -> tuple[int, ...]:
-        """Return for each fold of several repeats the first that holds out the same; nothing without repeats."""
+        """Return for each fold of repeated folds the first one with the same test set; empty without repeats."""
         if spec.tested_folds == spec.folds_per_repeat:
             return ()
         tested = [split for fold, split in enumerate(self.splits) if spec.tests(fold)]
@@ -181,15 +181,15 @@ class SiteData:
         return self._digests[0]
 
     def order_key(self, fold: int) -> str:
-        """Return what the order of a fold's batches is drawn from: a digest of its training rows, known here alone.
+        """Return the seed of the order of a fold's batches: a digest of its training rows, known only here.
 
-        Whoever knew the order could solve the sums of many batches for single samples.
+        With the order, the sums of many batches could be solved for single samples.
         """
         own = self._digests[1 + fold]
         return own if self.parts is None else self.parts.order(own)
 
     def patients_key(self, fold: int) -> str:
-        """Return what names a fold's training patients, in their order, in all runs; known here alone."""
+        """Return what identifies a fold's training patients and their order in all runs, known only here."""
         own = self._digests[1 + fold]
         if self.parts is None:
             return own
@@ -198,7 +198,7 @@ class SiteData:
 
     @cached_property
     def _digests(self) -> tuple[str, ...]:
-        """The digest of everything, and that of each fold's training rows: inputs are read once for all of them."""
+        """Return the digest of everything and of each fold's training rows, reading inputs once."""
         everything = {"labels": self.samples.labels}
         if self.covariates is not None:
             everything["covariates"] = self.covariates
@@ -212,10 +212,10 @@ class SiteData:
         return digests(self.samples.inputs, [whole, *trained], [everything, *labels])
 
     def looked(self, most: int) -> tuple[Tensor, Tensor] | None:
-        """Return ids and places, int64 [n], of samples that stay the same as long as they are the site's."""
+        """Return ids and positions, int64 [n], of samples that stay the same while the site has them."""
         if self.parts is None or not self.keys:
             return None
-        named = Counter[str]()  # a key may be that of several, such as a patient's visits
+        named = Counter[str]()  # several samples may have one key, such as a patient's visits
         ids = [self.parts.secret.number("looked", key, named.update([key]) or named[key]) for key in self.keys]
         places = sorted(range(len(ids)), key=ids.__getitem__)[:most]
         return torch.tensor([ids[place] for place in places]), torch.tensor(places)
@@ -225,11 +225,11 @@ class SiteData:
         return self._rows(self.splits[fold].train)
 
     def summed(self, fold: int) -> Rows:
-        """Return what may leave the site in sums: a column that too few samples of some fold have is missing in all."""
+        """Return a fold's training rows for sums; a column that too few samples of any fold have is missing in all."""
         return self._told(self.rows(fold))
 
     def whole(self) -> Rows:
-        """Return all rows that the site has for the run, as far as they may leave it in sums."""
+        """Return all rows of the site for sums."""
         split = self.splits[-1]
         return self._told(self._rows(torch.cat([split.train, split.validation, split.test])))
 
@@ -244,9 +244,9 @@ class SiteData:
         return rows
 
     def described(self) -> Rows:
-        """Return what may leave the site in Table 1: all rows that the last fold trains on or holds out.
+        """Return the rows for Table 1: all rows that the last fold trains on or holds out.
 
-        What it holds out of a column is left out where it is too little: the sums of training rows would tell it.
+        Held-out values of a column are omitted if they are too few: the sums of training rows would reveal them.
         """
         split = self.splits[-1]
         held = torch.cat([split.validation, split.test])
@@ -264,9 +264,9 @@ class SiteData:
 
     @cached_property
     def _too_few(self) -> Tensor | None:
-        """Return which columns of a table with gaps too few samples have, in a fold or in what it holds out.
+        """Return which columns have too few values, or too few missing ones, in a fold or its held-out rows.
 
-        Covariates are summed up over the samples that have a column: so those that lack it must be enough, too.
+        Covariates are summed over the samples with a value, so those without one must be enough, too.
         """
         inputs = self.samples.inputs
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not has_gaps(inputs):
@@ -278,16 +278,16 @@ class SiteData:
         return few
 
     def fewest_behind(self, members: Tensor, tested: int) -> Tensor:
-        """Return for each set of samples how many groups of it, at least, are behind sums that leave, or a difference.
+        """Return, for each set of samples, the least number of its groups behind a sum that leaves, or a difference.
 
-        Where samples lie in parts, all sums together tell those of a part.
+        With parts, all sums together determine those of each part.
 
         Args:
             members: bool [samples, sets].
-            tested: how many of the trainings hold out samples to test.
+            tested: number of trainings with a test set.
 
         Returns:
-            float64 [sets]; infinity where no sum has one of them.
+            float64 [sets]; infinity if no sum includes the set.
         """
         if self.parts is None:
             return fewest_behind(self.splits, self.shares(members), tested)
@@ -297,17 +297,17 @@ class SiteData:
 
 
 def _at_once(samples: int, sizes: Sequence[int]) -> int:
-    """Return into how many batches of these sizes samples are dealt before they are dealt out anew."""
+    """Return how many batches of these sizes can be drawn before samples are shuffled again."""
     return len(sizes) if sum(sizes) <= samples else samples // max(sizes)
 
 
 def digests(inputs: Inputs, sets: Sequence[Tensor], beside: Sequence[Mapping[str, Tensor]]) -> tuple[str, ...]:
-    """Return the sha256 of each set of samples: names, dtypes, shapes and raw bytes of its tensors, in order of name.
+    """Return the sha256 of each set of samples: names, dtypes, shapes and bytes of its tensors, in order of name.
 
     Args:
         inputs: of all samples, read once.
         sets: rows of the samples, each ascending, int64.
-        beside: tensors of each set that are not its inputs, by name.
+        beside: further tensors of each set, by name.
     """
     made = [hashlib.sha256() for _ in sets]
     for digest, rows, tensors in zip(made, sets, beside, strict=True):

@@ -23,30 +23,29 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
 
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".data", *READERS)  # how tables' names end
-MEMORY_FACTOR = 20  # times its size that a text takes as cells, about
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".data", *READERS)  # extensions
+MEMORY_FACTOR = 20  # ratio of a text's memory to its size, approximately
 
 
 class EncodingError(DataError):
-    """A table is not in UTF-8, and nobody has said what else it is in."""
+    """A table is not in UTF-8, and no encoding is given."""
 
 
 def read_table(
     path: Path, written: Written | None = None, *, header: bool = False, numbers: Collection[str] = ()
 ) -> Table:
-    """Read a table: text (.csv, .tsv and what else it is called; .gz), a workbook (.xlsx) or a Parquet file.
+    """Read a table: text (.csv, .tsv and others; .gz), a workbook (.xlsx) or a Parquet file.
 
-    What separates columns and decimals is found where nobody says it. Empty rows are passed over.
+    Delimiter and decimal marks are detected unless given. Empty rows are skipped.
 
     Args:
         path: of the file.
-        written: what the schema says of it.
-        header: whether to read no more of a text than the names of the columns.
-        numbers: columns that hold nothing else, if all is as it should be: of a plain text they are float64, and what
-            their cells hold is read when it is asked for.
+        written: how it is written, from the schema.
+        header: whether to read only the column names of a text.
+        numbers: numeric columns; in a plain text they are read as float64, and their cells' texts only when needed.
 
     Raises:
-        DataError: the file is missing, empty, in no encoding that is known or no table, or two columns have one name.
+        DataError: the file is missing, empty, not a table or in an unknown encoding, or a column name is not unique.
         UserError: the library for its format is not installed.
     """
     written = written or Written()
@@ -63,20 +62,20 @@ def read_table(
         stripped = {place: [*map(str.strip, frame[place].tolist())] for place in frame}
         frame = pd.DataFrame(stripped, frame.index, dtype=object)
         _check_rows(path, frame, delimiter)
-    if pd.api.types.is_integer_dtype(frame.columns):  # places: a reader may know names, as that of Parquet does
+    if pd.api.types.is_integer_dtype(frame.columns):  # positions; Parquet files have names
         frame = _named(path, frame, written.columns)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
     frame = frame.drop(index=frame.index[_empty(frame)])
     _check_names(path, frame)
     table = Table(path, frame, written)
     texts = {name: frame[name].tolist() for name in frame.columns if name}
-    if read is not None:  # of workbooks numbers are none
+    if read is not None:  # workbooks have no numeric texts
         texts = {name: [cell for cell in cells if isinstance(cell, str)] for name, cells in texts.items()}
     return replace(table, decimals=decimals_of(texts, written.decimal, delimiter))
 
 
 def _empty(frame: pd.DataFrame) -> Array:
-    """Return the places of rows in which nothing stands."""
+    """Return the positions of empty rows."""
     left = np.arange(len(frame))
     for place in range(frame.shape[1]):
         left = left[(frame.iloc[left, place] == "").to_numpy(bool)]
@@ -86,15 +85,15 @@ def _empty(frame: pd.DataFrame) -> Array:
 
 
 def _named(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
-    """Return a table's rows under the names of its columns, numbered as in the file, whose first row is 1.
+    """Return a table's rows with column names, numbered as in the file from 1.
 
     Args:
-        path: of the file, named in errors.
+        path: of the file, for errors.
         cells: all of them.
-        columns: names that the schema has for them, unless the first row has the same.
+        columns: names from the schema, unless the first row equals them.
 
     Raises:
-        DataError: there are no names, or as many as there are columns.
+        DataError: there are no names, or their number is wrong.
     """
     cells.index += 1
     first = [composed(str(cell)) for cell in cells.iloc[0]]
@@ -104,17 +103,17 @@ def _named(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.Data
             raise DataError(path, f"has nothing in its first row, {expected}", code="header-missing", row=1)
         return cells.iloc[1:].set_axis(first, axis=1)
     extra = cells.iloc[:, len(columns) :].to_numpy()
-    if cells.shape[1] < len(columns) or (extra != "").any():  # a delimiter at the ends of rows makes one more
+    if cells.shape[1] < len(columns) or (extra != "").any():  # delimiters at the ends of rows make an extra column
         said = f"has {cells.shape[1]} columns, where data.columns has {len(columns)} names"
         raise DataError(path, said, code="columns-mismatch", field="data.columns")
     return cells.iloc[:, : len(columns)].set_axis(list(columns), axis=1)
 
 
 def _check_names(path: Path, frame: pd.DataFrame) -> None:
-    """Check that the names of the columns stand in the first row alone.
+    """Check that only the first row has the column names.
 
     Raises:
-        DataError: another row has them, too.
+        DataError: another row repeats them.
     """
     names = sorted(name for name in frame.columns if name)
     if len(names) < 2:
@@ -124,12 +123,12 @@ def _check_names(path: Path, frame: pd.DataFrame) -> None:
         texts = (composed(str(cell).lstrip("\ufeff")) for cell in frame.iloc[place])
         if sorted(filter(None, texts)) == names:
             row = int(str(frame.index[place]))
-            problem = "repeats the names of the columns, as where files are put together: remove it, or name the files"
+            problem = "repeats the column names, as in concatenated files: remove it, or list the files"
             raise DataError(path, f"{problem} in data.file", place=f"row {row}", code="header-repeated", row=row)
 
 
 def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str]:
-    """Return all cells of a text, and what separates them."""
+    """Return all cells of a text, and its delimiter."""
     try:
         rows = first_rows(path)
         first = rows.partition("\n")[0]
@@ -165,7 +164,7 @@ def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str
             path, f"{what}, expected a row of column names and a row for each sample", code="table-empty"
         ) from None
     except pd.errors.ParserError as error:
-        words = re.sub(r"row (\d+)", lambda found: f"row {int(found[1]) + 1}", str(error).strip())  # it counts from 0
+        words = re.sub(r"row (\d+)", lambda found: f"row {int(found[1]) + 1}", str(error).strip())  # from 0 in pandas
         raise DataError(
             path, f"is not a readable table: {words.rpartition('error: ')[2]}", code="table-unreadable"
         ) from None
@@ -176,10 +175,10 @@ def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str
 
 
 def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
-    """Check that no cell holds rows, for want of a quotation mark, and no row is separated by something else.
+    """Check that no cell holds several rows because of a missing quotation mark, and that all rows have one delimiter.
 
     Raises:
-        DataError: one does, or is.
+        DataError: they do not.
     """
     width = cells.shape[1]
     if width < 2:
@@ -189,11 +188,11 @@ def _check_rows(path: Path, cells: pd.DataFrame, delimiter: str) -> None:
         if short.any():
             place = int(short.to_numpy().argmax())
             number, held = int(str(cells.index[place])) + 1, int((cells.iloc[place] != "").sum())
-            problem = f"has {held} cells, where others have {width}, separated by blanks: write NA for what is missing"
+            problem = f"has {held} cells, where others have {width}, separated by blanks: write NA for missing values"
             raise DataError(path, problem, place=f"row {number}", code="row-short", field="data.delimiter", row=number)
         return
     for column in cells:
-        if "\n" in "".join(cells[column].tolist()):  # which pandas gives by one only slowly
+        if "\n" in "".join(cells[column].tolist()):  # faster than cell by cell
             for row, text in cells[column].items():
                 if "\n" in text and text.count(delimiter) >= max(2, width - 1):
                     what = f"a cell holds {text.count(chr(10)) + 1} lines with columns of their own"
@@ -231,17 +230,17 @@ def _parsed(path: Path, delimiter: str, encoding: str, skipped: int, rows: int |
 
 
 def _is_a_row(names: list[float]) -> bool:
-    """Tell whether a first row is none of names, by what numbers these are: all, or most and in no order."""
+    """Return whether a first row is data: its cells are all numbers, or mostly, and not in ascending order."""
     known = [name for name in names if math.isfinite(name)]
-    rising = all(one < other for one, other in pairwise(known))  # as wavelengths do
+    rising = all(one < other for one, other in pairwise(known))  # as names such as wavelengths do
     return bool(known) and (len(known) == len(names) or (2 * len(known) > len(names) and not rising))
 
 
 def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, str | None]:
-    """Read a table to look at it: in cp1252 if it is not in UTF-8 and nobody has said what it is in.
+    """Read a table for inspection; without a known encoding and not in UTF-8, as cp1252.
 
     Returns:
-        The table, and what is to be told of the guess.
+        The table, and a note on the guess.
 
     Raises:
         DataError: as `read_table`.

@@ -1,4 +1,4 @@
-"""Tables: their cells, and how they are joined. Every fault is named with its file, row and column."""
+"""Tables and their cells. Errors name file, row and column."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ class Table:
     """Cells of any type by column.
 
     Args:
-        source: the file, or a folder of one file for every row; named in errors.
-        frame: its index tells where each row stands: by the row's number (in a file the header is row 1); by the name
-            of a file beside the source and its number there; or by the name of a file in the source.
-        written: what the schema says of its cells.
-        decimals: where its numbers have a comma before decimals.
-        refused: why single rows cannot be used, by position, where the others are taken; None where one such row
-            refuses the table.
-        cells: returns the frame with the texts that its columns of float64 were read from; None where it holds them.
+        source: the file, or a folder with a file for every row, for errors.
+        frame: indexed by the row's number (in a file the header is row 1); by a file's name next to the source and the
+            number there; or by a file's name in the source.
+        written: how its cells are written, from the schema.
+        decimals: its columns with a decimal comma.
+        refused: reasons of refused rows, by position; None if one such row refuses the table.
+        cells: returns the frame with the texts of its float64 columns; None if it holds them itself.
 
     Raises:
-        DataError: two columns have one name.
+        DataError: a column name is not unique.
     """
 
     source: str | Path
@@ -59,7 +58,7 @@ class Table:
 
     def __post_init__(self) -> None:
         names = self.frame.columns
-        twice = names[names.duplicated() & (names != "")]  # spreadsheets leave columns without a name
+        twice = names[names.duplicated() & (names != "")]  # spreadsheets may have columns without a name
         if len(twice):
             mend = _headless([twice[0]]) or ": rename or remove one"
             code, field = ("header-missing", "data.columns") if _headless([twice[0]]) else ("column-repeated", twice[0])
@@ -69,17 +68,17 @@ class Table:
         return len(self.frame)
 
     def is_parsed(self, column: str) -> bool:
-        """Tell whether a column holds float64 that were read from texts, NaN where one is missing."""
+        """Return whether a column holds float64 parsed from texts, with NaN for missing values."""
         return self.cells is not None and self.frame[column].dtype == float
 
     def _cells(self, column: str) -> pd.Series[Any]:
-        """Return a column's cells as they stand in the file."""
+        """Return a column's cells as in the file."""
         if self.cells is None or not self.is_parsed(column):
             return self.frame[column]
         return self.cells()[column].reindex(self.frame.index)
 
     def levels(self, column: str) -> tuple[Array, list[str]]:
-        """Return a column's different texts, and the place of each cell's among them, int64 [rows]."""
+        """Return a column's different texts, and the index of each cell's, int64 [rows]."""
         return self._levels(column, canonical)
 
     def _levels(self, column: str, form: Callable[[str], str]) -> tuple[Array, list[str]]:
@@ -90,14 +89,14 @@ class Table:
             places, found = _distinct(cells.to_numpy(object))
         texts, lacking = [text.strip() for text in found.tolist()], self.written.tokens_of(column)
         forms = [form]
-        if form is canonical and column in self.decimals.comma:  # -9,0 is the -9 of a column of decimal commas
+        if form is canonical and column in self.decimals.comma:  # -9,0 equals -9 with decimal commas
             forms.append(lambda text: canonical(text.replace(",", ".")))
         if lacking:
             texts = ["" if any(one(text) in lacking for one in forms) else text for text in texts]
         return places, texts
 
     def texts(self, column: str) -> list[str]:
-        """Return a column's cells as text without spaces around it; "" where there is nothing."""
+        """Return a column's cells as stripped text; "" for empty cells."""
         return self._texts(column, canonical)
 
     def _texts(self, column: str, form: Callable[[str], str]) -> list[str]:
@@ -112,16 +111,16 @@ class Table:
         return np.array([text.lower() in MISSING for text in texts], bool)[places]
 
     def stands(self, column: str) -> Array:
-        """Return what a column's cells hold as they are written, object [rows]."""
+        """Return a column's original cell values, object [rows]."""
         cells = self._cells(column)
         are_texts = pd.api.types.infer_dtype(cells, skipna=False) == "string"
         return (cells if are_texts else cells.astype(str)).to_numpy(object)
 
     def ids(self, column: str) -> list[str]:
-        """Return a column's identifiers as the text by which they are compared: 007 is not 7, and 1E2 is not 100.
+        """Return a column's identifiers as text: 007 is not 7, and 1E2 is not 100.
 
         Raises:
-            DataError: one has lost digits, such as 1.23E+11, or stands there as 12 and as 12.0.
+            DataError: one has lost digits, such as 1.23E+11, or occurs both as 12 and as 12.0.
         """
         found = [composed(text) for text in self._texts(column, composed)]
         known = set(found)
@@ -133,12 +132,12 @@ class Table:
                 self.refuse(row, column, f"holds {shown(text)}, {BROKEN_ADVICE}", code="formula")
                 found[row] = ""
             elif (pointed := POINTED.fullmatch(text)) and pointed[1] in known:
-                problem = f"holds {shown(text)}, other rows hold {shown(pointed[1])}: write each identifier in one way"
+                problem = f"holds {shown(text)}, other rows hold {shown(pointed[1])}: write identifiers consistently"
                 self.refuse(row, column, problem, code="identifier-twice-written")
         return found
 
     def numbers(self, column: str) -> Array:
-        """Return a column's cells as numbers, float64 [rows]; NaN where there is none, or one that might be another."""
+        """Return a column's cells as float64 [rows]; NaN for missing and ambiguous ones."""
         if self.is_parsed(column):
             return self.frame[column].to_numpy()
         read = comma_number if column in self.decimals.comma else number
@@ -152,28 +151,28 @@ class Table:
         return np.array(found, np.float64)
 
     def names(self) -> tuple[str, ...]:
-        """Return what tells the rows apart where they have no key."""
+        """Return identifiers of the rows if there is no key."""
         labels = self.frame.index
         if pd.api.types.is_integer_dtype(labels.dtype):
             return tuple(map(str, labels.tolist()))
         return tuple(f"{label[0]}:{label[1]}" if isinstance(label, tuple) else str(label) for label in labels)
 
     def place(self, row: int) -> tuple[Path, str]:
-        """Return the file in which a row stands, by its position here, and which row of the file it is, if not all."""
+        """Return the file and place of a row, given its position here; the place is "" for a file's only row."""
         label: Any = self.frame.index[row]
         if isinstance(label, tuple):
             return Path(self.source).parent / label[0], f"row {label[1]}"
         return (Path(self.source, label), "") if isinstance(label, str) else (Path(self.source), f"row {label}")
 
     def error(self, row: int, column: str, problem: str, hint: str = "", *, code: str = "cell") -> DataError:
-        """Return the error that names a cell."""
+        """Create the error that names a cell."""
         file, place = self.place(row)
         where = f"{place}, column {column}" if place else f"column {column}"
         number = int(place.removeprefix("row ")) if place else None
         return DataError(file, problem, code=code, field=column, row=number, place=where, hint=hint)
 
     def refuse(self, row: int, column: str, problem: str, hint: str = "", *, code: str = "cell") -> None:
-        """Refuse a row, or the whole table for it.
+        """Refuse a row, or the whole table because of it.
 
         Raises:
             DataError: names the cell.
@@ -189,8 +188,8 @@ class Table:
 
 
 def _distinct(cells: Array) -> tuple[Array, Array]:
-    """Return the place of each cell among the different texts, int64 [n], and these."""
-    if pd.api.types.infer_dtype(cells, skipna=False) != "string":  # 1, 1.0 and True are one where they are no texts
+    """Return the index of each cell's text, int64 [n], and the different texts."""
+    if pd.api.types.infer_dtype(cells, skipna=False) != "string":  # pandas would treat 1, 1.0 and True as equal
         cells = np.array([None, *map(_as_text, cells.tolist())], object)[1:]
     return pd.factorize(cells, use_na_sentinel=False)
 
@@ -200,14 +199,14 @@ def _as_text(cell: Any) -> str:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return a hint to the most similar of some names."""
+    """Return a hint with the most similar name."""
     folded = {known.lower(): known for known in names if known}
     near = difflib.get_close_matches(name.lower(), list(folded), n=1)
     return f"; did you mean {folded[near[0]]}{_alike(name, folded[near[0]])}?" if near else ""
 
 
 def _alike(name: str, near: str) -> str:
-    """Return which letter of a name only looks like that of another alphabet."""
+    """Return which letter of a name is only a look-alike from another alphabet."""
     for place, (own, other) in enumerate(zip(name, near, strict=False), 1):
         if own != other and not (own.isascii() and other.isascii()) and len(name) == len(near):
             return f", whose letter {place} is {unicodedata.name(other, 'without a name')}"
@@ -230,7 +229,7 @@ def holder(tables: Sequence[Table], column: str) -> Table:
 
 
 def no_column(where: str | Path, column: str, names: Sequence[str]) -> DataError:
-    """Return the error that a table has no column of that name, but those."""
+    """Create the error for a missing column, with the existing ones."""
     known, headless = [name for name in names if name], _headless(names)
     others = f"; it has {', '.join(known[:10])}{', …' * (len(known) > 10)}" * bool(known and not headless)
     code, field = ("header-missing", "data.columns") if headless else ("column-missing", column)
@@ -239,19 +238,19 @@ def no_column(where: str | Path, column: str, names: Sequence[str]) -> DataError
 
 
 def comma_number(text: str) -> float:
-    """Return the number that a text with a decimal comma holds; NaN where it holds none."""
+    """Parse a number with a decimal comma; NaN if the text is none."""
     return math.nan if "." in text or text.count(",") > 1 else number(text.replace(",", "."))
 
 
 def whole_number(text: str) -> float:
-    """Return the whole number that a text holds; NaN where it holds none, or has a mark that may mean two things."""
+    """Parse a whole number; NaN if the text is none, or has an ambiguous mark."""
     return math.nan if "." in text else number(text)
 
 
 def _headless(names: Sequence[str]) -> str:
-    """Return what else is to be said of column names that look as if they were a sample's, or a title."""
+    """Return a hint for column names that look like a sample or a title."""
     if len(names) > 1 and sum(map(bool, names)) == 1:
-        return f": its first row has {shown(max(names))} alone: remove what stands above the names of the columns"
+        return f": its first row has {shown(max(names))} alone: remove the rows above the column names"
     if all(math.isnan(number(name)) for name in names):
         return ""
     return ": its first row holds numbers, where names are expected: name the columns in data.columns, --columns A,B,C"

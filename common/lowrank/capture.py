@@ -1,7 +1,7 @@
-"""Capture of factors: what a model's backward pass holds anyway, Δ and A of each layer.
+"""Captures the factors of a model's backward pass: Δ and A of each layer.
 
-A forward hook notes a layer's input A and puts a hook on its output tensor, which receives Δ. A module's own
-full-backward hook would not do: it breaks with in-place activations, and mixes the uses of a module.
+A forward hook notes a layer's input A, and adds a hook to its output tensor, which receives Δ. A full backward hook of
+the module would fail with in-place activations, and mix several uses of a module.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rankdad.common.lowrank.layers import has_hooks, layout_of, linear_layers
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A layer's use in a forward pass, in the metadata of its output's node, with which it comes and goes.
+    """A layer's use in a forward pass, stored in the metadata of its output's node.
 
     Args:
         name: of the layer's weight.
-        output: which of the node's outputs the layer's is.
-        source: the input's node, if the input has one.
+        output: index of the layer's output among the node's.
+        source: the input's node, if there is one.
         hooks: of the output.
     """
 
@@ -43,7 +43,7 @@ class _Use:
 
 
 class _ForwardHook:
-    """A module's hook that does not keep its capture alive; in compiled graphs it puts another layer in its place."""
+    """A module's hook with a weak reference to its capture; in compiled graphs it replaces the layer."""
 
     def __init__(self, capture: FactorCapture) -> None:
         self._capture = weakref.ref(capture)
@@ -60,28 +60,28 @@ class _ForwardHook:
         return None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Have copies and saved models call a function of the standard library that does nothing instead."""
+        """Make copies and saved models call a no-op of the standard library instead."""
         return getattr, (contextlib.AbstractContextManager, "__exit__")
 
 
 class FactorCapture:
     """Capture a model's gradients as factors, around its forward and backward passes.
 
-    Several passes in one context add up, as gradients do. Each A is held as long as the graph of its forward pass, also
-    where checkpointing would compute it again. Copies of the model are not captured. A weight whose gradient a hook
-    changes, its own or its layer's output's, is dense from then on. In compiled graphs `backward` alone captures, of
-    models that were first called within the context.
+    Several passes in one context add up, as gradients do. Each A is kept as long as the graph of its forward pass, even
+    with checkpointing. Copies of the model are not captured. A weight whose gradient is changed by a hook on it or on
+    its layer's output becomes dense. In compiled graphs only `backward` captures, if the model was first called within
+    the context.
 
     Args:
-        model: its weights' `.grad` is cleared on entry.
-        only: names of the weights to capture; None captures every layer that has a factor.
-        layers: of a model whose weights are sharded, `linear_layers` before that.
-        parameters: of such a model, what its passes use in place of its own, by name; their gradients are whole.
-        plain: whether `loss.backward()` captures too, or `backward` alone.
+        model: `.grad` of its weights is cleared on entry.
+        only: names of the weights to capture; None for every layer with a factor.
+        layers: `linear_layers` of the model before its weights were sharded.
+        parameters: of a sharded model, the whole tensors used by its passes, by name.
+        plain: whether `loss.backward()` captures, too, not only `backward`.
 
     Attributes:
         biases: of the captured weights' layers, by weight name.
-        people: who each entry of a layer's first axis is of in passes to come, int64 [samples]; None if nobody asks.
+        people: patient of each entry of a layer's first axis in later passes, int64 [samples]; None if not needed.
 
     Example:
         >>> model = nn.Linear(5, 2)
@@ -115,8 +115,8 @@ class FactorCapture:
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
         self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
         self.people: Tensor | None = None
-        self._counted: Counter[str] = Counter()  # the pairs of earlier passes
-        self._key = object()  # of the uses of this capture in the metadata of nodes, which may outlive it
+        self._counted: Counter[str] = Counter()  # pairs of earlier passes
+        self._key = object()  # marks this capture's uses in the metadata of nodes, which may outlive it
         self._listens = self._plain = plain
         self._remove: Callable[[], object] = _nothing
 
@@ -134,29 +134,29 @@ class FactorCapture:
         self._remove()
 
     def begin(self) -> None:
-        """Forget what was captured."""
+        """Drop everything captured so far."""
         for parameter in self._parameters.values():
             parameter.grad = None
         self._counted = Counter()
         self._pairs = {name: [] for name in self._names.values()}
 
     def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        """Note a use of a layer, and hook its output: one pair of rows follows in the backward pass.
+        """Note a use of a layer, and hook its output; the backward pass then yields one pair of rows.
 
         Args:
             module: the layer.
             args: A [..., in] first, unless it is in `kwargs`.
-            kwargs: A under `input`, if it was given by name.
-            output: [..., out]; Δ has its shape. All axes but the last become rows, n in the layer's own order.
+            kwargs: A under `input`, if it was passed by name.
+            output: [..., out], the shape of Δ. All axes but the last become rows, in the layer's order.
         """
-        name = self._names.get(module.weight)  # None where functional_call has put another tensor in its place
+        name = self._names.get(module.weight)  # None if functional_call has replaced the weight
         if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad:
             return
         source: Tensor = args[0] if args else kwargs["input"]
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
         version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
-        # An in-place activation gives the output another edge, and cuts a view (which inputs beyond two dimensions
-        # give) from the graph altogether: so the edge is taken now, and of the tensor behind the view.
+        # An in-place activation changes the output's edge, and cuts a view (for inputs beyond two dimensions) from the
+        # graph. So the edge is taken now, from the tensor behind the view.
         made = output if output._base is None else output._base
         people = self.people
 
@@ -167,7 +167,7 @@ class FactorCapture:
             if activation._version != version:
                 raise RuntimeError(f"the input of {name} was changed in place after the layer had used it")
             weight = capture._parameters[name]
-            if _are_others(hooks) or has_hooks(weight):  # what changes Δ, or the gradient, has yet to come
+            if _are_others(hooks) or has_hooks(weight):  # they will change Δ or the gradient
                 capture._leave(name)
             elif weight.requires_grad:
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
@@ -181,30 +181,30 @@ class FactorCapture:
         _metadata(edge.node)[self._key] = _Use(name, edge.output_nr, before, hooks)
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Run the backward pass without forming the gradients that the factors replace: a third less to compute.
+        """Run the backward pass without computing the gradients that factors replace, which saves a third.
 
-        `loss.backward()` captures the same factors, with one exception: a weight that the model also uses outside its
-        layer, or in an `autograd.grad` of its forward pass. Only this method notices that, and makes the weight dense.
+        `loss.backward()` captures the same factors, except for a weight that is also used outside its layer, or in an
+        `autograd.grad` of the forward pass. Only this method detects that, and makes the weight dense.
 
         Args:
             loss: of passes within this context.
-            retain_graph: for another loss of the same forward pass.
+            retain_graph: whether another loss uses the same forward pass.
         """
         nodes, uses, compiled = self._graph(loss)
         changed = {use.name for _, use in uses if _are_others(use.hooks)}
         noted = {use.name for _, use in uses}
         for name, pairs in list(self._pairs.items()):
             weight = self._parameters[name]
-            if weight.grad is None:  # then what is not counted comes from an autograd.grad within the forward pass
+            if weight.grad is None:  # otherwise the rest comes from an autograd.grad in the forward pass
                 del pairs[self._counted[name] :]
             edge = get_gradient_edge(weight).node if weight.requires_grad else None
-            if edge in nodes or (edge in compiled and name in noted):  # used outside its layer, or both ways
+            if edge in nodes or (edge in compiled and name in noted):  # used outside its layer
                 changed.add(name)
             if name in changed or has_hooks(weight):
                 self._leave(name)
         uses = [(node, use) for node, use in uses if use.name in self._pairs]
-        # A function written in Python may run layers in its backward pass, as reentrant checkpointing does, and put
-        # their gradients into `.grad`: a partial pass might leave it out.
+        # A custom function may run layers in its backward pass, as reentrant checkpointing does, and add to their
+        # `.grad`, which a partial pass might miss.
         rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
         self._listens, taken = True, dict[str, list[Factor]]()
         try:
@@ -222,7 +222,7 @@ class FactorCapture:
                 self._counted[name], self._parameters[name].grad = len(pairs), None
 
     def _listeners(self, noted: Container[str], compiled: dict[str, list[Factor]]) -> dict[int, Listener]:
-        """Return what takes the factors of compiled layers, by their weights' addresses."""
+        """Return the receivers of compiled layers' factors, by the addresses of their weights."""
 
         def keep(name: str, *matrices: Tensor) -> None:
             weight = self._parameters[name]
@@ -234,7 +234,7 @@ class FactorCapture:
         return {self._parameters[name].data_ptr(): partial(keep, name) for name in self._pairs if name not in noted}
 
     def _leave_used(self, compiled: Mapping[str, list[Factor]]) -> None:
-        """Leave weights of compiled layers that are used outside of these, too: their gradient is not all zeros."""
+        """Make weights dense that are also used outside their compiled layers: their gradient is not all zeros."""
         for name, factors in compiled.items():
             weight = self._parameters[name]
             if weight.grad is not None and bool(weight.grad.count_nonzero()):
@@ -244,7 +244,7 @@ class FactorCapture:
     def _partial(
         self, loss: Tensor, rest: Mapping[str, nn.Parameter], edges: Sequence[GradientEdge], *, retain_graph: bool
     ) -> None:
-        """Run a backward pass to the layers' outputs and to the rest of the parameters, whose `.grad` it adds to."""
+        """Run a backward pass to the layers' outputs, and to the other parameters, adding to their `.grad`."""
         inputs = [*map(get_gradient_edge, rest.values()), *edges]
         gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
         for parameter, gradient in zip(rest.values(), gradients, strict=False):
@@ -254,15 +254,14 @@ class FactorCapture:
                     hook(parameter)
 
     def _leave(self, name: str) -> None:
-        """Have a weight be dense from here on; what was counted of its factor goes into its `.grad`."""
+        """Make a weight dense from now on, and add its captured factors to its `.grad`."""
         pairs, weight = self._pairs.pop(name)[: self._counted[name]], self._parameters[name]
         if pairs:
             weight.grad = _sum(weight.grad, concatenate([factor for factor, _ in pairs]).gradient())
 
     def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]], set[Node]]:
-        """Collect the nodes behind a loss, without those between a noted layer and its weight, and the layers' uses.
-
-        Nodes of parameters that compiled graphs use are apart.
+        """Return a loss's nodes without those between a captured layer and its weight, the layers' uses, and the nodes
+        of parameters that compiled graphs use.
         """
         nodes: set[Node] = set()
         compiled: set[Node] = set()
@@ -286,23 +285,23 @@ class FactorCapture:
         return nodes, uses, compiled
 
     def factors(self, only: Container[str] | None = None) -> dict[str, Factor]:
-        """Return the factors by weight name, Δ [n, out] and A [n, in]; a layer that was not used has none.
+        """Return the factors by weight name, Δ [n, out] and A [n, in]; unused layers have none.
 
         Args:
-            only: names of the weights that are asked for; None asks for all, as in `dense`.
+            only: names of weights; None for all, as in `dense`.
         """
         asked = {name: pairs for name, pairs in self._pairs.items() if only is None or name in only}
         return {name: concatenate([factor for factor, _ in pairs]) for name, pairs in asked.items() if pairs}
 
     def parts(self, name: str) -> list[tuple[Factor, Tensor | None]]:
-        """Return a captured weight's factors, pass by pass, and who each row is of, int64 [n].
+        """Return a captured weight's factors by pass, each with the patient of each row, int64 [n].
 
-        Of whom rows are is None where a layer's first axis is not samples.
+        Patients are None if a layer's first axis is not samples.
         """
         return list(self._pairs.get(name, ()))
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
-        """Return the gradients of all other parameters, each in its own shape; an unused parameter has none."""
+        """Return the gradients of all other parameters in their own shapes; unused parameters have none."""
         return {
             name: parameter.grad.to_dense()
             for name, parameter in self._parameters.items()
@@ -311,37 +310,36 @@ class FactorCapture:
 
 
 def _each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:
-    """Return who each of a factor's rows is of; each sample may have several entries, and these several rows."""
+    """Return the patient of each of a factor's rows, given that of each sample."""
     if people is None or not len(people) or entries % len(people):
         return None
     return people.repeat_interleave(rows // len(people))
 
 
 def _are_others(hooks: Mapping[int, Any]) -> bool:
-    """Tell whether hooks other than the capture's may change Δ: what gathers sharded weights leaves it as it is."""
+    """Return whether hooks other than the capture's may change Δ; those of sharding do not."""
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
 
 
 def _metadata(node: Node) -> dict[object, Any]:
-    """Return what lives as long as a node of the graph, which Python's own object of it does not."""
+    """Return the metadata of a node, which live as long as the node, unlike its Python object."""
     metadata: dict[object, Any] = node.metadata  # type: ignore[assignment]  # torch's stubs have a method
     return metadata
 
 
 def _is_python(node: Node) -> bool:
-    """Tell a function written in Python, other than what sharding puts before a layer to free its weights."""
+    """Return whether a node is a custom function, other than sharding's for freeing weights."""
     forward = getattr(type(node), "_forward_cls", None)
     return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
 
 
 def _is_compiled(node: Node) -> bool:
-    """Tell the node of a whole compiled graph."""
+    """Return whether a node is a whole compiled graph."""
     forward = getattr(type(node), "_forward_cls", None)
     return forward is not None and str(forward.__module__).startswith("torch._functorch.")
 
 
-def _nothing() -> None:
-    """Remove nothing."""
+def _nothing() -> None: ...
 
 
 def _remove(hooks: Iterable[RemovableHandle]) -> None:
@@ -350,7 +348,7 @@ def _remove(hooks: Iterable[RemovableHandle]) -> None:
 
 
 def _sum(total: Tensor | None, gradient: Tensor) -> Tensor:
-    """Add a gradient to what there is; a sparse one stays sparse where all are."""
+    """Add a gradient to a sum; the result is sparse if all are."""
     if total is None:
         return gradient
     return gradient + total if gradient.layout == total.layout else gradient.to_dense() + total.to_dense()

@@ -1,7 +1,7 @@
-"""Linear layers in compiled graphs: an operator of the backward pass takes the place of hooks, which would break them.
+"""Linear layers in compiled graphs, where an operator in the backward pass replaces hooks, which would break the graph.
 
-The operator's arguments are tensors alone, so that a capture is found by the address of a weight, and listens only
-while it runs a backward pass.
+The operator takes only tensors, so a capture is found by the address of a weight; it listens only while it runs a
+backward pass.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Listener = Callable[[Tensor, Tensor], None]
-_listeners: dict[int, Listener] = {}  # in a backward pass, by the address of a weight
+_listeners: dict[int, Listener] = {}  # during a backward pass, by the address of a weight
 
 
 @contextmanager
 def listening(listeners: Mapping[int, Listener]) -> Iterator[None]:
-    """Have Δ [n, out] and A [n, in] of compiled layers given to listeners, whose weights then get a gradient of zeros.
+    """Pass Δ [n, out] and A [n, in] of compiled layers to listeners; their weights then get a gradient of zeros.
 
     Args:
         listeners: by the address of a weight.
@@ -38,9 +38,9 @@ def linear(source: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: b
 
     Args:
         source: [..., in].
-        weight: [out, in], or [in, out] if it is transposed.
-        bias: [out], if the layer has one.
-        transposed: see above.
+        weight: [out, in], or [in, out] if transposed.
+        bias: [out], or None.
+        transposed: whether the weight is.
     """
     output: Tensor = _Linear.apply(source, weight, bias, transposed)  # type: ignore[no-untyped-call]
     return output
@@ -76,7 +76,7 @@ class _Linear(torch.autograd.Function):
 def _weight_gradient(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool) -> Tensor:
     listener = _listeners.get(weight.data_ptr())
     if listener is not None:
-        listener(delta.clone(), activation.clone())  # a compiled graph writes into its buffers again
+        listener(delta.clone(), activation.clone())  # compiled graphs reuse their buffers
         return torch.zeros_like(weight)
     gradient = activation.T @ delta if transposed else delta.T @ activation
     return gradient.to(weight.dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_NORM = 1e38  # beyond which the numbers of a product could be infinite in float32
+MAX_NORM = 1e38  # larger products could overflow in float32
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -17,7 +17,7 @@ class Factor:
     """A gradient G = Δᵀ A, in PyTorch's layout of a weight.
 
     Args:
-        delta: Δ [n, out], the loss's derivative by the layer's output.
+        delta: Δ [n, out], the loss's derivative with respect to the layer's output.
         activation: A [n, in], the layer's input. After a reduction the rows are orthonormal and Δ carries the
             singular values.
 
@@ -29,12 +29,12 @@ class Factor:
 
     @property
     def rows(self) -> int:
-        """The number n of rows; of a reduced factor, its effective rank."""
+        """Number n of rows; of a reduced factor, its effective rank."""
         return self.delta.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The product's shape [out, in]."""
+        """Shape [out, in] of the product."""
         return self.delta.shape[1], self.activation.shape[1]
 
     def gradient(self) -> Tensor:
@@ -68,7 +68,7 @@ def concatenate(factors: Sequence[Factor]) -> Factor:
 
 
 def singular_values(factor: Factor, count: int) -> list[float]:
-    """Return the largest singular values of a factor's product, at most so many, the largest first.
+    """Return the largest singular values of a factor's product, at most `count`, in descending order.
 
     The product is never formed: with Δᵀ = Q R and Aᵀ = P S, its singular values are those of R Sᵀ.
     """
@@ -78,12 +78,12 @@ def singular_values(factor: Factor, count: int) -> list[float]:
 
 
 def norm(matrix: Matrix) -> float:
-    """Return the Frobenius norm of a matrix, or of a factor's product without forming it where that is cheaper."""
+    """Return the Frobenius norm of a matrix or of a factor's product, which is not formed if that is cheaper."""
     return norms([matrix])[0]
 
 
 def norms(matrices: Sequence[Matrix]) -> list[float]:
-    """Return the Frobenius norm of each, as `norm` does; a GPU is waited for once."""
+    """Return the norm of each matrix, with one synchronisation of a GPU."""
     if not matrices:
         return []
     sizes: list[float] = torch.stack([_norm(matrix).double() for matrix in matrices]).tolist()

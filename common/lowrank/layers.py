@@ -1,4 +1,4 @@
-"""Which layers of a model have a factor, and what hooks of parameters have to do with it."""
+"""Finds the layers of a model that have a factor, and hooks on parameters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(  # of weights, by class: as Li
 
 
 def layout_of(module: nn.Module) -> Layout | None:
-    """Return how a linear layer's weight lies: [out, in] or [in, out]; None of a module that is none.
+    """Return the layout of a linear layer's weight, [out, in] or [in, out]; None for other modules.
 
-    A class of one's own says so by an attribute, `low_rank_layout`; its subclasses, whose forward may do something
-    else, say it themselves. It has `weight` and `bias` (or None), and multiplies its input's last axis by the weight.
+    A custom class declares it with the attribute `low_rank_layout`. Subclasses, whose forward may differ, declare it
+    themselves. It must have `weight` and `bias` (or None), and multiply its input's last axis by the weight.
     """
     kind = type(module)
     own: Layout | None = vars(kind).get("low_rank_layout")
@@ -32,12 +32,12 @@ def layout_of(module: nn.Module) -> Layout | None:
 def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tuple[nn.Linear, str | None]]:
     """Return the layers whose weight's gradient is a factor: weight name → (module, name of its bias).
 
-    Left out are frozen weights, weights that several modules hold (tied), subclasses of Linear, whose forward may do
-    something else, and weights and biases with hooks, which want the gradient itself.
+    Excluded are frozen and tied weights, subclasses of Linear, whose forward may differ, and weights and biases with
+    hooks, which need the gradient itself.
 
     Args:
-        model: that is trained.
-        transposed: whether layers whose weight is [in, out] are asked for, too. Their bias is no column of the matrix.
+        model: to train.
+        transposed: whether to include layers with weight [in, out]. Their bias is not a column of the matrix.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     holders = _holders(model)
@@ -46,7 +46,7 @@ def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tu
         layout = layout_of(module)
         if layout is None or (layout == "in-out" and not transposed):
             continue
-        layer = cast(nn.Linear, module)  # or what says that it is like one
+        layer = cast(nn.Linear, module)  # or a module that declares a layout
         weight, bias = layer.weight, layer.bias
         if weight not in names or not weight.requires_grad or holders[weight] > 1 or _is_hooked(layer):
             continue
@@ -56,9 +56,9 @@ def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tu
 
 
 def unfollowed(model: nn.Module) -> dict[str, str]:
-    """Return why modules that look like Linear have no factor for a matrix that is trained: module name → reason.
+    """Return why modules that look like Linear have no factor for a trained matrix: module name → reason.
 
-    Tied and frozen weights are not listed. Nor is the projection inside MultiheadAttention, which is never called.
+    Tied and frozen weights are not listed, nor is the projection inside MultiheadAttention, which is never called.
     """
     holders = _holders(model)
     followed: set[Tensor] = {module.weight for module, _ in linear_layers(model).values()}
@@ -67,7 +67,7 @@ def unfollowed(model: nn.Module) -> dict[str, str]:
         if not isinstance(module, nn.Linear) or isinstance(module, NonDynamicallyQuantizableLinear):
             continue
         trained = {p for p in module.parameters() if p.requires_grad and p.dim() > 1 and holders[p] == 1}
-        if trained - followed:  # the older weight_norm and spectral_norm leave the class as it is
+        if trained - followed:  # the older weight_norm and spectral_norm keep the class
             plain = is_parametrized(module) or type(module) is nn.Linear
             reasons[name] = "it is parametrised" if plain else f"{type(module).__name__} is a subclass of Linear"
             if type(module) is nn.Linear and _is_hooked(module):
@@ -76,12 +76,12 @@ def unfollowed(model: nn.Module) -> dict[str, str]:
 
 
 def has_hooks(parameter: Tensor) -> bool:
-    """Tell whether the caller's hooks change or read a parameter's gradient."""
+    """Return whether user-defined hooks change or read a parameter's gradient."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy whose parameters have the hooks of the model's, which a copy of a tensor has not."""
+    """Return a deep copy whose parameters keep their hooks."""
     copy = deepcopy(model)
     for parameter, own in zip(model.parameters(), copy.parameters(), strict=True):
         for hook in (parameter._backward_hooks or {}).values():
@@ -92,10 +92,10 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def _is_hooked(module: nn.Linear) -> bool:
-    """Tell whether hooks of its weight, or the module's own of the older kind, change the weight's gradient alone."""
+    """Return whether hooks of the weight, or older hooks of the module, change only the weight's gradient."""
     return has_hooks(module.weight) or module._is_full_backward_hook is False
 
 
 def _holders(model: nn.Module) -> Counter[Tensor]:
-    """Count the modules that hold each parameter; a module in several places of the model counts once."""
+    """Count the modules that hold each parameter; a module that occurs several times counts once."""
     return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))

@@ -1,6 +1,6 @@
-"""The exchanges of a step: which arrays each message holds, in which order, and their bytes. Pure functions.
+"""The layout of a step's messages: their arrays, the order of these, and their bytes. Pure functions.
 
-Bytes come from others: `MessageLayout.checked` and `MessageLayout.unpack` take none that do not fit.
+Bytes are untrusted: `MessageLayout.checked` and `MessageLayout.unpack` refuse what does not fit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rankdad.common.lowrank.routes import Payload, Route
 from rankdad.common.lowrank.sparse import Entries, decode_places, encode_places, largest, placed
 from rankdad.common.lowrank.wire import decode, encode, finite, projections_wire, wire_bytes
 
-MATRIX = -1  # in place of a number of rows: not a factor, but its product
+MATRIX = -1  # number of rows that marks a matrix instead of a factor
 Pair = tuple[Tensor, Tensor]
 
 
 class LayoutError(ValueError):
-    """A number of rows, or bytes, that do not fit a layout."""
+    """A number of rows or bytes does not fit a layout."""
 
     def __init__(self, problem: str, code: str) -> None:
         super().__init__(problem)
@@ -29,11 +29,11 @@ class LayoutError(ValueError):
 
 
 class NotEncodedError(OverflowError):
-    """A number that cannot travel.
+    """A number cannot be encoded.
 
     Attributes:
         name: of the parameter.
-        finite: whether its numbers are finite, only too large for the wire.
+        finite: whether its numbers are finite, but too large for the wire.
     """
 
     def __init__(self, name: str, *, finite: bool) -> None:
@@ -43,15 +43,15 @@ class NotEncodedError(OverflowError):
 
 @dataclass(frozen=True)
 class Slot:
-    """One entry of a payload: arrays of equally many rows.
+    """An entry of a payload: one or two arrays with the same number of rows.
 
     Args:
         name: of the parameter.
-        rows: how many at most; how many exactly where they are fixed.
-        widths: of the arrays: two are a factor's Δ and A, one is a matrix.
-        fixed: whether the number of rows never changes, and so does not travel.
-        entries: of the one matrix that travel, where these are not all.
-        either: whether a factor's product may come in its place.
+        rows: at most, or exactly if they are fixed.
+        widths: of the arrays: two for a factor's Δ and A, one for a matrix.
+        fixed: whether the number of rows is constant, and so not sent.
+        entries: entries of the matrix to send, if not all.
+        either: whether a factor's product may replace it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Slot:
     either: bool = False
 
     def shapes(self, rows: int) -> list[tuple[int, int]]:
-        """Return the shapes of the arrays of numbers that travel."""
+        """Return the shapes of the arrays to send."""
         if self.entries is not None:
             return [(1, self.entries.count)]
         if rows == MATRIX:
@@ -71,10 +71,10 @@ class Slot:
         return [(rows, width) for width in self.widths]
 
     def count(self, value: Matrix) -> int:
-        """Return how many rows a value has, or MATRIX.
+        """Return the number of rows of a value, or MATRIX.
 
         Raises:
-            RuntimeError: it is none of this slot.
+            RuntimeError: it does not fit this slot.
         """
         rows = value.rows if isinstance(value, Factor) else MATRIX if self.either else len(value)
         shapes = [tuple(array.shape) for array in _arrays(value)]
@@ -84,19 +84,19 @@ class Slot:
         return rows
 
     def size(self, wire: str, rows: int | None = None) -> int:
-        """Return the size on the wire, in bytes, of this many rows; without an argument, of all."""
+        """Return the size on the wire in bytes, for this many rows; by default the largest."""
         numbers = sum(wire_bytes(wire, *shape) for shape in self.shapes(self.rows if rows is None else rows))
         return numbers + (0 if self.entries is None else self.entries.place_bytes)
 
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """What one message carries.
+    """The contents of a message.
 
     Args:
         slots: in order.
-        aligned: whether all slots have equally many rows.
-        projections: behind them, of one row each: random projections of gradients, on a wire of their own.
+        aligned: whether all slots have the same number of rows.
+        projections: after the slots, one row each: random projections of gradients, with a wire of their own.
     """
 
     slots: tuple[Slot, ...]
@@ -105,20 +105,20 @@ class MessageLayout:
 
     @property
     def variable(self) -> int:
-        """How many slots say how many rows they have."""
+        """Number of slots whose number of rows is sent."""
         return sum(not slot.fixed for slot in self.slots)
 
     def payload_bytes(self, wire: str, rows: Sequence[int] | None = None) -> int:
-        """Return the size of the payload in bytes, of so many rows of each slot; without them, the largest."""
+        """Return the size of the payload in bytes, for these rows of each slot; by default the largest."""
         counts = [slot.rows for slot in self.slots] if rows is None else rows
         projections = sum(slot.size(projections_wire(wire)) for slot in self.projections)
         return projections + sum(slot.size(wire, count) for slot, count in zip(self.slots, counts, strict=True))
 
     def checked(self, counts: Iterable[int]) -> list[int]:
-        """Return the rows of every slot, from those of the slots where they vary.
+        """Return the rows of every slot, given those of slots with variable rows.
 
         Raises:
-            LayoutError: they are more than a slot has, or not aligned.
+            LayoutError: a slot has too many, or they are not aligned.
         """
         given = iter(counts)
         rows = [slot.rows if slot.fixed else next(given) for slot in self.slots]
@@ -131,14 +131,14 @@ class MessageLayout:
         return rows
 
     def pack(self, payload: Payload, wire: str, projections: Sequence[Pair] = ()) -> tuple[list[int], Tensor]:
-        """Return the rows of slots where they vary, and the payload's bytes: numbers, places, projections.
+        """Return the rows of variable slots, and the payload's bytes: numbers, positions, projections.
 
         Raises:
             NotEncodedError: a number is NaN, infinite, or too large for the wire.
             RuntimeError: the payload is not of this layout.
         """
         if [tuple(map(len, own)) for own in projections] != [slot.widths for slot in self.projections]:
-            raise RuntimeError("the projections are not those of the plan")
+            raise RuntimeError("the projections do not match the plan")
         rows = [slot.count(value) for slot, value in zip(self.slots, payload, strict=True)]
         arrays, places = [list(_arrays(value)) for value in payload], list[Tensor]()
         for slot, own in zip(self.slots, arrays, strict=True):
@@ -159,16 +159,16 @@ class MessageLayout:
     def unpack(
         self, rows: Sequence[int], data: bytes, wire: str, device: str = "cpu"
     ) -> tuple[Payload, tuple[Pair, ...]]:
-        """Return the payload and projections that bytes hold, which are as many as `payload_bytes` says.
+        """Return the payload and projections in bytes of the size `payload_bytes`.
 
         Args:
             rows: of every slot, `checked`.
-            data: as `pack` made them.
-            wire: how numbers travel.
+            data: from `pack`.
+            wire: number format.
             device: of the arrays.
 
         Raises:
-            LayoutError: numbers are not finite, or places are none.
+            LayoutError: numbers are not finite, or positions are invalid.
         """
         shapes = [slot.shapes(count) for slot, count in zip(self.slots, rows, strict=True)]
         at = sum(wire_bytes(wire, *shape) for own in shapes for shape in own)
@@ -188,7 +188,7 @@ class MessageLayout:
     def _not_encoded(
         self, arrays: Sequence[Sequence[Tensor]], projections: Sequence[Sequence[Tensor]], wire: str
     ) -> NotEncodedError:
-        """Say which parameter's numbers cannot travel, and why."""
+        """Create the error that names the parameter that cannot be encoded, and why."""
         slots, wires = (*self.slots, *self.projections), (wire, projections_wire(wire))
         for place, own in enumerate((*arrays, *projections)):
             name = slots[place].name
@@ -203,14 +203,14 @@ class MessageLayout:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a step: what a site sends, and what comes back."""
+    """One exchange of a step: the layouts of what a site sends and receives."""
 
     up: MessageLayout
     down: MessageLayout
 
 
 def with_projections(exchanges: tuple[Exchange, ...], routes: Sequence[Route]) -> tuple[Exchange, ...]:
-    """Return a step's exchanges, of which the first has a pair of random projections of every matrix behind it."""
+    """Add a pair of random projections of every matrix to a step's first exchange."""
     first, *others = exchanges
     projected = tuple(Slot(r.name, 1, r.projected, fixed=True) for r in routes if r.projected is not None)
     both = Exchange(replace(first.up, projections=projected), replace(first.down, projections=projected))
@@ -218,19 +218,19 @@ def with_projections(exchanges: tuple[Exchange, ...], routes: Sequence[Route]) -
 
 
 def one_exchange(routes: Sequence[Route]) -> tuple[Exchange, ...]:
-    """Return the exchange of what all routes send, as factors or dense."""
+    """Return the exchange of all routes, as factors or dense."""
     up, down = tuple(_slot(r, r.up) for r in routes), tuple(_slot(r, r.down) for r in routes)
     return (Exchange(MessageLayout(up), MessageLayout(down)),)
 
 
 def both_ways(slots: Iterable[Slot]) -> Exchange:
-    """Return the exchange of the same slots up and down."""
+    """Return an exchange with the same slots up and down."""
     layout = MessageLayout(tuple(slots))
     return Exchange(layout, layout)
 
 
 def dense_slot(route: Route) -> Slot:
-    """Return the slot of a parameter's whole matrix, or of the entries of it that travel."""
+    """Return the slot of a parameter's matrix, or of its sent entries."""
     out, columns = route.matrix
     return Slot(route.name, out, (columns,), fixed=True, entries=route.entries)
 

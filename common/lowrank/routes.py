@@ -1,4 +1,4 @@
-"""Routes: how each parameter's gradient travels, and the order of a payload's entries."""
+"""Routes: how each parameter's gradient is sent, and the order of a payload's entries."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Payload = tuple[Matrix, ...]
 
 @dataclass(frozen=True)
 class Route:
-    """How one parameter travels.
+    """The route of one parameter's gradient.
 
     Args:
-        name: the parameter.
-        shape: its own shape.
-        bias: the bias that travels with the weight, if any: as the last column of its matrix.
-        captured: whether the gradient is captured as a factor; else its matrix is formed first.
-        up: rows of the factor that a site sends at most; None sends the matrix itself (dense).
+        name: of the parameter.
+        shape: of the parameter.
+        bias: name of the bias that is the last column of the weight's matrix, if any.
+        captured: whether the gradient is captured as a factor; otherwise its matrix is formed first.
+        up: largest number of rows of a site's factor; None for the matrix (dense).
         down: the same for the aggregator.
-        residual: leading rows that error feedback keeps of what was not sent; None keeps all of it, as a matrix.
-        entries: of the matrix that travel, both ways, where these are not all.
-        linear: whether it is a linear layer's weight: each row of its gradient is one unit's.
+        residual: leading rows of the residual to keep; None for all of it, as a matrix.
+        entries: entries of the matrix to send in both directions, if not all.
+        linear: whether it is a linear layer's weight, so that each row of its gradient belongs to one unit.
     """
 
     name: str
@@ -49,24 +49,24 @@ class Route:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Shape [out, columns] of the gradient as a matrix, the bias's column included; a vector is one row."""
+        """Shape [out, columns] of the gradient as a matrix, including the bias's column; a vector is one row."""
         out = self.shape[0] if len(self.shape) > 1 else 1
         return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
 
     @property
     def projected(self) -> tuple[int, int] | None:
-        """Shape of the parameter alone as a matrix, if a second moment of it can be factored; None of a vector."""
+        """Shape of the parameter alone as a matrix, if its second moment can be factored; None for a vector."""
         out, columns = self.matrix
         shape = out, columns - (self.bias is not None)
         return shape if min(shape) > 1 else None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters that travel: the weight, and a bias that does so with it."""
+        """Names of the parameters: the weight, and a bias in its matrix."""
         return (self.name,) if self.bias is None else (self.name, self.bias)
 
     def size(self, rows: int | None, wire: str) -> int:
-        """Return the size on the wire, in bytes, of a factor of so many rows, or of the matrix."""
+        """Return the size on the wire in bytes, for a factor of this many rows, or for the matrix."""
         out, columns = self.matrix
         if rows is None:
             return wire_bytes(wire, out, columns) if self.entries is None else self.entries.payload_bytes(wire)
@@ -76,17 +76,17 @@ class Route:
 def gather(
     routes: tuple[Route, ...], factors: Mapping[str, Factor], dense: Mapping[str, Tensor], like: Tensor
 ) -> Payload:
-    """Order a model's gradients by route, biases folded in.
+    """Order a model's gradients by route, with biases as columns.
 
     Args:
         routes: of the plan.
         factors: by weight name.
         dense: by parameter name.
-        like: a tensor of the dtype and device of what is missing.
+        like: a tensor with the dtype and device for missing gradients.
 
     Returns:
-        For each route a factor where one was captured, else the matrix [out, columns]. A parameter that this step did
-        not use has a zero matrix, or a factor without rows where factors travel.
+        For each route a factor if one was captured, otherwise the matrix [out, columns]. A parameter that was not used
+        in this step has a zero matrix, or a factor without rows.
     """
     values: list[Matrix] = []
     for route in routes:
@@ -115,7 +115,7 @@ def scatter(
     Args:
         routes: of the plan.
         payload: in their order.
-        rows: returns which of a parameter's first axis are asked for, of its length; of a factor no others are formed.
+        rows: returns the rows of a parameter's first axis to compute, given its length.
     """
     gradients: dict[str, Tensor] = {}
     for route, value in zip(routes, payload, strict=True):
@@ -134,12 +134,12 @@ def scatter(
 
 
 def routed(routes: Iterable[Route]) -> tuple[Route, ...]:
-    """Return a model's routes in its order, without those of biases that travel with a weight."""
+    """Return a model's routes in order, without those of biases in a weight's matrix."""
     found = list(routes)
     with_weights = {route.bias for route in found}
     return tuple(route for route in found if route.name not in with_weights)
 
 
 def smaller(route: Route, dense: Route, wire: str) -> Route:
-    """Return the route by which fewer bytes go up."""
+    """Return the route with fewer bytes up."""
     return route if route.size(route.up, wire) < route.size(None, wire) else dense

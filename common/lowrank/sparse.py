@@ -1,12 +1,12 @@
-"""Sparse matrices: the largest entries of every chunk, and how their places travel. Pure functions.
+"""Sparse matrices: the largest entries of every chunk, and the encoding of their positions. Pure functions.
 
-A matrix's numbers, row after row, are cut into as few chunks of at most 4096 as possible, equal to within one number,
-the larger ones first. Of each the same number of entries is kept, so that the plan knows a payload's bytes. Of equal
-magnitudes the first is kept.
+A matrix's numbers, row after row, are cut into as few chunks of at most 4096 as possible, of equal size within one
+number, larger ones first. The same number of entries of each is kept, so that the plan knows a payload's size. Among
+equal magnitudes the first one is kept.
 
-Places within a chunk are sorted and travel as Elias (1974) and Fano (1971) have them, in about two bits more than the
-logarithm of the distance between two: the low bits of all, the first in the lowest; then a bitmap in which the i-th 1
-stands at i plus the i-th place's high bits. All chunks' bits follow one another, the first in a byte's lowest bit.
+Positions within a chunk are sorted and encoded as by Elias (1974) and Fano (1971), in about two bits more than the
+logarithm of the distance between two: the low bits of all positions, then a bitmap whose i-th 1 is at i plus the i-th
+position's high bits. The bits of all chunks follow one another, starting in a byte's lowest bit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch.nn import functional as F
 
 from rankdad.common.lowrank.wire import as_received, wire_bytes
 
-CHUNK = 4096  # as SparseLoCo has them, arXiv 2508.15706
+CHUNK = 4096  # as in SparseLoCo, arXiv 2508.15706
 
 
 @dataclass(frozen=True)
 class Entries:
-    """How many entries of a matrix travel.
+    """The number of entries of a matrix to send.
 
     Args:
         numbers: of the matrix.
-        chunks: into which it is cut.
+        chunks: of the matrix.
         kept: entries of each chunk.
     """
 
@@ -40,12 +40,12 @@ class Entries:
 
     @property
     def size(self) -> int:
-        """Numbers of the largest chunk."""
+        """Size of the largest chunk."""
         return math.ceil(self.numbers / self.chunks)
 
     @property
     def full(self) -> int:
-        """How many chunks are of that size; the others have one number less."""
+        """Number of chunks of that size; the others have one number less."""
         return self.chunks - (self.chunks * self.size - self.numbers)
 
     @property
@@ -55,7 +55,7 @@ class Entries:
 
     @property
     def low_bits(self) -> int:
-        """Bits of a place that travel as they are."""
+        """Bits of a position that are sent directly."""
         return (self.size // self.kept).bit_length() - 1
 
     @property
@@ -65,30 +65,30 @@ class Entries:
 
     @property
     def place_bytes(self) -> int:
-        """Size of all places on the wire."""
+        """Size of all positions on the wire, in bytes."""
         return math.ceil(self.chunks * (self.kept * self.low_bits + self.high_bits) / 8)
 
     def payload_bytes(self, wire: str) -> int:
-        """Return the size of values and places on the wire."""
+        """Return the size of values and positions on the wire, in bytes."""
         return wire_bytes(wire, 1, self.count) + self.place_bytes
 
 
 def entries_of(shape: tuple[int, int], density: float) -> Entries:
-    """Return how many entries of a matrix travel: this part of every chunk, and one at least."""
+    """Return the number of entries to send: this fraction of every chunk, at least one."""
     numbers = math.prod(shape)
     chunks = math.ceil(numbers / CHUNK)
     return Entries(numbers, chunks, max(1, round(density * numbers / chunks)))
 
 
 def largest(matrix: Tensor, entries: Entries) -> tuple[Tensor, Tensor]:
-    """Return the values of the largest entries, [1, chunks · kept], and their places, int64 [chunks, kept], sorted.
+    """Return the values of the largest entries, [1, chunks · kept], and their sorted positions, int64 [chunks, kept].
 
     Args:
         matrix: finite numbers.
-        entries: how many.
+        entries: to select.
     """
     cut = _cut(matrix, entries)
-    sizes = _cut(matrix.abs(), entries, beyond=-1.0)  # so that no place beyond the matrix's end is among them
+    sizes = _cut(matrix.abs(), entries, beyond=-1.0)  # excludes positions beyond the matrix's end
     least = sizes.topk(entries.kept, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     chosen, equal = sizes > least, sizes == least
     chosen |= equal & (equal.cumsum(dim=1) <= entries.kept - chosen.sum(dim=1, keepdim=True))
@@ -97,21 +97,21 @@ def largest(matrix: Tensor, entries: Entries) -> tuple[Tensor, Tensor]:
 
 
 def placed(values: Tensor, places: Tensor, entries: Entries, shape: tuple[int, int]) -> Tensor:
-    """Return the matrix that has these values at these places, and zeros elsewhere."""
+    """Return the matrix with these values at these positions, and zeros elsewhere."""
     cut = values.new_zeros(entries.chunks, entries.size)
     cut.scatter_(1, places.to(values.device), values.view_as(places))
     return torch.cat([cut[: entries.full].flatten(), cut[entries.full :, : entries.size - 1].flatten()]).view(shape)
 
 
 def sparse(matrix: Tensor, entries: Entries, wire: str) -> tuple[Tensor, Tensor]:
-    """Return a matrix's largest entries with zeros elsewhere, as they are and as the other end decodes them."""
+    """Return a matrix's largest entries with zeros elsewhere, before and after the wire."""
     values, places = largest(matrix, entries)
     shape = matrix.shape[0], matrix.shape[1]
     return placed(values, places, entries, shape), placed(as_received(values, wire), places, entries, shape)
 
 
 def encode_places(places: Tensor, entries: Entries) -> Tensor:
-    """Return the bytes of places, [chunks, kept], as a uint8 tensor on the CPU."""
+    """Return the bytes of positions [chunks, kept], as a uint8 tensor on the CPU."""
     places = places.cpu()
     low = (places.unsqueeze(-1) >> torch.arange(entries.low_bits)) & 1
     high = torch.zeros(entries.chunks, entries.high_bits, dtype=torch.int64)
@@ -121,10 +121,10 @@ def encode_places(places: Tensor, entries: Entries) -> Tensor:
 
 
 def decode_places(data: bytes, entries: Entries) -> Tensor:
-    """Return the places that the bytes hold, int64 [chunks, kept], sorted.
+    """Return sorted positions from bytes, int64 [chunks, kept].
 
     Raises:
-        ValueError: they are no places of this matrix; says what is wrong.
+        ValueError: they are invalid for this matrix; says why.
     """
     split, width = entries.kept * entries.low_bits, entries.kept * entries.low_bits + entries.high_bits
     flat = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
@@ -147,7 +147,7 @@ def decode_places(data: bytes, entries: Entries) -> Tensor:
 
 
 def _cut(matrix: Tensor, entries: Entries, beyond: float = 0.0) -> Tensor:
-    """Return the chunks of a matrix, [chunks, size], the smaller ones filled up."""
+    """Return the chunks of a matrix, [chunks, size], with padding of the smaller ones."""
     flat, at = matrix.reshape(-1), entries.full * entries.size
     shorter = flat[at:].view(entries.chunks - entries.full, entries.size - 1)
     return torch.cat([flat[:at].view(entries.full, entries.size), F.pad(shorter, (0, 1), value=beyond)])

@@ -1,11 +1,11 @@
-"""How numbers travel: full or half precision, or few bits in blocks with a scale each. Pure functions.
+"""Number formats: full or half precision, or few bits in blocks with a scale each. Pure functions.
 
-Codes of few bits divide every row into blocks of 64, each with a float32 scale. All scales of a payload come first,
-then all codes; a row's codes begin with a byte of their own.
+Formats of few bits divide every row into blocks of 64, each with a float32 scale. A payload has all scales first, then
+all codes; a row's codes start at a byte boundary.
 
-    int8   255 even steps, the block's largest magnitude is the last
+    int8   255 even steps up to the block's largest magnitude
     int4   15 even steps, likewise
-    int2   -1, -1/3, 1/3 and 1 times the scale, the best four steps for a normal distribution; 0 does not travel
+    int2   -1, -1/3, 1/3 and 1 times the scale, the best four steps for a normal distribution; there is no 0
     log8   a sign and a magnitude in quarters of an octave below the block's largest, down to 2^-31.5 of it, or 0
 """
 
@@ -21,10 +21,10 @@ from torch.nn import functional as F
 BLOCK = 64
 SCALE = torch.float32
 BITS = {"int8": 8, "int4": 4, "int2": 2, "log8": 8}
-ZEROS = {"int8": 127.0, "int4": 7.0, "int2": 1.5}  # the code of 0: half of those on either side
-UNITS = {"int8": 1.0, "int4": 1.0, "int2": 1.5}  # codes from 0 to the scale
+ZEROS = {"int8": 127.0, "int4": 7.0, "int2": 1.5}  # the code of 0
+UNITS = {"int8": 1.0, "int4": 1.0, "int2": 1.5}  # number of codes from 0 to the scale
 SPREAD = 1.494  # int2's scale in root mean squares (Max 1960)
-OCTAVE, NOTHING, MINUS = 4, 127, 128  # log8: codes to a halving, the code of 0, and what a sign adds
+OCTAVE, NOTHING, MINUS = 4, 127, 128  # log8: codes per halving, the code of 0, the sign's bit
 MAGNITUDES = torch.tensor([2.0 ** (-code / OCTAVE) for code in range(NOTHING)] + [0.0], dtype=SCALE)
 SIGNED = torch.cat([MAGNITUDES, -MAGNITUDES])
 
@@ -38,7 +38,7 @@ def wire_bytes(wire: str, rows: int, width: int) -> int:
 
 
 def projections_wire(wire: str) -> str:
-    """Return how projections travel beside numbers of a wire: they span more powers of ten than its own allow."""
+    """Return the format of projections next to a wire's numbers, with a larger range of exponents."""
     return {"float64": "float64", "float32": "float32", "bfloat16": "bfloat16", "float16": "bfloat16"}.get(wire, "log8")
 
 
@@ -68,10 +68,10 @@ def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
 
 
 def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: str = "cpu") -> list[Tensor]:
-    """Return the arrays of the given shapes that the bytes hold: half precision and codes of few bits as float32.
+    """Decode arrays of the given shapes from bytes; half precision and few bits become float32.
 
     Raises:
-        OverflowError: a number is NaN or infinite; its argument is the place of the first such array.
+        OverflowError: a number is NaN or infinite; its argument is the index of the first such array.
     """
     if wire in BITS:
         numbers = arrays = _decode_blocks(data, shapes, wire, device)
@@ -87,7 +87,7 @@ def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: st
 
 
 def as_received(array: Tensor, wire: str) -> Tensor:
-    """Return what the other end decodes of an array [rows, width], in the array's own dtype."""
+    """Return an array [rows, width] after encoding and decoding, in its own dtype."""
     if wire in BITS:
         codes, scales = _quantised(array, wire)
         return _unpadded(_in_scales(codes, wire) * scales.unsqueeze(-1), array.shape[1]).to(array.dtype)
@@ -95,17 +95,17 @@ def as_received(array: Tensor, wire: str) -> Tensor:
 
 
 def is_lossless(wire: str, dtype: torch.dtype) -> bool:
-    """Tell whether numbers of a dtype come back as they were."""
+    """Return whether a wire preserves numbers of a dtype exactly."""
     return wire == "float64" or (wire == "float32" and dtype == torch.float32)
 
 
 def finite(numbers: Tensor) -> bool:
-    """Tell whether no value is NaN or infinite: each would show in the sum, which is twelve times faster to take."""
+    """Return whether all values are finite, by their sum, which is twelve times faster than elementwise."""
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
 
 
 def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
-    """Return uint8 codes [rows, blocks, 64], those of the padding too, and float32 scales [rows, blocks]."""
+    """Return uint8 codes [rows, blocks, 64], including padding, and float32 scales [rows, blocks]."""
     rows, width = array.shape
     blocks = F.pad(array, (0, -width % BLOCK)).reshape(rows, math.ceil(width / BLOCK), BLOCK)
     if wire == "int2":
@@ -120,20 +120,20 @@ def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
         codes = (-OCTAVE * torch.log2(parts.abs())).round().clamp(0, NOTHING - 1)
         codes = torch.where(parts == 0, float(NOTHING), codes + MINUS * (parts < 0))
     else:
-        whole = math.floor(ZEROS[wire])  # added to what is rounded: before, it would cost digits and turn ties around
+        whole = math.floor(ZEROS[wire])  # added after rounding: before, it would lose digits and change ties
         codes = (parts * UNITS[wire] + (ZEROS[wire] - whole)).round().add_(whole).clamp_(0, 2 * ZEROS[wire])
     return codes.nan_to_num(0.0).to(torch.uint8), scales
 
 
 def _in_scales(codes: Tensor, wire: str) -> Tensor:
-    """Return what codes stand for, in their block's scale."""
+    """Return the values of codes, in units of their block's scale."""
     if wire == "log8":
         return SIGNED.to(codes.device)[codes.int()]
     return codes.to(SCALE).sub_(ZEROS[wire]).div_(UNITS[wire])
 
 
 def _packed(codes: Tensor, wire: str) -> Tensor:
-    """Return bytes [rows, ·] that hold several codes each, the first in the lowest bits."""
+    """Pack several codes into each byte, the first in the lowest bits: [rows, ·]."""
     bits = BITS[wire]
     if bits == 8:
         return codes

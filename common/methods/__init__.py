@@ -1,4 +1,4 @@
-"""Methods: how a site's gradients become the gradients that all apply. A file each, listed here by `_found`."""
+"""Methods: how the sites' gradients become the gradient that all apply. One file each, listed by `_found`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.methods.top_k import TopK
 
 __all__ = ["METHODS", "Contribution", "LocalSteps", "Method", "MethodOptions", "MethodState"]
-GROUP = "rankdad.methods"  # of entry points, by which another package has methods of its own
+GROUP = "rankdad.methods"  # entry points of other packages' methods
 
 
 def name_of(options: type[MethodOptions]) -> str:
-    """Return the name by which a spec asks for a method."""
+    """Return a method's name in a spec."""
     names: tuple[str, ...] = get_args(options.model_fields["name"].annotation)
     return names[0]
 
 
 def _found() -> Mapping[str, type[MethodOptions]]:
-    """Return the options of all methods that are installed, by name: ours, then those of other packages.
+    """Return the options of all installed methods by name: ours, then those of other packages.
 
     Raises:
-        UserError: one cannot be used, or has the name of another.
+        UserError: one cannot be used, or its name is not unique.
     """
     found = {name_of(own): own for own in (Dsgd, Dad, Edad, RankDad, PowerSgd, TopK)}
     for point in entry_points(group=GROUP):

@@ -1,9 +1,9 @@
-"""What every method is: pure functions with explicit state; `METHODS` in `common/methods/__init__.py` lists them.
+"""The base of all methods: pure functions with explicit state. `METHODS` in `common/methods/__init__.py` lists them.
 
 Units: a site contributes the gradient of its own *mean* loss, and the aggregator weights it by the site's share of the
-loss's denominators (samples); the division by the total weight is in `shares` alone. Residuals, the site's as the
-aggregator's, are in units of the pooled mean, of what is applied: whatever shares the sites have from round to round,
-all that was applied and all that is kept add up to all pooled gradients.
+loss's denominators (samples). Only `shares` divides by the total weight. Residuals of sites and aggregator are in units
+of the pooled mean, which is applied: for any shares in each round, applied updates and residuals add up to all pooled
+gradients.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rankdad.common.lowrank.wire import as_received
 
 @dataclass(frozen=True)
 class MethodState:
-    """What a method keeps from one round to the next, by parameter name. A method returns a new state, it changes none.
+    """The state of a method between rounds, by parameter name. Methods return a new state and change none.
 
     Args:
-        residuals: what was meant and not sent, [out, columns], as a matrix or as its leading rows.
-        bases: directions of the last update, [k, columns]: what a reduction starts from.
+        residuals: intended but not sent, [out, columns], as a matrix or as its leading rows.
+        bases: directions of the last update, [k, columns], to start the next reduction from.
     """
 
     residuals: Mapping[str, Matrix] = field(default_factory=dict)
@@ -34,20 +34,20 @@ class MethodState:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A site's payload and its weight: the denominator of its mean loss, 0 for a site that is out of data."""
+    """A site's payload and its weight, the denominator of its mean loss; 0 for a site that is out of data."""
 
     weight: float
     payload: Payload
 
 
 SiteStep = Generator[Payload, Payload, MethodState]
-"""A step at a site: yields what it sends, is sent the update of each exchange, returns the site's new state."""
+"""A step at a site: yields payloads, receives the update of each exchange, and returns the site's new state."""
 Aggregated = tuple[Payload, MethodState]
 """The update of an exchange, and the aggregator's new state."""
 
 
 class Method(ABC):
-    """How gradients travel."""
+    """How gradients are sent and combined."""
 
     @abstractmethod
     def step(
@@ -60,51 +60,51 @@ class Method(ABC):
             share: of this site in the round's total weight; 0 if it is out of data.
             state: of the site.
             seed: of this site and round.
-            max_rows: of a factor, that the site's policy lets out in this step; None leaves it to the spec. Only
-                rank-dad can do with less than the spec's.
+            max_rows: of a factor, limit of the site's policy in this step; None for the spec's limit. Only rank-dad
+                supports a lower one.
 
         Yields:
-            what to send, laid out as the plan says for this exchange.
+            Payloads, in the plan's layout for the exchange.
 
         Returns:
-            The site's new state, if what it has sent is applied with this share.
+            The site's new state, if its payloads are applied with this share.
         """
 
     def bases(self, updates: Sequence[Payload]) -> Mapping[str, Tensor]:
-        """Return the directions that the next step starts from, from the updates of all exchanges; here none."""
+        """Return the directions to start the next step from, given the updates of all exchanges; by default none."""
         return {}
 
     def compacted(self, residuals: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
-        """Return residuals in few rows, where they are kept as rows and have become many; here as they are."""
+        """Return residuals with many rows reduced to few; by default unchanged."""
         return residuals
 
     @abstractmethod
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
-        """Turn all sites' payloads of one exchange, in the plan's order of sites, into the update that all receive."""
+        """Combine all sites' payloads of one exchange, in the plan's order of sites, into the update for all."""
 
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
     ) -> Aggregated:
-        """Turn the payloads of a region's members into the region's own, laid out as an update is.
+        """Combine the payloads of a region's members into the region's, in the layout of an update.
 
         Args:
             exchange: within the step.
-            contributions: of sites, or of regions in the region.
+            contributions: of sites, or of regions within the region.
             share: of the region in the round's total weight; 0 if all of it is out of data.
             state: of the region's aggregator.
             seed: of the region and round.
 
         Returns:
-            What the region contributes, the gradient of its mean loss, and the state if that is applied.
+            The region's contribution, the gradient of its mean loss, and the state if that is applied.
         """
         return self.aggregate(exchange, contributions, state, seed)
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
         """Return the pooled gradients in the plan's order, from the updates of all exchanges of a step.
 
-        Every replica, the aggregator's too, applies what comes of this, and nothing else. Here it is the one update.
+        Every replica, including the aggregator's, applies the result. By default it is the only update.
         """
         return updates[0]
 
@@ -133,17 +133,17 @@ def _weighted_sum(values: Sequence[Matrix], parts: Sequence[float]) -> Matrix:
         if isinstance(value, Tensor):
             total = value * part if total is None else total.add_(value, alpha=part)
     assert total is not None
-    return total.add_(concatenate(factors).gradient()) if factors else total  # some from sites, some from regions
+    return total.add_(concatenate(factors).gradient()) if factors else total  # factors and matrices may be mixed
 
 
 def as_matrix(value: Matrix) -> Tensor:
-    """Return an entry of a payload that is known to be no factor."""
+    """Return an entry of a payload as a matrix; it must not be a factor."""
     assert isinstance(value, Tensor)
     return value
 
 
 def received(value: Matrix, wire: str) -> Matrix:
-    """Return what the other end decodes of an entry of a payload."""
+    """Return an entry of a payload after encoding and decoding."""
     if isinstance(value, Factor):
         return Factor(as_received(value.delta, wire), as_received(value.activation, wire))
     return as_received(value, wire)

@@ -1,4 +1,4 @@
-"""dAD: send full factors, concatenate them. Exact: the product is the gradient of the pooled batch."""
+"""dAD: full factors, concatenated. Exact: the product is the gradient of the pooled batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankdad.common.methods.base import Aggregated, Contribution, Method, Method
 from rankdad.common.methods.local_steps import EveryBatch
 from rankdad.common.methods.options import Wire
 
-FULL = "the aggregator and, where that is smaller than the gradient, all other sites"
+FULL = "the aggregator and, if that is smaller than the gradient, all other sites"
 
 
 class Dad(EveryBatch):
@@ -29,7 +29,7 @@ class Dad(EveryBatch):
     """Precision on the wire."""
 
     def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
-        """Return the route of a factor of all rows; the product goes down where that is smaller."""
+        """Return the route of a factor of all rows; down it is the product if that is smaller."""
         return full_factor(dense, bias, rows, sites, self.wire)
 
     def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
@@ -38,7 +38,7 @@ class Dad(EveryBatch):
 
 
 def full_factor(dense: Route, bias: str | None, rows: int | None, sites: int, wire: str) -> Route:
-    """Return the route of a factor of so many rows of each site; dense where that, or the capture, is none."""
+    """Return the route of a factor of this many rows per site; dense if it is larger, or not captured."""
     if rows is None:
         return dense
     route = Route(dense.name, dense.shape, bias, captured=True, up=rows, down=rows * sites)
@@ -48,7 +48,7 @@ def full_factor(dense: Route, bias: str | None, rows: int | None, sites: int, wi
 
 
 class DadMethod(Method):
-    """Full factors; where the concatenation is larger than its product, the product goes back."""
+    """Full factors; the update is their product if the concatenation is larger."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._routes = routes
@@ -56,12 +56,12 @@ class DadMethod(Method):
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
     ) -> SiteStep:
-        """Send the factors as they are."""
+        """Send the factors unchanged."""
         for route, value in zip(self._routes, gradients, strict=True):
             if route.up is not None and not isinstance(value, Factor):
                 raise RankdadError(
-                    f"the model used {route.name} outside its layer in this step, so that no factor covers its "
-                    "gradient: choose rank-dad or dsgd",
+                    f"the model used {route.name} outside its layer in this step, so its gradient is not a factor: "
+                    "choose rank-dad or dsgd",
                     code="used-outside-layer",
                     field="method.name",
                 )

@@ -1,4 +1,4 @@
-"""dSGD: send the full gradient, average it. Exact, and the yardstick for bytes."""
+"""dSGD: full gradients, averaged. Exact, and the baseline for bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DsgdMethod(Method):
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
     ) -> SiteStep:
-        """Send the gradients as they are."""
+        """Send the gradients unchanged."""
         yield gradients
         return state
 

@@ -1,4 +1,4 @@
-"""edAD: send activations and the last layer's deltas; the other deltas follow from them. Exact, for chains."""
+"""edAD: sends activations and the last layer's deltas, and computes the other deltas from them. Exact, for chains."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SLOPES: dict[type[nn.Module], Slope] = {  # φ′ as a function of φ's output
     nn.Sigmoid: lambda y: y * (1 - y),
     nn.Identity: torch.ones_like,
 }
-SHAPING = (nn.Flatten, nn.Identity)  # may stand before the first layer
+SHAPING = (nn.Flatten, nn.Identity)  # allowed before the first layer
 
 
 @dataclass(frozen=True)
 class Link:
-    """A linear layer, and the slope of the function that made its input; None for the first."""
+    """A linear layer, and the slope of the function before it; None for the first."""
 
     layer: nn.Linear
     slope: Slope | None
@@ -48,14 +48,14 @@ def chain(model: nn.Module) -> list[Link]:
     """Return a model's layers from input to output.
 
     Raises:
-        SpecError: the model is no chain of linear layers and functions whose slope follows from their output; names
-            the layer that does not fit.
+        SpecError: the model is no chain of linear layers and functions whose slope follows from their output; names the
+            layer.
     """
     links: list[Link] = []
     slope: Slope | None = None
     for name, module in _modules(model, ""):
         if _has_hooks(module):
-            raise _misfit(name, module, "has a hook, which other sites could not know")
+            raise _misfit(name, module, "has a hook, which other sites do not know")
         if type(module) is nn.Linear:
             if links and slope is None:
                 slope = SLOPES[nn.Identity]
@@ -74,7 +74,7 @@ def chain(model: nn.Module) -> list[Link]:
     held = Counter(parameter for link in links for parameter in link.layer.parameters())
     for name, parameter in model.named_parameters():
         if held[parameter] != 1:
-            problem = "stands in more than one layer" if held[parameter] else "is in no layer"
+            problem = "is used in more than one layer" if held[parameter] else "is in no layer"
             raise SpecError(
                 "method.name", f"edad does not fit this model: {name} {problem}", code="method-does-not-fit"
             )
@@ -92,7 +92,7 @@ def _modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Tell whether hooks may change what a module makes, or the gradient by it or its parameters."""
+    """Return whether hooks may change a module's output or gradients."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(kinds) or any(map(has_hooks, module.parameters()))
 
@@ -108,7 +108,7 @@ def _misfit(name: str, module: nn.Module, why: str) -> SpecError:
 
 
 class Edad(EveryBatch):
-    """Send activations and the last layer's deltas, and propagate the deltas again everywhere: exact, for chains."""
+    """Send activations and the last layer's deltas, and compute the other deltas everywhere: exact, for chains."""
 
     sends_rows_as_they_are: ClassVar[str] = "the aggregator and all other sites"
     needs_weights: ClassVar[bool] = True
@@ -132,19 +132,19 @@ class Edad(EveryBatch):
         return Route(dense.name, dense.shape, bias, captured=True, up=rows, down=rows * sites)
 
     def exchanges(self, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
-        """Return the exchange of every layer's activations and the last one's deltas."""
+        """Return the exchange of all activations and the last deltas."""
         activations = [Slot(r.name, r.up or 0, (r.matrix[1] - (r.bias is not None),)) for r in routes]
         up = (*activations, replace(activations[-1], widths=(routes[-1].matrix[0],)))
         down = tuple(replace(slot, rows=slot.rows * sites) for slot in up)
         return (Exchange(MessageLayout(up, aligned=True), MessageLayout(down, aligned=True)),)
 
     def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
-        """Return what propagates deltas through the model's weights."""
+        """Return the propagation of deltas through the model's weights."""
         return EdadMethod(model, routes)
 
 
 class EdadMethod(Method):
-    """Activations of every layer and the last delta, from which each end computes the other deltas itself.
+    """Activations of every layer and the last deltas, from which each replica computes the other deltas.
 
     Source: arXiv 2102.09631, Section 6 (edAD) and Eq. 3 (the recurrence of the deltas).
     """
@@ -167,20 +167,20 @@ class EdadMethod(Method):
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
-        """Concatenate; the weights are in the deltas."""
+        """Concatenate; deltas include the weights of sites."""
         parts = shares(contributions)
         payloads = [contribution.payload for contribution in contributions]
         activations = [torch.cat([as_matrix(value) for value in values]) for values in zip(*payloads, strict=True)]
         scaled = [as_matrix(payload[-1]) * part for payload, part in zip(payloads, parts, strict=True)]
         update = (*activations[:-1], torch.cat(scaled))
         for route, value in zip(self._routes, self.gradients([update]), strict=True):
-            if not norm(value) < MAX_NORM:  # each number may be finite, and their product not
+            if not norm(value) < MAX_NORM:  # the product of finite numbers may overflow
                 raise NonFiniteError(f"the pooled gradient of {route.name}")
         return update, state
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
-        """Propagate the last deltas through the weights as they stand: Δ ← (Δ W) ⊙ φ′."""
-        dtype = self._links[0].layer.weight.dtype  # of the model; the wire's may be another
+        """Propagate the last deltas through the current weights: Δ ← (Δ W) ⊙ φ′."""
+        dtype = self._links[0].layer.weight.dtype  # the model's, which may differ from the wire's
         *activations, delta = (as_matrix(value).to(dtype) for value in updates[0])
         values: list[Factor] = []
         for link, route, activation in zip(

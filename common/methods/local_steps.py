@@ -1,4 +1,4 @@
-"""Options of methods whose sites train on their own between two exchanges."""
+"""Options of methods with local steps between two exchanges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Average(Part):
 
 
 class Nesterov(Part):
-    """Take the mean difference for a gradient, with Nesterov's momentum (DiLoCo)."""
+    """Use the mean difference as a gradient, with Nesterov's momentum (DiLoCo)."""
 
     name: Literal["nesterov"]
     lr: PositiveFloat = 0.7
@@ -39,7 +39,7 @@ class Nesterov(Part):
 
 
 class OuterAdam(Part):
-    """Take the mean difference for a gradient of Adam, with its correction of bias (FedOpt's FedAdam)."""
+    """Use the mean difference as Adam's gradient, with bias correction (FedOpt's FedAdam)."""
 
     name: Literal["adam"]
     lr: PositiveFloat = 0.01
@@ -47,24 +47,24 @@ class OuterAdam(Part):
     betas: tuple[Fraction, Fraction] = (0.9, 0.99)
     """Decay of the running means of difference and square."""
     epsilon: PositiveFloat = 1e-3
-    """Added to the root of the mean square: how little a weight's difference may be and still count in full."""
+    """Added to the root of the mean square, to limit the steps of weights with small differences."""
 
 
 class LocalSteps(MethodOptions):
-    """What sites do between two exchanges; without `local_steps` every batch's gradient is exchanged."""
+    """Local training between two exchanges; without `local_steps`, every batch's gradient is exchanged."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     local_steps: UpToMillion | Literal["epoch"] | None = None
-    """Batches that a site trains on by itself before the difference of its weights is exchanged, at most; an epoch is
-    dealt out evenly, and \"epoch\" is all of it. null exchanges gradients. `training.optimizer`, `schedule` and `clip`
-    are then those of a site's own steps."""
+    """Largest number of batches that a site trains on before it sends the change of its weights; an epoch is divided
+    evenly, and \"epoch\" is one whole epoch. null exchanges gradients. `training.optimizer`, `schedule` and `clip` then
+    apply to a site's own steps."""
     outer: Annotated[Average | Nesterov | OuterAdam, Field(discriminator="name")] = Average()
-    """What all replicas do with the mean of the sites' differences."""
+    """How replicas apply the mean of the sites' differences."""
     proximal: NonNegativeFloat = 0.0
     """FedProx's term: this times the distance from the shared weights is added to every gradient of a local step."""
     moments: Literal["kept", "reset"] = "kept"
-    """Whether a site's own optimizer keeps its moments from one exchange to the next, or begins anew."""
+    """Whether a site's own optimizer keeps its moments between exchanges, or resets them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,26 +79,26 @@ class LocalSteps(MethodOptions):
         if isinstance(outer, dict) and outer.get("name", name) != name:
             raise ValueError(f"outer: the preset {preset} has {name}, but {outer['name']} is asked for")
         if bool(filled["proximal"]) != (preset == "fedprox"):
-            raise ValueError(f"proximal: got {filled['proximal']}, but it is fedprox alone that has such a term")
+            raise ValueError(f"proximal: got {filled['proximal']}, but only fedprox has such a term")
         return filled | {"outer": {"name": name} | outer if isinstance(outer, dict) else outer}
 
     @model_validator(mode="after")
     def _needs_local_steps(self) -> LocalSteps:
         for name in ("outer", "proximal", "moments"):
             if self.local_steps is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is of sites that take steps of their own: give local_steps too")
+                raise ValueError(f"{name} applies only with local steps: set local_steps, too")
         return self
 
 
 class EveryBatch(MethodOptions):
-    """A method whose sites exchange something of every batch."""
+    """A method that exchanges rows of every batch."""
 
     @model_validator(mode="before")
     @classmethod
     def _has_no_local_steps(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("local_steps") is not None:
             raise ValueError(
-                f"local_steps: {given.get('name')} sends rows of single batches, and a difference of weights has none: "
+                f"local_steps: {given.get('name')} sends rows of single batches, and differences of weights have none: "
                 "expected dsgd, rank-dad, powersgd or top-k"
             )
         return given

@@ -1,4 +1,4 @@
-"""Options that methods have in common, and what a method declares of itself: nobody asks which one it is."""
+"""Options of all methods, and the properties that a method declares."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ RowWire = Literal["float32", "float64", "bfloat16", "float16", "int8", "int4", "
 
 
 class MethodOptions(Part):
-    """The options of a method, which make it. A subclass has a `name` of its own.
+    """The options of a method, and a factory for it. A subclass adds a `name`.
 
     Attributes:
-        sends_rows_as_they_are: who sees what single samples put into a layer, where that is not reduced; "" of others.
-        lets_out: what else a site lets out; "" where that is sums and leading components.
-        whole: whether every gradient travels whole, with its layer's own rank.
-        needs_weights: whether gradients are made of what travels and of the weights, which a site then has whole.
-        updates_are_factors: whether what comes down has singular values.
-        joins_later: whether what comes too late for a step may be added to a later one.
+        sends_rows_as_they_are: who receives unreduced rows of single samples; "" if nobody does.
+        lets_out: what a site discloses besides; "" for sums and leading components.
+        whole: whether every gradient is sent whole, with its layer's own rank.
+        needs_weights: whether gradients depend on the weights, so that a site must have all of them.
+        updates_are_factors: whether the update has singular values.
+        joins_later: whether a late contribution may be added to a later step.
         tuned: whether `tuning.rank` may have lower ranks than its own.
-        fixed_rows: whether its directions are always as many as its rank.
-        rank_field: of the spec, that says how much is sent.
-        stands_for: presets that may be asked for in place of its name.
+        fixed_rows: whether it always sends as many directions as its rank.
+        rank_field: the spec's field that limits what is sent.
+        stands_for: presets that are accepted as its name.
     """
 
     sends_rows_as_they_are: ClassVar[str] = ""
@@ -49,17 +49,17 @@ class MethodOptions(Part):
 
     @property
     def most_rows(self) -> int | None:
-        """Rows of a layer that a site sends at most; None where no option says so."""
+        """Largest number of rows of a layer that a site sends; None if no option limits it."""
         return None
 
     @property
     def fewest_rows(self) -> int | None:
-        """Rows of a layer with which it can do, where a site lets out no more."""
+        """Least number of rows of a layer that it can work with, if a policy allows no more."""
         return self.most_rows
 
     @property
     def wires(self) -> tuple[str, ...]:
-        """Precisions that `wire` may have."""
+        """Formats that `wire` may have."""
         return get_args(type(self).model_fields["wire"].annotation)
 
     def check_model(self, model: nn.Module) -> None:
@@ -70,41 +70,41 @@ class MethodOptions(Part):
         """
 
     def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
-        """Return how a weight travels, here dense.
+        """Return the route of a weight, by default dense.
 
         Args:
-            dense: its route where it travels whole.
-            bias: that may travel with it; None where it has none of its own.
-            rows: of its factor at most, of a site's step; None where the gradient is captured as a matrix.
-            sites: how many there are.
+            dense: its dense route.
+            bias: that may be a column of its matrix; None without one.
+            rows: largest number of its factor's rows in a site's step; None if the gradient is captured as a matrix.
+            sites: number of them.
         """
         return dense
 
     def exchanges(self, routes: Sequence[Route], sites: int) -> tuple[Exchange, ...]:
-        """Return a step's exchanges: here one, of what all routes send."""
+        """Return a step's exchanges; by default one for all routes."""
         return one_exchange(routes)
 
     def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
-        """Return what sends and pools gradients.
+        """Create the method.
 
         Args:
             routes: of the plan, or of a lower rank.
-            model: of the replica, as it is at each step.
+            model: of the replica.
             seed: of the run.
         """
         raise NotImplementedError
 
     def described(self, route: Route) -> tuple[str, str]:
-        """Return what reduces a parameter's gradient, and how what is left of it is kept; "–" for nothing."""
+        """Return a parameter's reducer and residual as text; "–" for none."""
         kept = getattr(self, "feedback", False) not in (False, "none")
         return "–", "dense" if kept and not (route.dense and route.entries is None) else "–"
 
 
 def few_bits_have_feedback(method: Any) -> Any:
-    """Refuse codes of few bits whose rounding nobody makes up for."""
+    """Refuse formats of few bits without feedback, which would correct their rounding."""
     if method.wire in ("int4", "int2") and method.feedback == "none":
         raise ValueError(
-            f"wire: got {method.wire}, which rounds off too much without feedback: expected int8, or another feedback "
-            "than none"
+            f"wire: got {method.wire}, which rounds too much without feedback: expected int8, or a feedback other than "
+            "none"
         )
     return method

@@ -29,7 +29,7 @@ from rankdad.common.methods.options import Wire
 from rankdad.common.numbers import UpToMillion
 from rankdad.common.run.seeds import derive
 
-CHOSEN = "a layer's gradient in directions that the aggregator chooses: single rows of it, if it likes"
+CHOSEN = "a layer's gradient in directions that the aggregator chooses, possibly single rows of it"
 
 
 class PowerSgd(LocalSteps):
@@ -42,19 +42,19 @@ class PowerSgd(LocalSteps):
     rank: UpToMillion
     """Number of directions."""
     preset: LocalPreset | None = None
-    """Local steps as published: fedavg, fedprox, fedopt or diloco; what else is given stands."""
+    """Local steps as published: fedavg, fedprox, fedopt or diloco; options that are also given take precedence."""
     feedback: bool = True
-    """Whether what was left out of a step joins the next."""
+    """Whether a step's residual is added to the next."""
     wire: Wire = "float32"
     """Precision on the wire."""
 
     @property
     def most_rows(self) -> int:
-        """How many directions there are."""
+        """Number of directions."""
         return self.rank
 
     def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
-        """Return the route of a product of directions; biases are exact, as published."""
+        """Return the route of a product with directions; biases are exact, as published."""
         route = Route(dense.name, dense.shape, None, up=self.rank, down=self.rank)
         return smaller(route, dense, self.wire)
 
@@ -65,14 +65,14 @@ class PowerSgd(LocalSteps):
         return (both_ways(left), both_ways(right)) if right else (both_ways(left),)
 
     def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
-        """Return the products with shared directions."""
+        """Return PowerSGD with shared directions."""
         return PowerSgdMethod(self, routes, seed)
 
 
 class PowerSgdMethod(Method):
-    """Two exchanges, one orthonormalisation that all share, warm start, error feedback.
+    """Two exchanges, one shared orthonormalisation, warm start, error feedback.
 
-    A site's residual is what it meant less its own part of what all apply.
+    A site's residual is its intended gradient minus its own part of the update.
 
     Source: Vogels, Karimireddy and Jaggi 2019 (arXiv 1905.13727), Algorithms 1 and 2.
     """
@@ -86,13 +86,13 @@ class PowerSgdMethod(Method):
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
     ) -> SiteStep:
-        """Send M Q, and then Mᵀ P̂ for the P̂ that comes back."""
+        """Send M Q, and then Mᵀ P̂ for the received P̂."""
         meant = [self._meant(*pair, state, share) for pair in zip(self._routes, gradients, strict=True)]
         reduced = [(self._routes[index], meant[index]) for index in self._reduced]
         products = list(meant)
         for index, (route, matrix) in zip(self._reduced, reduced, strict=True):
             products[index] = self._directions(route, state.bases.get(route.name), matrix) @ matrix.T
-        dtype = meant[0].dtype  # of the model; the wire's may be another
+        dtype = meant[0].dtype  # the model's, which may differ from the wire's
         updates = [_in((yield tuple(products)), dtype)]
         if reduced:
             updates.append(_in((yield tuple(as_matrix(updates[0][i]) @ meant[i] for i in self._reduced)), dtype))
@@ -118,7 +118,7 @@ class PowerSgdMethod(Method):
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
-        """Average; orthonormalise what all sites' M Q add up to."""
+        """Average; orthonormalise the sum of all sites' M Q."""
         update = list(pooled(contributions))
         if exchange == 0:
             for index in self._reduced:
@@ -128,18 +128,18 @@ class PowerSgdMethod(Method):
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
     ) -> Aggregated:
-        """Average: directions are orthonormalised once, for all."""
+        """Average; directions are orthonormalised only once."""
         return pooled(contributions), state
 
     def gradients(self, updates: Sequence[Payload]) -> Payload:
-        """Return P̂ Qᵀ as factors, and what travelled dense."""
+        """Return P̂ Qᵀ as factors, and dense gradients."""
         values = list(updates[0])
         for at, index in enumerate(self._reduced):
             values[index] = Factor(as_matrix(updates[0][index]), as_matrix(updates[1][at]))
         return tuple(values)
 
     def _meant(self, route: Route, gradient: Matrix, state: MethodState, share: float) -> Tensor:
-        """Return gradient plus residual; a site that is out of data has zeros, and keeps its residual."""
+        """Return gradient plus residual; for a site that is out of data zeros, which leaves its residual unchanged."""
         residual = state.residuals.get(route.name) if share > 0 else None
         meant = plus_matrix(gradient, None if residual is None else as_matrix(residual), share)
         if not finite(meant):
@@ -147,7 +147,7 @@ class PowerSgdMethod(Method):
         return meant
 
     def _directions(self, route: Route, basis: Tensor | None, like: Tensor) -> Tensor:
-        """Return Qᵀ [r, columns]: the last step's; where that found nothing, drawn ones: zero would stay zero."""
+        """Return Qᵀ [r, columns]: the last step's, with random directions for zeros, which would stay zero."""
         assert route.up is not None
         columns = route.matrix[1]
         generator = torch.Generator().manual_seed(derive(self._seed, "powersgd", route.name))

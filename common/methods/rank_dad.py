@@ -1,7 +1,7 @@
 """rank-dAD: factors reduced at each site, concatenated, and reduced again at the aggregator.
 
-With error feedback a reduction's residual, what was meant minus what the other end decodes, joins the next step's
-matrix before it is reduced: nothing of a gradient is lost, it only arrives later.
+With error feedback, a reduction's residual (the intended minus the decoded matrix) is added to the next step's matrix
+before it is reduced: no part of a gradient is lost, it only arrives later.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from rankdad.common.numbers import Fraction, UpToMillion
 from rankdad.common.run.seeds import derive
 
 CONVERGED: Mapping[str, Any] = {"reducer": "spi", "feedback": "none"}
-RESIDUAL_ROWS = 64  # to which a residual is reduced: fewer cost accuracy, and hardly less time
+RESIDUAL_ROWS = 64  # of a reduced residual: fewer reduce accuracy, and save little time
 WARM_ITERATIONS, COLD_ITERATIONS = 1, 6  # of the block reducer, with and without the last update's basis
-LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback, which would make up for what one iteration misses
+LAST_CHANCE_ITERATIONS = 2  # warm, but without feedback to correct what one iteration misses
 OVERSAMPLING = 8
-MAX_ROWS = 192  # of gradient and residual together before they are reduced, whatever the batch
-MAX_BATCHES = 2.5  # the same in rows of the gradient: every third step pays for the two before
+MAX_ROWS = 192  # of gradient and residual together before they are reduced, for any batch size
+MAX_BATCHES = 2.5  # the same in rows of the gradient: a reduction in every third step
 
 
 class RankDad(LocalSteps):
@@ -65,20 +65,20 @@ class RankDad(LocalSteps):
     rank: UpToMillion
     """Largest number of rows of a factor on the wire."""
     preset: Literal["converged", LocalPreset] | None = None
-    """\"converged\" is the paper's algorithm run until it has converged, at a fixed rank: reducer spi, no feedback.
-    The others are of local steps, as of dsgd."""
+    """\"converged\" is the paper's algorithm iterated to convergence, at a fixed rank: reducer spi, no feedback. The
+    others are presets of local steps, as for dsgd."""
     reducer: Literal["spi", "block", "exact", "auto"] = "auto"
-    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or by shape: one
-    of the first three."""
+    """Structured power iterations (Algorithm 2), the same on all directions at once, a truncated SVD, or one of these
+    three chosen by shape."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
     """Where the residual of a reduction is kept for the next step."""
     residual: Literal["factors", "dense"] = "factors"
-    """How: as rows where a factor is captured, which is fast, or as a matrix, which forgets nothing."""
+    """Form of the residual: rows if a factor is captured, which is fast, or a matrix, which is exact."""
     lazy: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """After its first step a site sends no rows of a parameter until what has gathered, gradient and residual, is so
-    many times as large as the step's own gradient; 0 sends at every step, and up to 1 hardly any step is left out."""
+    """After its first step, a site sends no rows of a parameter until gradient and residual together are this many
+    times as large as the step's gradient; 0 sends at every step, and values up to 1 rarely skip a step."""
     tolerance: Fraction = 0.0
-    """A component whose singular value is below this part of the largest is not sent."""
+    """Components with a singular value below this fraction of the largest are not sent."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 40
     """Power iterations of spi per component at most."""
     wire: RowWire = "float32"
@@ -102,27 +102,27 @@ class RankDad(LocalSteps):
         if self.lazy and self.feedback not in ("site", "both"):
             whose = "the preset converged has" if self.preset == "converged" else "there is"
             raise ValueError(
-                f"lazy: got {self.lazy:g}, but {whose} feedback {self.feedback}, and no site keeps what waits: "
-                "expected 0, or feedback site or both"
+                f"lazy: got {self.lazy:g}, but {whose} feedback {self.feedback}, so no site keeps residuals: expected "
+                "0, or feedback site or both"
             )
         return self
 
     @property
     def most_rows(self) -> int:
-        """How many rows of a factor travel at most."""
+        """Largest number of rows of a factor."""
         return self.rank
 
     @property
     def fewest_rows(self) -> int:
-        """One: a reduction may leave out as many as a site has to keep back."""
+        """One: a reduction can leave out any number of rows."""
         return 1
 
     def route(self, dense: Route, bias: str | None, rows: int | None, sites: int) -> Route:
-        """Return the route of a reduced factor; dense where that is smaller."""
-        # A reduction loses part of the bias; only feedback at both ends brings it back: without it, it goes dense.
+        """Return the route of a reduced factor; dense if that is smaller."""
+        # A reduction loses part of the bias, which only feedback at both ends restores; otherwise the bias is dense.
         kept = bias if self.feedback == "both" else None
         route = Route(dense.name, dense.shape, kept, up=self.rank, down=self.rank)
-        # With more rows than that the product is the smaller operator, and autograd forms it anyway.
+        # With more rows, the product is the smaller operator, and autograd forms it anyway.
         out, columns = route.matrix
         route = replace(route, captured=rows is not None and rows * (out + columns) <= out * columns)
         if route.captured and self.residual == "factors":
@@ -130,11 +130,11 @@ class RankDad(LocalSteps):
         return smaller(route, dense, self.wire)
 
     def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
-        """Return the reduction at both ends."""
+        """Return the reduction at sites and aggregator."""
         return RankDadMethod(self, routes)
 
     def described(self, route: Route) -> tuple[str, str]:
-        """Return what reduces a parameter's gradient, and how what is left of it is kept; "–" for nothing."""
+        """Return a parameter's reducer and residual as text; "–" for none."""
         if route.up is None:
             return "–", "–"
         kept, reducer = f"{route.residual} rows" if route.residual else "dense", str(self.reducer)
@@ -175,7 +175,7 @@ class RankDadMethod(Method):
         return {route.name: value.activation for route, value in pairs if isinstance(value, Factor)}
 
     def compacted(self, residuals: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
-        """Reduce residuals that sums have made longer than any step would."""
+        """Reduce residuals that have more rows than any step would leave."""
         rows = {route.name: route.residual for route in self._routes}
         return {name: _compacted(value, rows[name]) for name, value in residuals.items()}
 
@@ -192,9 +192,9 @@ class RankDadMethod(Method):
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
     ) -> Aggregated:
-        """Concatenate a region's rows and reduce them, as `aggregate` does, but as a part of the whole."""
+        """Concatenate and reduce a region's rows, as `aggregate` does, as a part of the whole."""
         payload = pooled(contributions)
-        if not share:  # all are out of data: no rows, and what is kept stays
+        if not share:  # all are out of data: no rows, and unchanged residuals
             return tuple(value.leading(0) if isinstance(value, Factor) else value for value in payload), state
         feedback = self._spec.feedback in ("aggregator", "both")
         sent, residuals = self._reduce(payload, share, state, seed, feedback=feedback, up=False)
@@ -211,7 +211,7 @@ class RankDadMethod(Method):
         up: bool,
         max_rows: int | None = None,
     ) -> tuple[Payload, Residuals]:
-        """Return what is sent, within rank, tolerance and the site's own limit, and what is kept."""
+        """Return the rows to send, within rank, tolerance and the site's limit, and the residuals."""
         residuals = state.residuals if feedback else {}
         meant = [
             self._meant(route, value, residuals.get(route.name), share) if feedback else value
@@ -220,10 +220,10 @@ class RankDadMethod(Method):
         waits = self._waits(payload, meant, residuals, up=up) if feedback and self._spec.lazy else set[str]()
         components: list[Matrix] = []
         sent: list[Matrix] = []
-        rows: list[int] = []  # kept of each; 0 lets a residual grow
+        rows: list[int] = []  # of each residual; 0 lets it grow
         for route, value, matrix in zip(self._routes, payload, meant, strict=True):
             rows.append(_rows_to_keep(route, matrix, value) if feedback else 0)
-            # spi, which finds one row after the other, would take as long for each that is only kept.
+            # spi finds rows one by one, and would spend as much time on each that is only kept.
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
             limit = _limit(route, up, max_rows)
             limit = 0 if route.name in waits and limit is not None else limit
@@ -239,18 +239,18 @@ class RankDadMethod(Method):
         }
 
     def _meant(self, route: Route, value: Matrix, residual: Matrix | None, share: float) -> Matrix:
-        """Return gradient plus residual: rows where the residual is kept as rows, else a new matrix."""
+        """Return gradient plus residual: rows if the residual is rows, otherwise a new matrix."""
         if route.up is None and self._lossless(value):
             return value
         if route.residual is not None and isinstance(value, Factor) and not isinstance(residual, Tensor):
             return plus_rows(value, residual, share)
-        # A layer that capture could not follow in this step, or once before, goes on as a matrix.
+        # A layer that was not captured in this step or an earlier one stays a matrix.
         return plus_matrix(value, residual.gradient() if isinstance(residual, Factor) else residual, share)
 
     def _waits(self, payload: Payload, meant: Sequence[Matrix], residuals: Residuals, *, up: bool) -> set[str]:
-        """Return what waits for more: at a site, of what it keeps, where little has gathered; above, where none sends.
+        """Return the parameters that are not sent yet: at a site those with small sums, above those that none sends.
 
-        The first step, which nothing has gathered before, is sent.
+        The first step is always sent.
         """
         names = [route.name for route in self._routes]
         if not up:
@@ -262,7 +262,7 @@ class RankDadMethod(Method):
     def _components(
         self, route: Route, matrix: Matrix, limit: int | None, kept: int, state: MethodState, seed: int
     ) -> Matrix:
-        """Reduce a matrix to the rows that are sent, and behind them as many as are to be kept."""
+        """Reduce a matrix to the rows to send, followed by those to keep."""
         if limit is None:
             return matrix
         if not limit + kept:
@@ -281,7 +281,7 @@ class RankDadMethod(Method):
         if spec.reducer == "spi":
             return spi(matrix, rank, tolerance=tolerance, seed=seed, iterations=spec.iterations)
         warm = LAST_CHANCE_ITERATIONS if spec.feedback == "none" else WARM_ITERATIONS
-        # After local steps the last directions are long ago, and a few products are little beside those steps.
+        # With local steps, the last directions are old, and a few products cost little compared to the steps.
         cold = basis is None or not len(basis) or spec.local_steps is not None
         iterations = COLD_ITERATIONS if cold else warm
         return block(
@@ -294,13 +294,13 @@ class RankDadMethod(Method):
             return min(components.rows, limit)
         sizes = torch.linalg.vector_norm(
             components.delta[:limit], dim=1
-        )  # the singular values, those to keep among them
+        )  # the singular values, including those to keep
         return int((sizes > self._spec.tolerance * sizes[0]).sum())
 
     def _residual(self, meant: Matrix, components: Matrix, sent: Matrix, kept: int, share: float) -> Matrix:
-        """Return what was meant minus what the other end decodes, as it will be applied.
+        """Return the intended minus the decoded matrix, as it will be applied.
 
-        Where it is `kept` in few rows, the `components` behind those sent stand for all that was meant.
+        If `kept` rows suffice, the `components` after the sent ones represent the rest.
         """
         decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
         if isinstance(meant, Tensor):
@@ -320,7 +320,7 @@ class RankDadMethod(Method):
 
 
 def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
-    """Return how many rows of a parameter may travel; None where it travels dense."""
+    """Return the limit on a parameter's rows; None if it is dense."""
     limit = route.up if up else route.down
     return limit if limit is None or max_rows is None else min(limit, max_rows)
 
@@ -332,7 +332,7 @@ def _compacted(residual: Matrix, rows: int | None) -> Matrix:
 
 
 def _rows_to_keep(route: Route, matrix: Matrix, gradient: Matrix) -> int:
-    """Return to how many rows a residual is reduced in this step: 0 where it may grow, or is kept as a matrix."""
+    """Return the number of rows for a residual after this step: 0 if it may grow, or is a matrix."""
     if route.residual is None or not isinstance(matrix, Factor) or not isinstance(gradient, Factor):
         return 0
     most = max(MAX_ROWS, route.residual + int(MAX_BATCHES * gradient.rows))
@@ -340,7 +340,7 @@ def _rows_to_keep(route: Route, matrix: Matrix, gradient: Matrix) -> int:
 
 
 def is_small(matrix: Matrix, rank: int) -> bool:
-    """Tell whether an iteration is no cheaper than a decomposition."""
+    """Return whether an iteration is no cheaper than a decomposition."""
     if isinstance(matrix, Factor):
         return matrix.rows <= 2 * rank
     return min(matrix.shape) <= rank + OVERSAMPLING

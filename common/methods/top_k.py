@@ -1,4 +1,4 @@
-"""Top-k: send the largest entries of every weight's gradient, and where they stand, with error feedback."""
+"""Top-k: the largest entries of every weight's gradient and their positions, with error feedback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rankdad.common.methods.base import (
 from rankdad.common.methods.local_steps import LocalPreset, LocalSteps
 from rankdad.common.methods.options import RowWire, few_bits_have_feedback
 
-LARGEST = "the largest entries of a layer's gradient, of as high a rank as there are samples, and step by step the rest"
+LARGEST = "the largest entries of a layer's gradient, with a rank up to the number of samples, and over time the rest"
 SPARSELOCO: Mapping[str, Any] = {  # 2508.15706
     **{"local_steps": 30, "outer": "average", "proximal": 0.0, "moments": "kept"},
     **{"density": 64 / 4096, "decay": 0.95, "wire": "int2"},
@@ -36,7 +36,7 @@ SPARSELOCO: Mapping[str, Any] = {  # 2508.15706
 
 
 class TopK(LocalSteps):
-    """Send the largest entries of every weight's gradient, and where they stand; choose again at the aggregator."""
+    """Send the largest entries of every weight's gradient with their positions; select again at the aggregator."""
 
     lets_out: ClassVar[str] = LARGEST
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**LocalSteps.presets, "sparseloco": SPARSELOCO}
@@ -44,14 +44,14 @@ class TopK(LocalSteps):
 
     name: Literal["top-k"]
     density: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Part of a weight's entries that travels, in each direction, equally many of every 4096."""
+    """Fraction of a weight's entries to send in each direction, the same number in every 4096."""
     preset: Literal["sparseloco", LocalPreset] | None = None
-    """\"sparseloco\": local steps, 64 of 4096 entries in 2 bits, residuals that decay; the others are of local steps,
-    as of dsgd. What else is given stands."""
+    """\"sparseloco\": local steps, 64 of 4096 entries in 2 bits, residuals that decay; the others are presets of local
+    steps, as for dsgd. Options that are also given take precedence."""
     feedback: Literal["none", "site", "aggregator", "both"] = "both"
-    """Where what was not sent is kept for the next step."""
+    """Where residuals are kept for the next step."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Part of a site's residual that is left in the next step; 1 forgets nothing."""
+    """Fraction of a site's residual that remains in the next step; 1 keeps all of it."""
     wire: RowWire = "float32"
     """Precision on the wire; int8, int4 and int2 are in blocks of 64 with one scale each, and the last two need
     feedback."""
@@ -70,15 +70,15 @@ class TopK(LocalSteps):
         return route if route.size(None, self.wire) < dense.size(None, self.wire) else dense
 
     def method(self, routes: tuple[Route, ...], model: nn.Module, seed: int) -> Method:
-        """Return the choice of entries at both ends."""
+        """Return the selection of entries at sites and aggregator."""
         return TopKMethod(self, routes)
 
 
 class TopKMethod(Method):
-    """The largest entries of every chunk of a matrix, at the sites and again of what these add up to.
+    """The largest entries of every chunk of a matrix, at the sites and again of their sum.
 
     Source: Stich, Cordonnier and Jaggi 2018 (arXiv 1809.07599), Algorithm 1; chunks and decay arXiv 2508.15706. The
-    second choice, at the aggregator, is ours: what goes down is then no more than what comes up.
+    second selection, at the aggregator, is ours: it limits the update to the size of a contribution.
     """
 
     def __init__(self, spec: TopK, routes: tuple[Route, ...]) -> None:
@@ -88,7 +88,7 @@ class TopKMethod(Method):
     def step(
         self, gradients: Payload, share: float, state: MethodState, seed: int, max_rows: int | None = None
     ) -> SiteStep:
-        """Send the largest entries of gradients plus residuals; a site out of data sends zeros and keeps its own."""
+        """Send the largest entries of gradients plus residuals; a site out of data sends zeros and keeps them."""
         sent, residuals = gradients, state.residuals
         if share > 0:
             feedback = self._spec.feedback in ("site", "both")
@@ -99,13 +99,13 @@ class TopKMethod(Method):
     def aggregate(
         self, exchange: int, contributions: Sequence[Contribution], state: MethodState, seed: int
     ) -> Aggregated:
-        """Average, and choose again."""
+        """Average, and select again."""
         return self.combine(exchange, contributions, 1.0, state, seed)
 
     def combine(
         self, exchange: int, contributions: Sequence[Contribution], share: float, state: MethodState, seed: int
     ) -> Aggregated:
-        """Average a region's, and choose again, as a part of the whole."""
+        """Average a region's contributions, and select again, as a part of the whole."""
         payload = pooled(contributions)
         if not share:  # all are out of data
             return payload, state
@@ -116,7 +116,7 @@ class TopKMethod(Method):
     def _choose(
         self, payload: Payload, share: float, state: MethodState, *, feedback: bool, decay: float = 1.0
     ) -> tuple[Payload, Residuals]:
-        """Return what is sent, and what is kept: what was meant less what the other end decodes."""
+        """Return the selected entries, and the residuals."""
         sent: list[Matrix] = []
         kept: dict[str, Matrix] = {}
         for route, value in zip(self._routes, payload, strict=True):

@@ -1,4 +1,4 @@
-"""How far predicted numbers are from the true ones: Bland–Altman from sums, quantiles of residuals from the grid."""
+"""Errors of predicted numbers: Bland–Altman from sums, quantiles of residuals from the grid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rankdad.common.metrics.summary import deviations
 from rankdad.common.metrics.sums import Parts, difference_edges
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
-TAILS = (0.025, 0.05, 0.25)  # shares of differences beyond either end of what is called their middle
+TAILS = (0.025, 0.05, 0.25)  # shares of differences beyond either end of the middle
 
 
 def agreement(part: Parts, scale: float) -> dict[str, Any]:
-    """Return how predictions differ from labels, as JSON; empty for fewer than two samples.
+    """Return the differences between predictions and labels, as JSON; empty for fewer than two samples.
 
     The mean difference (prediction − label), its standard deviation and the slope of differences over averages are
     exact. Quantiles lie within a cell of the grid: each has the cell's ends. `middle` is the share of differences that
@@ -55,12 +55,12 @@ def agreement(part: Parts, scale: float) -> dict[str, Any]:
 
 
 def _mean(totals: Tensor) -> Tensor:
-    """Return the mean difference, from the number of samples and the moments."""
+    """Return the mean difference, given the number of samples and the moments."""
     return (totals[2] - totals[1]) / totals[0]
 
 
 def _middle(counts: Tensor, scale: float) -> dict[str, float] | None:
-    """Return between which ends how large a share of the differences lies; None of few samples."""
+    """Return the ends of the middle of the differences, and its share; None for few samples."""
     number = float(counts.sum())
     tail = next((one for one in TAILS if one * number >= LEAST), None)
     if tail is None:

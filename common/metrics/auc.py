@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 BINS = 1000
 FINENESS = 50.0
-COVERS = 2.0  # standard deviations of what smoothing does to pairs of two sites, which few tests are beyond
-REACH = 11.5  # asinh(50 · 1000): log-odds further than 1000 from the base share the outermost bin
+COVERS = 2.0  # standard deviations that smoothing may change pairs between sites; few tests exceed it
+REACH = 11.5  # asinh(50 · 1000): log-odds further than 1000 from the base are in the outermost bin
 
 
 def class_log_odds(logits: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def score_bins(distance: Tensor) -> Tensor:
 
 
 def bin_edges(base: float) -> Tensor:
-    """Return the log-odds between which the bins lie, float64 [BINS + 1]; the outermost bins hold what lies beyond."""
+    """Return the edges of bins in log-odds, float64 [BINS + 1]; the outermost bins also hold everything beyond."""
     steps = torch.arange(BINS + 1, dtype=torch.float64) * (2 * REACH / BINS) - REACH
     return base + torch.sinh(steps) / FINENESS
 
@@ -47,7 +47,7 @@ def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         concordant: pairs whose positive has the larger score; two samples in one bin count half, as ties do.
-        unsure: half the pairs in one bin, by which the first number may be off.
+        unsure: half the pairs in one bin, the largest error of the first number.
         all: all pairs.
     """
     negative, positive = scores[:, 0].double(), scores[:, 1].double()
@@ -57,28 +57,28 @@ def pairs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def areas(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each output's AUC, by how much it may be off, and its number of pairs, float64 [outputs] each.
+    """Return each output's AUC, its error, and its number of pairs, float64 [outputs] each.
 
-    Where sites send smooth scores, pairs of samples of one site are off by what that site says, and others are taken to
-    be off by as much. That is an estimate, and at most one test in twenty is further off than the second answer says
-    (`python -m benchmarks curves`). Else that is half the pairs in one bin, at most.
+    With smooth scores, the site states the error for pairs of its own samples, and other pairs are assumed to have the
+    same. This is an estimate: at most one test in twenty has a larger error (`python -m benchmarks curves`). Otherwise
+    the error is at most half the pairs in one bin.
 
     Args:
         scores: [outputs, 2, bins].
-        order: [outputs, 3]; see `Parts.order` and `Parts.across`, whose sum it may be.
+        order: [outputs, 3]; see `Parts.order` and `Parts.across`, or their sum.
     """
     concordant, unsure, number = pairs(scores)
     off, square, known = order.double().unbind(dim=1)
     some, known_some = number.clamp_min(1), known.clamp_min(1)
     area = (concordant / some + off / known_some).clamp(0, 1)
     likely = (concordant + 1) / (number + 2)
-    least = likely * (1 - likely) * known  # of few pairs, none may happen to change places
+    least = likely * (1 - likely) * known  # with few pairs, possibly none change places
     spread = COVERS * (unsure / some + (square + least).sqrt() / known_some) * (1 - known / some).clamp_min(0)
     return area, torch.where(known > 0, spread, unsure / some), number
 
 
 def exact_pairs(scores: Tensor, positive: Tensor) -> tuple[float, float]:
-    """Return how many pairs of a positive and a negative are in order, ties half, and how many there are.
+    """Return how many pairs of a positive and a negative are in order, with ties as half, and the number of pairs.
 
     Args:
         scores: [n].
@@ -90,7 +90,7 @@ def exact_pairs(scores: Tensor, positive: Tensor) -> tuple[float, float]:
 
 
 def placements(scores: Tensor) -> Tensor:
-    """Return by how much a sample of each bin moves each output's AUC, float64 [outputs, 2, bins]."""
+    """Return the influence of a sample in each bin on each output's AUC, float64 [outputs, 2, bins]."""
     negative, positive = scores[:, 0].double(), scores[:, 1].double()
     negatives, positives = (one.sum(dim=1, keepdim=True).clamp_min(1) for one in (negative, positive))
     above_negative = (negative.cumsum(dim=1) - negative / 2) / negatives

@@ -1,13 +1,11 @@
-"""What groups of samples, such as the visits of a patient, make of a metric's variance: from sums over groups.
+"""The effect of groups of samples, such as a patient's visits, on a metric's variance: from sums over groups.
 
-Of every group a site adds up what its samples are (right or wrong, how far off, where their scores lie), and sends the
-sums over groups of all products of two such numbers: no group is told. A metric moves with a weighted sum of them, its
-influence; the variance is the sum over groups of squared influences, which these products give for any weights.
+For every group, a site sums properties of its samples (right or wrong, error, position of scores), and sends the sums
+over groups of all products of two such numbers, which do not identify a group. A metric's influence is a weighted sum
+of them; its variance is the sum over groups of squared influences, which these products give for any weights.
 
-Where scores lie is told by weights of a few knots, between which an influence is taken to run straight. What one
-sample adds by itself is known from the histograms of scores: knots serve for pairs of samples of one group alone.
-
-Sources: N. A. Obuchowski, Biometrics 53 (1997) 567 (AUC); K.-Y. Liang and S. L. Zeger, Biometrika 73 (1986) 13.
+The position of scores is described by weights of a few knots, between which influences are taken as linear. The
+influence of single samples is known from the histograms of scores: knots are used only for pairs within a group.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from torch import Tensor
 from rankdad.common.metrics.auc import BINS, REACH
 
 KNOTS = 24
-WIDEST = 8.0  # of asinh(50 · log-odds from the base): scores beyond ±30 are one to pairs
-LEAST = 1e-3  # design effect: what rounding leaves of none
-RANK = 1e-10  # smaller shares of the largest eigenvalue are none
+WIDEST = 8.0  # of asinh(50 · log-odds from the base): for pairs, scores beyond ±30 count as equal
+LEAST = 1e-3  # design effect: smaller ones are rounding errors
+RANK = 1e-10  # smaller fractions of the largest eigenvalue are zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +31,10 @@ class Clusters:
 
     Args:
         count: number of groups.
-        values: float64 [blocks, features, features]: of a regression one block of the number of samples and the
-            moments; else of every confusion matrix its rows' sums and then its hits, of very many classes the totals.
-        scores: float64 [outputs, 2 · KNOTS, 2 · KNOTS]: of the knots of the negatives, then of the positives; of two
-            classes for the second alone.
+        values: float64 [blocks, features, features]: for regression one block of the number of samples and the moments;
+            otherwise for each confusion matrix its row sums and hits, with very many classes the totals.
+        scores: float64 [outputs, 2 · KNOTS, 2 · KNOTS]: knots of negatives, then of positives; with two classes only
+            the second output.
     """
 
     count: float
@@ -45,7 +43,7 @@ class Clusters:
 
 
 def hats() -> Tensor:
-    """Return the weights of the knots in every bin of scores, float64 [BINS, KNOTS]: at most two of each, sum 1."""
+    """Return the weights of the knots for every bin, float64 [BINS, KNOTS]: at most two per bin, sum 1."""
     middle = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * REACH / BINS) - REACH
     place = (middle.clamp(-WIDEST, WIDEST) + WIDEST) * ((KNOTS - 1) / (2 * WIDEST))
     return (1 - (place.unsqueeze(1) - torch.arange(KNOTS)).abs()).clamp_min(0)
@@ -65,7 +63,7 @@ def products(numbers: Tensor, of: Tensor, count: int) -> Tensor:
 
 
 def triangle(features: int) -> int:
-    """Return how many numbers the products of so many features are."""
+    """Return the number of products of this many features."""
     return features * (features + 1) // 2
 
 
@@ -80,18 +78,18 @@ def square(triangles: Tensor, features: int) -> Tensor:
 
 
 def small_sample(groups: float, samples: float) -> float:
-    """Return what makes a variance over few groups unbiased: 1 where every sample is a group of its own."""
+    """Return the factor for an unbiased variance over few groups: 1 if every sample is its own group."""
     return groups * (samples - 1) / ((groups - 1) * samples) if groups > 1 else max(samples, 1.0)
 
 
 def sandwich(metric: Callable[[Tensor], Tensor], totals: Tensor, matrix: Tensor, groups: float) -> float:
-    """Return the standard error of a metric that is a function of totals over groups, by the delta method; 0 if none.
+    """Return the standard error of a function of totals over groups, by the delta method; 0 if there is none.
 
     Args:
-        metric: which scaling all totals leaves as it is.
+        metric: invariant to scaling all totals.
         totals: [features].
         matrix: products over groups, [features, features].
-        groups: how many there are.
+        groups: number of groups.
     """
     slope = torch.func.grad(metric)(totals)
     variance = float(slope @ matrix @ slope) * groups / (groups - 1) if groups > 1 else 0.0
@@ -100,12 +98,12 @@ def sandwich(metric: Callable[[Tensor], Tensor], totals: Tensor, matrix: Tensor,
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of samples of one group, by where their scores lie.
+    """Pairs of samples within a group, by the positions of their scores.
 
     Args:
         counts: float64 [2, BINS], negatives and positives.
         cross: float64 [2 · KNOTS, 2 · KNOTS], products over pairs of different samples of one group.
-        inverse: float64 [2, KNOTS, KNOTS], by which an influence on bins becomes one on knots, by least squares.
+        inverse: float64 [2, KNOTS, KNOTS], maps influences on bins to knots by least squares.
         factor: see `small_sample`.
     """
 
@@ -116,7 +114,7 @@ class Pairs:
 
     @classmethod
     def of(cls, scores: Tensor, matrix: Tensor, groups: float) -> Pairs:
-        """Return those of an output's histograms [2, BINS] and products over groups."""
+        """Create the pairs from an output's histograms [2, BINS] and products over groups."""
         counts, weights = scores.double(), hats()
         alone = weights.T @ (counts.unsqueeze(2) * weights)
         cross = matrix - torch.block_diag(*alone)
@@ -124,16 +122,16 @@ class Pairs:
         return cls(counts, cross, inverse, small_sample(groups, float(counts.sum())))
 
     def added(self, influence: Tensor) -> Tensor:
-        """Return what pairs add to the sum of squared influences [..., 2, BINS], [...]."""
+        """Return the contribution of pairs to the sum of squared influences [..., 2, BINS], [...]."""
         knots = (self.counts * influence) @ hats()
         return self._squared((knots.unsqueeze(-2) @ self.inverse).flatten(-3))
 
     def design_effects(self, hits: Tensor, members: Tensor) -> Tensor:
-        """Return by how many times groups make variances of shares larger, [...].
+        """Return the factors by which groups increase variances of shares, [...].
 
         Args:
-            hits: whom of its members a share counts, 0 or 1, [..., 2, BINS].
-            members: whom it is of, [..., 2, BINS].
+            hits: bins counted in a share's numerator, 0 or 1, [..., 2, BINS].
+            members: bins counted in its denominator, [..., 2, BINS].
         """
         number = (members * self.counts).sum((-2, -1))
         share = (hits * self.counts).sum((-2, -1)) / number.clamp_min(1)
@@ -141,7 +139,7 @@ class Pairs:
         return self._effects(moved, self.added(members), share, number)
 
     def at_edges(self) -> dict[str, Tensor]:
-        """Return the design effects of the figures of calling scores above each edge positive, [BINS + 1] each."""
+        """Return the design effects of metrics for a threshold at each edge, [BINS + 1] each."""
         kinds, (negatives, positives) = [], self.counts.sum(1)
         for place in range(2):
             weighted = self.counts[place].unsqueeze(1) * hats()
@@ -171,7 +169,7 @@ class Pairs:
         return (knots @ self.cross * knots).sum(-1)
 
     def _effects(self, moved: Tensor, together: Tensor, share: Tensor, number: Tensor) -> Tensor:
-        """Return design effects; where a share is 0 or 1, that of samples that are all alike within their groups."""
+        """Return design effects; for shares of 0 or 1, those of samples that are equal within their groups."""
         alone = number * share * (1 - share)
         effect = 1 + torch.where(alone > 0, moved / alone, together / number.clamp_min(1))
         return (effect * self.factor).clamp_min(LEAST).where(number > 0, 1.0)

@@ -1,10 +1,10 @@
 """Confidence intervals of metrics from pooled out-of-fold predictions.
 
-They treat predictions as independent, or those of a group (the visits of a patient) as one observation, where the
-tally has sums over groups. In cross-validation each sample is predicted once, by a model that has not seen it. Models
-of different folds share training samples, so this is an approximation; a standard error over folds would be worse,
-because it treats folds as independent repetitions. Sites that differ make the true interval wider. An interval of width
-zero (as for an AUC of 1) is left out.
+They treat predictions as independent, or those of a group (a patient's visits) as one observation if the tally has sums
+over groups. In cross-validation, each sample is predicted once by a model that was not trained on it. Models of
+different folds share training samples, so this is an approximation; a standard error over folds would be worse, because
+it treats folds as independent repetitions. Differences between sites widen the true interval. Intervals of width zero
+(as for an AUC of 1) are omitted.
 """
 
 from __future__ import annotations
@@ -43,21 +43,20 @@ class Interval:
 
 
 def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
-    """Return intervals of the metrics that have one: accuracy, AUC, balanced accuracy; mae and pearson_r.
+    """Return intervals of accuracy, AUC and balanced accuracy, or of mae and pearson_r.
 
-
-    accuracy: Wilson's. Of several labels it counts samples, not labels: a sample's mean over labels lies between 0 and
-    1, so its variance is at most that of hits and misses with the same mean.
-    auc: DeLong's, of the binned scores; of smooth ones with what these may be off as another error. Of several classes
-    or labels the standard error of the mean is at most the mean of theirs, however they depend on each other: the
-    interval is that wide, which is conservative.
-    balanced_accuracy: the delta method; of several labels conservative likewise.
+    accuracy: Wilson's. With several labels it counts samples: a sample's mean over labels is between 0 and 1, so its
+    variance is at most that of hits and misses with the same mean.
+    auc: DeLong's, of the binned scores, with the error of smooth ones added. With several classes or labels, the
+    standard error of the mean is at most the mean of the standard errors, for any dependence: the interval has this
+    conservative width.
+    balanced_accuracy: the delta method; conservative for several labels.
     mae: the normal approximation of a mean of absolute errors.
-    pearson_r: Fisher's z, which takes label and output for jointly normal.
+    pearson_r: Fisher's z, which assumes that label and output are jointly normal.
 
-    Of samples in groups, and r2 too: the delta method over groups' sums, of r on Fisher's scale. Accuracy is Wilson's
-    of fewer samples, by the design effect; to DeLong's variance come the products of a group's placements. Of several
-    labels accuracy is conservative likewise.
+    For samples in groups, and for r2: the delta method over groups' sums, for r on Fisher's scale. Accuracy is Wilson's
+    with fewer samples, by the design effect; DeLong's variance includes the products of a group's placements. With
+    several labels accuracy is conservative.
 
     Args:
         task: what was predicted.
@@ -92,7 +91,7 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
 def _over_groups(
     task: TaskSpec, part: Parts, values: Mapping[Metric, float | None], off: float
 ) -> dict[Metric, Interval | None]:
-    """Return intervals of samples in groups; smooth scores put the AUC off by about so much."""
+    """Return intervals for samples in groups, with the error that smooth scores add to the AUC."""
     clusters, several = part.clusters, ", standard errors averaged (conservative)"
     assert clusters is not None
     if isinstance(task, Regression):
@@ -115,7 +114,7 @@ def _over_groups(
     shares = part.confusion.diagonal(dim1=1, dim2=2).sum(dim=1, keepdim=True).double() / part.samples
     slopes = torch.cat([-shares.expand(-1, half), torch.ones(len(shares), half)], dim=1) / part.samples
     accuracy, error = values["accuracy"], _deviation(slopes, matrices, factor)
-    number = part.samples**2 / float(matrices[0, :half, :half].sum())  # of samples if those of a group are all alike
+    number = part.samples**2 / float(matrices[0, :half, :half].sum())  # effective number, if groups were uniform
     if accuracy is not None and 0 < accuracy < 1:
         number = accuracy * (1 - accuracy) / max(error**2, LEAST / part.samples)
     limits: dict[Metric, Interval | None] = {
@@ -135,20 +134,20 @@ def _over_groups(
 
 
 def _deviation(slopes: Tensor, matrices: Tensor, factor: float) -> float:
-    """Return the mean over blocks of a figure's standard error, from its slopes [blocks, features]."""
+    """Return the mean over blocks of a metric's standard error, given its slopes [blocks, features]."""
     variance = ((slopes.unsqueeze(1) @ matrices).squeeze(1) * slopes).sum(dim=1)
     return float((variance * factor).clamp_min(0).sqrt().mean())
 
 
 def group_deviation(part: Parts, metric: Callable[[Tensor], Tensor]) -> float:
-    """Return the standard error of a function of a regression's number of samples and moments; 0 if it has none."""
+    """Return the standard error of a function of a regression's number of samples and moments; 0 if there is none."""
     assert part.clusters is not None
     totals = torch.tensor([part.samples, *part.moments], dtype=torch.float64)
     return sandwich(metric, totals, part.clusters.values[0], part.clusters.count)
 
 
 def auc_deviation(scores: Tensor, pairs: Pairs | None) -> float:
-    """Return the standard error of an AUC from its histograms [2, BINS] and, of groups, pairs of their samples."""
+    """Return the standard error of an AUC, given its histograms [2, BINS] and, with groups, pairs of their samples."""
     deviation = float(delong_deviations(scores[None]))
     if pairs is None or math.isnan(deviation):
         return deviation
@@ -182,12 +181,12 @@ def _normal(
 
 
 def wilson(hits: Tensor, counts: Tensor, quantile: float = QUANTILE) -> tuple[Tensor, Tensor]:
-    """Return the ends of intervals of shares, 0 to 1 of nothing. Source: E. B. Wilson, JASA 22 (1927) 209."""
-    some = torch.where(counts > 0, counts, 1.0)  # an effective number may lie between 0 and 1
+    """Return the ends of intervals of shares; 0 to 1 for no samples. Source: E. B. Wilson, JASA 22 (1927) 209."""
+    some = torch.where(counts > 0, counts, 1.0)  # effective numbers may be between 0 and 1
     share, square = hits / some, quantile**2 / some
     half = quantile * (share * (1 - share) / some + square / (4 * some)).sqrt()
     low, high = ((share + square / 2 + sign * half) / (1 + square) for sign in (-1, 1))
-    low, high = torch.minimum(low, share).clamp_min(0), torch.maximum(high, share).clamp_max(1)  # whatever is rounded
+    low, high = torch.minimum(low, share).clamp_min(0), torch.maximum(high, share).clamp_max(1)  # rounding
     return torch.where(counts > 0, low, 0.0), torch.where(counts > 0, high, 1.0)
 
 

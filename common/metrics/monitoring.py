@@ -1,9 +1,9 @@
-"""What sites send between epochs: sums over all of a site's validation samples, and nothing by score.
+"""Sums over a site's validation samples, sent between epochs.
 
-The same samples are asked in every epoch, and each number tells more of them: so there is the loss, and what else the
-monitored metric is made of. Histograms of scores would tell each sample's, epoch after epoch. A site ranks its own
-samples instead, and sends how many pairs of a sample with an outcome and one without it the network has in order: their
-share is the AUC within sites.
+The same samples are summed in every epoch, so each number discloses more about them. Only the loss and the sums of the
+monitored metric are sent. Histograms of scores would disclose each sample's score, epoch after epoch. Instead, a site
+ranks its own samples, and sends how many pairs of a sample with an outcome and one without it are in order; their share
+is the AUC within sites.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def monitored(
     people: Tensor | None = None,
     fewest: int = 1,
 ) -> Tally:
-    """Sum up all validation samples of a site; outputs that are not finite make sums that are not.
+    """Sum over all validation samples of a site; outputs that are not finite give sums that are not.
 
     Args:
         task: what the outputs mean.
-        monitor: the metric that is looked at.
-        outputs: [n, task.outputs]: logits, or the number itself.
+        monitor: the metric to monitor.
+        outputs: [n, task.outputs], logits or numbers.
         labels: int64 [n] of classes, 0 or 1 [n, labels] of labels, or numbers [n].
-        losses: [n], a sample's loss each.
+        losses: of the samples, [n].
         centre: a number near the labels' mean, the same at all sites.
-        people: int64 [n], whose each sample is; None where each is of another person.
-        fewest: people with an outcome, and without it, that its pairs are of.
+        people: int64 [n], patient of each sample; None if each is another patient.
+        fewest: least number of people with and without an outcome, for sums over pairs.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     loss, samples = losses.sum().reshape(1), torch.tensor([len(labels)])
@@ -67,10 +67,10 @@ def monitored(
 
 
 def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
-    """Turn sums into the loss and the monitored metric, each None where there is nothing to measure, as all others.
+    """Compute the loss and the monitored metric from sums; None for all others, and without samples.
 
-    The AUC within sites is that of one class against the rest, the mean over classes or labels of which a site has
-    enough people with and without.
+    The AUC within sites is one class against the rest, the mean over classes or labels with enough people in both
+    groups at a site.
     """
     counts, sums = monitoring_shape(task)
     _, hits = total.counts.split(counts)
@@ -89,15 +89,15 @@ def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
 
 
 def measured_on(split: str, task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
-    """Turn what sites send of a split of one training into metrics."""
+    """Compute metrics from the sums that sites send for a split of one training."""
     return monitoring(task, monitor, total) if split == "validation" else summarise(task, of_one_test(task, total))
 
 
 def check_monitoring(task: TaskSpec, total: Tally) -> None:
-    """Check that some samples can have sums.
+    """Check that some samples can have these sums.
 
     Raises:
-        ValueError: they contradict one another.
+        ValueError: they are contradictory.
     """
     if isinstance(task, Regression):
         return

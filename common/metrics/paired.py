@@ -1,12 +1,11 @@
-"""Two models tested on the same rows: what a site adds up, so that all know how sure their difference is.
+"""Compares two models on the same rows: a site's sums for the interval of their difference.
 
-A row's influence on a metric is by how much the row moves it; of a mean it is the row's own value. Sites add up squares
-of what one row, or all rows of one group, move the *difference* of two models' metrics by. That is all that the
-variance of the difference needs: what one model says of a row never travels beside what another one says of it.
+A row's influence on a metric is the change by that row; for a mean it is the row's value. Sites sum the squared
+influences of rows, or of groups of rows, on the *difference* of two models' metrics. The variance of the difference
+needs no more: the outputs of two models for a row are never sent together.
 
-What a row moves an AUC by depends on all sites' scores. They come as histograms in which neighbouring bins are spread
-out until none is of fewer than `LEAST` rows.
-
+A row's influence on an AUC depends on all sites' scores. These are sent as histograms in which neighbouring bins are
+merged until each has at least `LEAST` rows.
 Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837.
 """
 
@@ -22,25 +21,23 @@ from rankdad.common.metrics.auc import BINS, areas, class_log_odds, placements, 
 from rankdad.common.metrics.sums import Tally, default_log_odds, parts, shape
 from rankdad.common.spec.tasks import Classification, Metric, Regression, TaskSpec
 
-LEAST = 8  # rows of a class behind any part of a histogram that all sites see: what policies ask for by default
-EDGE = 25  # bins: to multiples of them the outermost scores are rounded outwards
-MAX_RANKED = 30  # outputs; of more, models are compared by loss and accuracy alone
-DIGITS = 11  # binary ones of a sum of squares: enough for an interval, too few to solve it for single rows
-MOST = 1e290  # of a sum: of a model that diverges squares are no numbers any more, and its interval is endless
-WITHIN = "auc_within"  # among measures: of the site's own rows alone
-APART = (
-    "auc_within_difference"  # among measures: no squares, but the difference itself, which histograms know less well
-)
+LEAST = 8  # rows of a class behind any bin that all sites receive: the default of policies
+EDGE = 25  # bins: the outermost scores are rounded outwards to multiples of it
+MAX_RANKED = 30  # outputs; with more, models are compared only by loss and accuracy
+DIGITS = 11  # binary digits of a sum of squares: enough for an interval, too few to solve for single rows
+MOST = 1e290  # of a sum: squares of a diverging model overflow, and its interval is infinite
+WITHIN = "auc_within"  # measure: over the site's own rows
+APART = "auc_within_difference"  # measure: the difference itself, more precise than from histograms
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What one model says of rows, as far as metrics need it; never sent.
+    """One model's results for rows, as needed by metrics; never sent.
 
     Args:
-        bins: of scores, int64 [n, ranked outputs]; of numbers [n, 0].
-        scores: float64, as the bins.
-        means: float64 [n, means]: the loss, and how much of a row is right or how far off it is.
+        bins: of scores, int64 [n, ranked outputs]; for regression [n, 0].
+        scores: float64, shaped like the bins.
+        means: float64 [n, means]: the loss, and whether a row is right or its error.
     """
 
     bins: Tensor
@@ -49,23 +46,23 @@ class Rows:
 
 
 def compared(task: TaskSpec) -> tuple[Metric, ...]:
-    """Return the metrics by which two models are compared, those that are means last."""
+    """Return the metrics for comparing two models, with means last."""
     return ("loss", "mae") if isinstance(task, Regression) else ("auc", "loss", "accuracy")
 
 
 def measures(task: TaskSpec) -> tuple[str, ...]:
-    """Return the names of the sums that a site returns of each pair of models."""
+    """Return the names of the sums that a site sends for each pair of models."""
     return tuple(compared(task)) if isinstance(task, Regression) else ("auc", WITHIN, APART, "loss", "accuracy")
 
 
 def ranked(task: TaskSpec) -> int:
-    """Return of how many outputs all sites see histograms: of two classes one tells the other."""
+    """Return the number of outputs with histograms; with two classes, one determines the other."""
     outputs = shape(task).ranked if not isinstance(task, Regression) else 0
     return outputs if outputs <= MAX_RANKED else 0
 
 
 def rows(task: TaskSpec, outputs: Tensor, labels: Tensor, losses: Tensor, *, base: Tensor | None = None) -> Rows:
-    """Return what a model says of rows; for the arguments see `rankdad.common.metrics.sums.tally`."""
+    """Return a model's results for rows; see `rankdad.common.metrics.sums.tally` for the arguments."""
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
         error = (outputs.reshape(-1) - labels.double().reshape(-1)).abs()
@@ -95,11 +92,11 @@ def histograms(task: TaskSpec, total: Tally) -> Tensor:
 
 
 def smoothed(scores: Tensor, least: int = LEAST) -> Tensor:
-    """Return histograms [outputs, 2, BINS] that tell of no fewer rows than `least`, float64.
+    """Return histograms [outputs, 2, BINS] in which no bin has fewer rows than `least`, float64.
 
-    Neighbouring bins are put together until they hold enough, and what they hold lies evenly around its mean. A bin
-    that holds enough by itself stays as it is: many rows may share a score. It is begun where an AUC is decided, with
-    the largest scores of negatives and the least of positives. A histogram of fewer rows in all is empty.
+    Neighbouring bins are merged until they have enough rows, which are spread evenly around their mean. A bin with
+    enough rows is unchanged, because many rows may share a score. Merging starts where it affects the AUC most: with
+    the largest scores of negatives and the smallest of positives. A histogram with fewer rows in total is empty.
     """
     return torch.stack(
         [torch.stack([_spread(one[0].flip(0), least).flip(0), _spread(one[1], least)]) for one in scores]
@@ -120,14 +117,14 @@ def _spread(histogram: Tensor, least: int) -> Tensor:
 
 
 def _divided(counts: list[int], least: int) -> list[tuple[int, int]]:
-    """Return from where to where bins are put together: all that are occupied, each part of `least` rows or more."""
+    """Return the ranges of bins to merge: all occupied bins, at least `least` rows in each range."""
     if sum(counts) < least:
         return []
     occupied = [place for place, count in enumerate(counts) if count]
     start, end = occupied[0] // EDGE * EDGE, min(BINS, (occupied[-1] // EDGE + 1) * EDGE)
     found, held = list[tuple[int, int]](), 0
     for place in range(start, end):
-        if counts[place] >= least and (found or not held):  # what is before it, and too little, joins the part below
+        if counts[place] >= least and (found or not held):  # too few rows before it join the range below
             if held:
                 found[-1] = found[-1][0], place
             found.append((place, place + 1))
@@ -141,14 +138,14 @@ def _divided(counts: list[int], least: int) -> list[tuple[int, int]]:
 
 
 def influences(scores: Tensor, least: int = 2, *, alone: bool = True) -> Tensor | None:
-    """Return by how much a row of each bin moves the mean AUC, float64 [outputs, 2, BINS].
+    """Return the influence of a row in each bin on the mean AUC, float64 [outputs, 2, BINS].
 
-    Outputs that lack one of both classes have no AUC, and are not in the mean.
+    Outputs without both classes have no AUC, and are not in the mean.
 
     Args:
         scores: [outputs, 2, BINS].
-        least: rows of either class that an AUC needs; with fewer of one there is None.
-        alone: whether rows are independent: what makes DeLong's variance unbiased for few rows is then put in.
+        least: rows of each class that an AUC needs; None is returned if there are fewer.
+        alone: whether rows are independent, to make DeLong's variance unbiased for few rows.
     """
     number = scores.sum(dim=2).double()
     measured = (number > 0).all(dim=1)
@@ -165,20 +162,19 @@ def squares(
     pooled: Tensor | None,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """Return the sums of squared influences on differences from the first model, rounded; and of `APART` these.
+    """Return the rounded sums of squared influences on differences from the first model; for `APART` the differences.
 
     Args:
         task: what is predicted.
-        models: what each says of a site's rows, the first of which the others are compared with; None of those that the
-            site lacks.
-        positive: as `positives` returns it.
-        pooled: all sites' histograms [models, ranked outputs, 2, BINS] by `smoothed`; None where this site's rows are
-            all that there are, or where AUCs are not compared.
-        groups: int64 [n], which group each row is of; None where there are none.
+        models: results for a site's rows; others are compared with the first. None for models that the site lacks.
+        positive: from `positives`.
+        pooled: all sites' histograms [models, ranked outputs, 2, BINS] from `smoothed`; None for a comparison on this
+            site's rows alone, or without AUCs.
+        groups: group of each row, int64 [n]; None without groups.
 
     Returns:
         float64 [models − 1, measures, 1], with groups [models − 1, measures, 2]: sums over groups of the squares of a
-        group's sum, and of its sum times its number of rows. What cannot be measured is 0.
+        group's sum, and of its sum times its number of rows. Unavailable measures are 0.
     """
     first, count = models[0], len(positive)
     names, of = measures(task), torch.arange(count) if groups is None else groups.cpu().unique(return_inverse=True)[1]
@@ -211,7 +207,7 @@ def squares(
 def _weights(
     models: Sequence[Rows | None], positive: Tensor, pooled: Tensor | None, *, alone: bool
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return every model's influence of each row on the AUC of all sites' rows, and on that of the site's own."""
+    """Return every model's influence of each row on the AUC of all sites' rows, and of the site's own."""
     everywhere, here = list[Tensor | None](), list[Tensor | None]()
     place, kinds = torch.arange(positive.shape[1]), positive.long()
     for at, model in enumerate(models):
@@ -228,7 +224,7 @@ def _weights(
 
 
 def _by_rank(model: Rows, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's place among the different scores of its output, and histograms [outputs, 2, n] of these."""
+    """Return the rank of each row's score among an output's different scores, and their histograms [outputs, 2, n]."""
     count, outputs = model.scores.shape
     ranks = torch.zeros_like(model.bins)
     for at in range(outputs):
@@ -238,26 +234,26 @@ def _by_rank(model: Rows, positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over(moved: Tensor, of: Tensor) -> tuple[float, float]:
-    """Return sums over groups: of the squared sums, and of the sums times the numbers of rows."""
+    """Return sums over groups: of squared sums, and of sums times numbers of rows."""
     count = int(of.max()) + 1
     sums = torch.zeros(count, dtype=torch.float64).index_add_(0, of, moved)
     return float(sums.square().sum()), float(sums @ of.bincount(minlength=count).double())
 
 
 def coarse(sums: Tensor) -> Tensor:
-    """Return numbers to so many digits that an interval is right, and no row can be solved for."""
+    """Round numbers so that intervals are still accurate, but single rows cannot be solved for."""
     mantissa, exponent = torch.frexp(sums)
     rounded: Tensor = (mantissa * 2**DIGITS).round() / 2**DIGITS
     return rounded * torch.pow(2.0, exponent.double())
 
 
 def area(scores: Tensor, least: int, order: Tensor | None = None) -> tuple[float, float] | None:
-    """Return the mean AUC of outputs that have one, and its error; None where one of them has too few rows of a class.
+    """Return the mean AUC of outputs and its error; None if one of them has too few rows of a class.
 
     Args:
         scores: [outputs, 2, bins].
         least: rows of a class.
-        order: [outputs, 3], see `Parts.order`; None where scores are exact.
+        order: [outputs, 3], see `Parts.order`; None for exact scores.
     """
     number = scores.sum(dim=2)
     measured = (number > 0).all(dim=1)

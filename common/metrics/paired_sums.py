@@ -1,4 +1,4 @@
-"""How far the metrics of two models are apart, from what sites have added up over the same rows; see `paired`.
+"""The difference of two models' metrics, from the sites' sums over the same rows; see `paired`.
 
 Source: K.-Y. Liang and S. L. Zeger, Biometrika 73 (1986) 13 (groups).
 """
@@ -16,17 +16,17 @@ from rankdad.common.metrics.paired import APART, LEAST, MOST, WITHIN, area, comp
 from rankdad.common.metrics.sums import Parts, Tally, parts, shape
 from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
 
-ROUNDED, SLACK = 0.01, 1e-6  # of sums of squares, which are rounded, once more in a region; of what is not
+ROUNDED, SLACK = 0.01, 1e-6  # relative tolerance of sums of squares, which are rounded, and of others
 PAIRED, IN_FOLDS = "paired", ", within folds"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of a metric between two models on the same rows, with its interval of 95 %.
+    """The difference of a metric between two models on the same rows, with its 95 % interval.
 
     Args:
-        value: the model's less the other's.
-        low: lower end; the value itself where no two rows differ.
+        value: the model's minus the other's.
+        low: lower end; equal to the value if all rows agree.
         high: upper end.
         method: name of the method.
     """
@@ -38,13 +38,13 @@ class Difference:
 
 
 def contradiction(task: TaskSpec, sums: Tensor, tests: Sequence[Tally], least: int = LEAST) -> str | None:
-    """Return what no rows that were tested so add up to, in words; None where there are such rows.
+    """Return why no rows with these tallies can have these sums; None if some can.
 
     Args:
         task: what is predicted.
-        sums: float64 [rivals, measures, 1 or 2], as `squares` returns them, or several sites' added up.
-        tests: tallies of the same rows' tests, the model's and each rival's. A rival's that is of none is unknown.
-        least: rows of either class behind an AUC of all sites' rows.
+        sums: float64 [rivals, measures, 1 or 2], from `squares`, possibly added over sites.
+        tests: tallies of the same rows' tests, the model's and each rival's. An empty tally is unknown.
+        least: rows of each class behind an AUC over all sites' rows.
     """
     for found, other in zip(sums, tests[1:], strict=True):
         if other.samples != tests[0].samples:
@@ -64,14 +64,14 @@ def contradiction(task: TaskSpec, sums: Tensor, tests: Sequence[Tally], least: i
 
 
 def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tuple[float, float]]:
-    """Return the least and largest sum of squares of each measure that rows with these tallies have."""
+    """Return the smallest and largest sum of squares of each measure for rows with these tallies."""
     ours, theirs = parts(task, model), parts(task, other)
     groups, sizes = _groups(ours)
     alone, found = ours.clusters is None, list[tuple[float, float]]()
     if not isinstance(task, Regression):
         counts = histograms(task, model).sum(dim=2).double()
         for fewest in (least, 2):
-            number = counts.clamp_min(fewest)  # of all sites' rows: a row's own part is within 2 of it
+            number = counts.clamp_min(fewest)  # of all sites' rows: a row's own part differs by at most 2
             each = 4 * counts / number / (number - 1) if alone else 2 * counts / number
             largest = each.sum(dim=1) if alone else each.sum(dim=1).square()
             found.append((0.0, float(largest.max()) if ranked(task) else 0.0))
@@ -86,7 +86,7 @@ def _bounds(task: TaskSpec, model: Tally, other: Tally, least: int) -> list[tupl
 
 
 def _apart(task: TaskSpec, model: Tally, other: Tally) -> tuple[float, float]:
-    """Return the least and largest difference of the AUC that rows with these tallies have."""
+    """Return the smallest and largest difference of the AUC for rows with these tallies."""
     ours, theirs = tested_area(task, model, 2), tested_area(task, other, 2)
     if ours is None or theirs is None:
         return 0.0, 0.0
@@ -96,18 +96,18 @@ def _apart(task: TaskSpec, model: Tally, other: Tally) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Sums:
-    """What is known of one pair of models over some rows; two of different rows add up.
+    """Sums for one pair of models over some rows; sums over different rows can be added.
 
     Args:
-        rows: how many there are.
-        groups: how many groups, or rows where there are none.
+        rows: their number.
+        groups: number of groups, or of rows without groups.
         sizes: sum over groups of squared numbers of rows.
         means: by metric that is a mean: sum of differences, of squares over groups, of sums times numbers of rows.
-        weight: rows of folds whose AUCs are compared.
+        weight: rows of folds with comparable AUCs.
         auc: sum over these folds of the difference times the fold's rows.
         auc_square: sum over these folds of its variance times the fold's squared rows.
-        folds: how many these are.
-        uncompared: rows of folds with too few of a class for that.
+        folds: number of these folds.
+        uncompared: rows of folds with too few rows of a class.
     """
 
     rows: int = 0
@@ -129,15 +129,15 @@ class Sums:
 
 
 def sums_of(task: TaskSpec, model: Tally, other: Tally, found: Tensor, *, least: int, within: bool) -> Sums:
-    """Return what is known of a pair of models over one fold's rows.
+    """Return the sums for a pair of models over one fold's rows.
 
     Args:
         task: what is predicted.
         model: tally of the first.
-        other: tally of the second, of the same rows.
-        found: the sums that `squares` returned [measures, 1 or 2], added up over the rows' sites.
-        least: rows of either class that an AUC needs.
-        within: whether the AUC is that of one site's own rows.
+        other: tally of the second, over the same rows.
+        found: sums from `squares` [measures, 1 or 2], added over the rows' sites.
+        least: rows of each class that an AUC needs.
+        within: whether the AUC is over one site's rows.
     """
     ours, theirs, names = parts(task, model), parts(task, other), measures(task)
     groups, sizes = _groups(ours)
@@ -160,10 +160,10 @@ def sums_of(task: TaskSpec, model: Tally, other: Tally, found: Tensor, *, least:
 
 
 def sums_within(found: Sequence[tuple[Sums, Tally]], task: TaskSpec, samples: int) -> Sums:
-    """Return what is known of the AUC within sites over one fold's rows: the sites' differences, weighted by pairs.
+    """Return the sums of the AUC within sites over one fold's rows: the sites' differences, weighted by pairs.
 
     Args:
-        found: each site's own sums, and the tally of its test.
+        found: each site's sums, and the tally of its test.
         task: what is predicted.
         samples: rows of the fold.
     """
@@ -184,7 +184,7 @@ def tested_area(task: TaskSpec, total: Tally, least: int) -> tuple[float, float]
 
 
 def _groups(part: Parts) -> tuple[int, float]:
-    """Return how many groups rows are of, and the sum of their squared numbers of rows."""
+    """Return the number of groups, and the sum of their squared numbers of rows."""
     if part.clusters is None:
         return part.samples, float(part.samples)
     values = part.clusters.values[0]
@@ -193,7 +193,7 @@ def _groups(part: Parts) -> tuple[int, float]:
 
 
 def _means(task: TaskSpec, part: Parts) -> tuple[float, float]:
-    """Return sums over rows: of the loss, and of what is right or how far off numbers are."""
+    """Return sums over rows: of the loss, and of correct predictions or errors."""
     if isinstance(task, Regression):
         return part.loss, part.moments[5]
     hits = part.confusion.diagonal(dim1=1, dim2=2).sum(dim=1).double().mean()
@@ -201,13 +201,13 @@ def _means(task: TaskSpec, part: Parts) -> tuple[float, float]:
 
 
 def differences(task: TaskSpec, sums: Sums, *, several: bool) -> dict[Metric, Difference]:
-    """Return the differences with their intervals; of a metric that cannot be compared none.
+    """Return the differences with their intervals; metrics that cannot be compared are omitted.
 
-    AUCs are compared between rows of one fold, and the mean over folds is by their rows. All else is a mean over rows.
+    AUCs are compared within folds, and averaged over folds by rows. All others are means over rows.
 
     Args:
         task: what is predicted.
-        sums: of all rows.
+        sums: over all rows.
         several: whether there is more than one fold.
     """
     found = dict[Metric, Difference]()

@@ -1,4 +1,4 @@
-"""What predicted log-odds need to be right: logistic regression of the outcome on them, from histograms of scores."""
+"""Calibration of predicted log-odds: logistic regression of the outcome on them, from histograms of scores."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import QUANTILE
 
 STEPS = 60  # of Newton's method
-STEEPEST = 1e3  # a larger slope is that of classes that are told apart without error
+STEEPEST = 1e3  # larger slopes mean that classes are separable
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A coefficient with its interval of 95 %, and how far the bins may put it off, to first order."""
+    """A coefficient with its 95 % interval, and the largest error due to bins, to first order."""
 
     value: float
     low: float
@@ -28,18 +28,18 @@ class Estimate:
 def recalibrations(
     edges: Tensor, zeros: Tensor, ones: Tensor, pairs: Sequence[Pairs | None]
 ) -> list[dict[str, Estimate]]:
-    """Return what log-odds need to be right: log-odds of the outcome = intercept + slope · predicted log-odds.
+    """Fit log-odds of the outcome = intercept + slope · predicted log-odds.
 
     Args:
-        edges: float64 [bins + 1], log-odds between which the bins lie.
+        edges: float64 [bins + 1], edges of the bins in log-odds.
         zeros: float64 [fits, bins], samples without the outcome, such as those of each site.
         ones: float64 [fits, bins], samples with it.
-        pairs: of each fit's samples in groups; None where there are none.
+        pairs: of each fit's samples in groups; None without groups.
 
     Returns:
-        For each `slope` (below 1: predictions are too extreme) and `intercept`, fitted together by maximum likelihood,
-        and `in_the_large`, the intercept where the slope is kept at 1 (below 0: risks are too high). Empty where there
-        is no maximum: one outcome alone, one prediction for all, or classes that are told apart without error.
+        For each fit `slope` (below 1: predictions are too extreme) and `intercept`, fitted together by maximum
+        likelihood, and `in_the_large`, the intercept for slope 1 (below 0: risks are too high). Empty if there is no
+        maximum: a single outcome, constant predictions, or separable classes.
 
     Source: D. R. Cox, Biometrika 45 (1958) 562.
     """
@@ -59,9 +59,9 @@ def recalibrations(
 def recalibrated(
     found: Mapping[str, Estimate], *, vague: bool, smooth: bool = False
 ) -> dict[str, dict[str, float | None]]:
-    """Return estimates as JSON; of vague ones, such as of few smooth scores, no slope and what goes with it.
+    """Return estimates as JSON; without the slope and related values for vague scores, such as few smooth ones.
 
-    Bins are the least of what puts smooth scores off: of these there is no error.
+    The bins are the smallest error of smooth scores, whose own error is unknown.
     """
     told = {name: asdict(one) for name, one in found.items() if not vague or name == "in_the_large"}
     return {name: one | ({"error": None} if smooth else {}) for name, one in told.items()}
@@ -80,12 +80,12 @@ def _maxima(
     """Fit log-odds = offset + coefficients · x by Newton's method.
 
     Args:
-        x: [coefficients, bins], of several the last row is the scores.
+        x: [coefficients, bins]; with several coefficients, the last row is the scores.
         offset: [bins].
         zeros: samples without the outcome, [fits, bins].
         ones: samples with it, [fits, bins].
-        half: of the bins' widths, [bins].
-        known: which fits can have a maximum, [fits].
+        half: half the bins' widths, [bins].
+        known: fits that may have a maximum, [fits].
         pairs: of samples in groups.
         used: which of all bins these are.
     """

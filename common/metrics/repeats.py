@@ -1,4 +1,4 @@
-"""The mean of figures over repetitions of a cross-validation: the samples are the same, their folds are others."""
+"""Means of metrics over repetitions of a cross-validation, with the same samples in other folds."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def mean_values(found: Sequence[Mapping[Metric, float | None]]) -> dict[Metric, 
 
 
 def mean_intervals(found: Sequence[Mapping[Metric, I]]) -> dict[Metric, I]:
-    """Return intervals, or differences with theirs, whose numbers are the means of those of the repetitions.
+    """Return intervals, or differences with intervals, averaged over repetitions.
 
-    A repetition predicts the same samples again: it adds nothing to their number, and takes from the interval nothing
-    but the chance of how folds were dealt out.
+    A repetition predicts the same samples again: it does not increase their number, and only removes the variance due
+    to the assignment of folds.
     """
     if len(found) == 1:
         return dict(found[0])
@@ -54,12 +54,12 @@ def mean_intervals(found: Sequence[Mapping[Metric, I]]) -> dict[Metric, I]:
 
 
 def mean_document(found: Sequence[Any]) -> Any:
-    """Return the mean of documents as JSON, number by number.
+    """Return the mean of JSON documents, number by number.
 
-    What one of them lacks has no mean: a key that is not in all, an item behind the end of the shortest list, None.
+    Parts that are missing in one of them have no mean: keys, items beyond the shortest list, None.
     """
     first = found[0]
-    if all(one == first for one in found):  # counts stay whole, and text stays text
+    if all(one == first for one in found):  # keeps counts integers, and text
         return first
     if any(one is None for one in found):
         return None
@@ -71,7 +71,7 @@ def mean_document(found: Sequence[Any]) -> Any:
 
 
 def mean_tally(found: Sequence[Tally]) -> Tally:
-    """Return the mean of tallies, in which a sample counts once and each of its predictions in part."""
+    """Return the mean of tallies, in which a sample counts once and each of its predictions as a fraction."""
     if len(found) == 1:
         return found[0]
     total = reduce(add, found)

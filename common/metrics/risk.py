@@ -1,7 +1,7 @@
-"""What predicted risks are worth: curves, thresholds, calibration and net benefit, from one output's two histograms.
+"""Curves, thresholds, calibration and net benefit of predicted risks, from one output's two histograms.
 
-A threshold that is an edge between bins has exact counts: named thresholds are moved to the nearest edge, by at most
-half a bin. What depends on where scores lie within their bins comes with the largest error that this makes.
+Counts at edges between bins are exact: named thresholds are moved to the nearest edge, by at most half a bin. Values
+that depend on positions within bins come with their largest error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rankdad.common.metrics.sums import CALIBRATED
 
 RISKS = (0.05, 0.1, 0.2, 0.3, 0.5)  # named thresholds
 GROUPS = 10  # of the calibration plot
-THRESHOLDS = 1000  # samples whose smooth scores tell how many lie beyond one: of fewer it was off by .1
-JOINT = NormalDist().inv_cdf(0.5 + 0.95**0.5 / 2)  # two independent intervals hold both at once with 95 %
+THRESHOLDS = 1000  # least samples for thresholds on smooth scores: with fewer, errors were up to .1
+JOINT = NormalDist().inv_cdf(0.5 + 0.95**0.5 / 2)  # two independent intervals with a joint level of 95 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +33,11 @@ class Risks:
     """The predictions of one outcome.
 
     Args:
-        edges: float64 [BINS + 1], log-odds between which the bins lie.
-        negatives: float64 [BINS], how many samples without the outcome each bin holds.
-        positives: float64 [BINS], how many with it.
-        effects: of samples in groups, by how many times that makes the variance of a figure larger at every edge,
-            float64 [BINS + 1] each.
-        pairs: of samples of one group; None where there are no groups, or nobody knows.
+        edges: float64 [BINS + 1], edges of the bins in log-odds.
+        negatives: float64 [BINS], number of samples without the outcome in each bin.
+        positives: float64 [BINS], number with it.
+        effects: factors by which groups increase the variance of a metric at each edge, float64 [BINS + 1] each.
+        pairs: of samples within groups; None without groups, or if unknown.
     """
 
     edges: Tensor
@@ -49,7 +48,7 @@ class Risks:
 
     @classmethod
     def of(cls, scores: Tensor, base: float, pairs: Pairs | None = None) -> Risks:
-        """Return those of an output's histograms [2, BINS] around its base."""
+        """Create the risks from an output's histograms [2, BINS] around its base."""
         return replace(cls.plain(scores, base, pairs), effects={} if pairs is None else pairs.at_edges())
 
     @classmethod
@@ -59,30 +58,30 @@ class Risks:
 
     @property
     def counts(self) -> tuple[float, float]:
-        """How many samples are without the outcome, and how many with it."""
+        """Number of samples without the outcome, and with it."""
         return float(self.negatives.sum()), float(self.positives.sum())
 
     @property
     def above(self) -> tuple[Tensor, Tensor]:
-        """How many negatives and positives are at or above every edge, [BINS + 1]."""
+        """Number of negatives and positives at or above each edge, [BINS + 1]."""
         negatives, positives = (
             torch.cat([one.flip(0).cumsum(0).flip(0), torch.zeros(1)]) for one in (self.negatives, self.positives)
         )
         return negatives, positives
 
     def effect(self, figure: str) -> Tensor:
-        """Return by how many times groups make a figure's variance larger at every edge, [BINS + 1]."""
+        """Return the factor by which groups increase a metric's variance at each edge, [BINS + 1]."""
         return self.effects.get(figure, torch.ones_like(self.edges))
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A curve with a band: within it lie, at every threshold, both coordinates with 95 %.
+    """A curve with a band that contains both coordinates at each threshold with 95 %.
 
     Args:
         x, y: of the points.
-        low: the band's lower limit, its x and its y.
-        high: its upper limit.
+        low: lower limit of the band, its x and y.
+        high: upper limit.
     """
 
     x: Tensor
@@ -102,7 +101,7 @@ def roc(risks: Risks) -> Curve:
 
 
 def precision_recall(risks: Risks) -> Curve:
-    """Return precision (y) against sensitivity (x), where anything is predicted."""
+    """Return precision (y) against sensitivity (x), at thresholds with positive predictions."""
     false, true = (one.flip(0) for one in risks.above)
     some = true + false > 0
     sensitivity, ppv = (risks.effect(name).flip(0)[some] for name in ("sensitivity", "ppv"))
@@ -124,7 +123,7 @@ def average_precision(risks: Risks) -> tuple[float, float] | None:
     if not positives:
         return None
     whole = true[:-1] / (true + false)[:-1].clamp_min(1)
-    first = true[1:] + 1  # a bin's negatives before its positives, and the other way round
+    first = true[1:] + 1  # a bin's negatives before its positives, and the reverse
     low = first / (first + false[:-1])
     high = true[:-1] / (true[:-1] + false[1:]).clamp_min(1)
     value, least, most = (float((added * one).sum() / positives) for one in (whole, low, high))
@@ -132,12 +131,12 @@ def average_precision(risks: Risks) -> tuple[float, float] | None:
 
 
 def threshold(risks: Risks, edge: int, name: str) -> dict[str, Any]:
-    """Return the figures of calling a risk at or above an edge positive, each with Wilson's interval.
+    """Return the metrics of a threshold at an edge, each with Wilson's interval.
 
     Args:
         risks: of all samples.
-        edge: number of the edge.
-        name: why this one.
+        edge: index of the edge.
+        name: of the threshold.
     """
     negatives, positives = risks.counts
     false, true = (float(one[edge]) for one in risks.above)
@@ -157,10 +156,10 @@ def threshold(risks: Risks, edge: int, name: str) -> dict[str, Any]:
 
 
 def thresholds(risks: Risks) -> list[dict[str, Any]]:
-    """Return the figures of named thresholds, in the order of their risks; none unless there are both outcomes.
+    """Return the metrics of named thresholds, in order of risk; empty unless there are both outcomes.
 
-    They are fixed risks, and those that the tests themselves choose: Youden's largest sum of sensitivity and
-    specificity, and the ones where either is first 90 %.
+    These are fixed risks, and data-driven ones: the largest Youden index, and the first with a sensitivity or
+    specificity of 90 %.
     """
     negatives, positives = risks.counts
     if not negatives or not positives:
@@ -176,11 +175,11 @@ def thresholds(risks: Risks) -> list[dict[str, Any]]:
 
 
 def calibration_groups(risks: Risks, fewest: int = 1) -> list[dict[str, float]]:
-    """Return predicted and observed risk of about ten equally large groups of neighbouring bins.
+    """Return predicted and observed risk of about ten groups of neighbouring bins of equal size.
 
     Args:
         risks: of all samples.
-        fewest: samples of a group; of fewer in all there is no group.
+        fewest: least number of samples in a group; with fewer in total there is no group.
 
     Returns:
         For each group `predicted`, its largest `error`, `observed` with Wilson's `low` and `high`, and `count`.
@@ -215,7 +214,7 @@ def calibration_groups(risks: Risks, fewest: int = 1) -> list[dict[str, float]]:
 
 
 def _merged(place: Tensor, counts: Tensor, fewest: int) -> Tensor:
-    """Join each group of too few samples with the groups after it, the last one with that before it."""
+    """Join groups of too few samples with the following ones, the last one with the one before."""
     sizes, to, held = torch.zeros(GROUPS).double().index_add_(0, place, counts).tolist(), [0] * GROUPS, 0.0
     group = 0
     for at, size in enumerate(sizes):
@@ -228,15 +227,15 @@ def _merged(place: Tensor, counts: Tensor, fewest: int) -> Tensor:
 
 
 def recalibration(risks: Risks) -> dict[str, Estimate]:
-    """Return what log-odds need to be right; see `recalibrations`."""
+    """Return the calibration of log-odds; see `recalibrations`."""
     return recalibrations(risks.edges, risks.negatives[None], risks.positives[None], [risks.pairs])[0]
 
 
 def net_benefit(risks: Risks) -> dict[str, Tensor]:
     """Return the decision curve at every edge's risk: of the model, and of treating all; treating nobody is 0.
 
-    Net benefit is (true positives − false positives · risk / (1 − risk)) / samples: what acting on a positive
-    prediction brings if a false alarm weighs as much as the risk's odds say.
+    Net benefit is (true positives − false positives · risk / (1 − risk)) / samples: the value of acting on positive
+    predictions if a false alarm costs as much as the odds of the risk.
 
     Source: A. J. Vickers and E. B. Elkin, Medical Decision Making 26 (2006) 565.
     """
@@ -250,7 +249,7 @@ def net_benefit(risks: Risks) -> dict[str, Tensor]:
 
 
 def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dict[str, Any]:
-    """Return what a page says of an outcome, as JSON.
+    """Return an outcome's results for reports, as JSON.
 
     Args:
         risks: of all samples.
@@ -288,7 +287,7 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
 
 
 def mean_risk_summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of what is said of each repetition of a cross-validation, thresholds by name."""
+    """Return the mean of results over repetitions of a cross-validation, with thresholds matched by name."""
     named = [one | {"thresholds": {row["name"]: row for row in one["thresholds"]}} for one in found]
     mean: dict[str, Any] = mean_document(named)
     rows = sorted(mean["thresholds"].values(), key=lambda row: float(row["risk"]))
@@ -296,7 +295,7 @@ def mean_risk_summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the mean height of curves at every place, whose area is the mean of their areas; of bands likewise."""
+    """Return the mean height of curves at each position, whose area is the mean of their areas; also for bands."""
     if len(curves) == 1:
         return curves[0]
     x, y = _mean_line([(one.x, one.y) for one in curves])
@@ -305,7 +304,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def _mean_line(lines: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the mean of lines that never go back; where one is upright, so is the mean."""
+    """Return the mean of monotonic lines, which may have vertical parts."""
     places = torch.cat([x for x, _ in lines]).unique()
     first, last = torch.zeros(2, len(places), dtype=torch.float64)
     for x, y in lines:
@@ -320,7 +319,7 @@ def _mean_line(lines: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _brier_interval(risks: Risks, value: float) -> dict[str, list[float]]:
-    """Return the interval of a mean squared error of samples in groups; else none, for lack of their squares' sum."""
+    """Return the interval of a mean squared error for samples in groups; none otherwise, as the variance is unknown."""
     if risks.pairs is None:
         return {}
     middle = ((risks.edges[1:] + risks.edges[:-1]) / 2).sigmoid()

@@ -1,4 +1,4 @@
-"""Whether predicted risks are right at each site: errors of opposite sign cancel over all sites together."""
+"""Calibration at each site, because errors of opposite sign cancel in the pooled one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rankdad.common.metrics.risk import Risks, calibration_groups
 from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.spec.tasks import Classification, TaskSpec
 
-FEWEST = 20  # samples of a point of a site's calibration plot
-SURE = 0.05 / 2  # p of Cochran's Q below which sites differ, in one of two things
+FEWEST = 20  # samples per point of a site's calibration plot
+SURE = 0.05 / 2  # significance level of Cochran's Q, for two tests
 RIGHT = {"in_the_large": 0.0, "slope": 1.0}
 
 
@@ -27,20 +27,19 @@ def calibration_by_site(
     vague: Container[str] = (),
     smooth: bool = False,
 ) -> dict[str, Any]:
-    """Return one outcome's calibration at every site that has tested samples, as JSON.
+    """Return one outcome's calibration at every site with tested samples, as JSON.
 
     Args:
-        repeats: each site's predictions, of every repetition of a cross-validation, whose mean counts.
+        repeats: each site's predictions, for every repetition of a cross-validation; results are averaged.
         expected: sums of the same predicted risks.
-        groups: whether to return the points of a plot of each site.
-        vague: sites of which there is no slope.
-        smooth: whether scores have left sites as smooth curves.
+        groups: whether to return the points of a plot for each site.
+        vague: sites without a slope.
+        smooth: whether sites have sent smoothed curves of scores.
 
     Returns:
-        `sites`: of each its `samples`, `events`, the sum of predicted risks (`expected`), `observed_expected` with
+        `sites`: for each its `samples`, `events`, the sum of predicted risks (`expected`), `observed_expected` with
         Wilson's interval of the observed share over the predicted mean, `recalibration` and `groups`. `differ`: p of
-        Cochran's Q that the sites' calibration in the large, and their slopes, are all the same; None of fewer than
-        two.
+        Cochran's Q for equal calibration in the large, and for equal slopes; None for fewer than two sites.
     """
     found = [_of_sites(*one, groups, vague, smooth) for one in zip(repeats, expected, strict=True)]
     sites = [mean_document([one[site] for one in found]) for site in found[0] if all(site in one for one in found)]
@@ -49,14 +48,14 @@ def calibration_by_site(
 
 
 def differing(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return in what sites differ more than chance makes them, and its value where it is wrong.
+    """Return in which respect sites differ significantly, with the values at sites that deviate.
 
     Args:
-        found: as `calibration_by_site` returns it.
+        found: from `calibration_by_site`.
 
     Returns:
-        Of `in_the_large` observed/expected, and of `slope` itself, by site: of those whose interval lies beside the
-        right value, and of all if there are none.
+        For `in_the_large` observed/expected, and for `slope` the slope, by site: those whose interval excludes the
+        right value, or all if there are none.
     """
     differ = [name for name, p in found["differ"].items() if p is not None and p < SURE]
     told = dict[str, dict[str, float]]()
@@ -75,7 +74,7 @@ def _holds(interval: Mapping[str, float], value: float) -> bool:
 
 
 def expected(task: TaskSpec, total: Tally, outcome: int, risks: Risks) -> float:
-    """Return the sum of an outcome's predicted risks; of one of several classes it is only known by bins of scores."""
+    """Return the sum of an outcome's predicted risks; approximate for one of several classes, from bins of scores."""
     if isinstance(task, Classification) and task.classes > 2:
         middle = ((risks.edges[1:] + risks.edges[:-1]) / 2).sigmoid()
         return float(((risks.negatives + risks.positives) * middle).sum())
@@ -105,7 +104,7 @@ def _of_sites(
 
 
 def _ratio(risks: Risks, expected: float) -> dict[str, float] | None:
-    """Return how many times as many have the outcome as were predicted to, with its interval."""
+    """Return the ratio of observed to expected outcomes, with its interval."""
     negatives, positives = risks.counts
     if not expected > 0:
         return None
@@ -118,7 +117,7 @@ def _ratio(risks: Risks, expected: float) -> dict[str, float] | None:
 
 
 def _heterogeneity(estimates: Sequence[Mapping[str, float] | None]) -> float | None:
-    """Return p of Cochran's Q; None of fewer than two estimates. Source: W. G. Cochran, Biometrics 10 (1954) 101."""
+    """Return p of Cochran's Q; None for fewer than two estimates. Source: W. G. Cochran, Biometrics 10 (1954) 101."""
     known = [(one["value"], (one["high"] - one["low"]) / (2 * QUANTILE)) for one in estimates if one is not None]
     values, errors = torch.tensor([one for one in known if one[1] > 0], dtype=torch.float64).reshape(-1, 2).unbind(1)
     if len(values) < 2:

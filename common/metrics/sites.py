@@ -32,16 +32,16 @@ class Spread:
 
 
 def mean_over_sites(task: TaskSpec, metrics: Sequence[Metrics]) -> dict[Metric, Spread]:
-    """Return the mean of each metric over sites, or folds, weighing all equally whatever their size."""
+    """Return the mean of each metric over sites, or folds, with equal weights."""
     return {name: _spread([one.values[name] for one in metrics]) for name in task.metrics}
 
 
 def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float | None]:
-    """Return metrics within sites, which cannot be improved by knowing which site a sample comes from.
+    """Return metrics within sites, which do not improve by knowing a sample's site.
 
-    Regression: r2 and pearson_r after subtracting each site's own mean from its labels and from its outputs.
-    Otherwise: the AUC over pairs of samples of one site, all sites' concordant pairs by all sites' pairs. That is the
-    mean of the sites' own AUCs, each weighted by its number of pairs of a sample with the outcome and one without it.
+    Regression: r2 and pearson_r after subtracting each site's mean from its labels and outputs. Otherwise: the AUC over
+    pairs of samples of one site, pooled over sites. This is the mean of the sites' AUCs, weighted by their numbers of
+    pairs.
 
     Args:
         task: what was predicted.
@@ -68,11 +68,11 @@ def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float
 
 
 def site_alone(task: TaskSpec, tallies: Sequence[Tally]) -> float | None:
-    """Return the AUC of a guess that gives each sample the share of its site's that have the outcome."""
+    """Return the AUC of predicting for each sample its site's share of samples with the outcome."""
     counts = torch.stack([parts(task, total).scores.sum(2) for total in tallies], dim=2).double()  # [outputs, 2, sites]
     shares = counts[:, 1] / counts.sum(1).clamp_min(1)
     scores = torch.zeros_like(counts)
-    for own, share, bins in zip(counts, shares, scores, strict=True):  # sites with the same share are one bin
+    for own, share, bins in zip(counts, shares, scores, strict=True):  # sites with equal shares form one bin
         bins.index_add_(1, share.unique(return_inverse=True)[1], own)
     return mean_auc(*areas(scores, torch.zeros(len(scores), 3)))[0]
 

@@ -1,4 +1,4 @@
-"""What a run asks of a site before any data are read: files, columns, and how few sites take part. Pure functions."""
+"""What a run requires of a site, known before any data are read: files, columns, fewest sites in a round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = ("file", "covariates")  # fields of schemas
 
 
 def files_of(data: AnyData) -> dict[str, tuple[str, ...]]:
-    """Return the files that a schema names, or writes patterns of, by field."""
+    """Return the file names and patterns of a schema by field."""
     named = {name: getattr(data, name) for name in FILES if name in type(data).model_fields}
     return {
         f"data.{name}": (own,) if isinstance(own, str) else tuple(own) for name, own in named.items() if own is not None
@@ -27,14 +27,14 @@ def files_of(data: AnyData) -> dict[str, tuple[str, ...]]:
 
 
 def columns_of(data: AnyData, keep: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the columns that are read, by the field that names them.
+    """Return the columns that a schema reads, by field.
 
     Args:
         data: the schema.
         keep: columns whose effect harmonisation keeps.
 
     Raises:
-        SpecError: a pattern stands for some of them.
+        SpecError: a pattern is not resolved yet.
     """
     if not isinstance(data, Tabular) or getattr(data, "file", None) == ".":  # sub-folders are its classes
         return {}
@@ -52,9 +52,9 @@ def columns_of(data: AnyData, keep: Sequence[str]) -> dict[str, tuple[str, ...]]
 
 
 def not_listed(listed: Collection[str], asked: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return what is asked for, by name or pattern, and not listed: its field, by what it is.
+    """Return the names and patterns that a policy does not list, each with its field.
 
-    A pattern has to be listed as it is: what it stands for is not known.
+    A pattern must be listed literally, because its matches are not known yet.
     """
     allowed, as_written = Entries(listed), frozenset(listed)
     return {
@@ -66,18 +66,18 @@ def not_listed(listed: Collection[str], asked: Mapping[str, Sequence[str]]) -> d
 
 
 def sites_together(spec: RunSpec) -> dict[str, int]:
-    """Return how few sites take part in a round, by the field of the spec that makes them as few, the first first."""
+    """Return the fewest sites that take part in a round, by the spec's field that determines this number."""
     federation = spec.federation
     ended = sum(not federation.trains(site, spec.training.epochs - 1) for site in federation.sites)
     required = federation.required_sites
-    training = required if spec.solver == "exact" else required - ended  # those that have ended count for the quorum
+    training = required if spec.solver == "exact" else required - ended  # ended sites count towards the quorum
     runs_out = spec.batches == "full" and spec.local_steps != "epoch" and spec.solver != "exact"
     fewest = {
         "federation.sites": len(federation.sites),
         "federation.quorum": required,
         "federation.overrides": training,
-        "training.batches": 1 if runs_out else training,  # the last steps are those of who has most rows
+        "training.batches": 1 if runs_out else training,  # the site with most rows takes the last steps alone
         "federation.regions": min(len(node.sites) for node in federation.nodes.values()),
         "evaluation.name": training - isinstance(spec.evaluation, LeaveOneSiteOut),
     }
-    return {field: max(1, count) for field, count in fewest.items()}  # of nobody nothing is told
+    return {field: max(1, count) for field, count in fewest.items()}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import rankdad
 
-PART, PARTS = 32, 2  # samples of a backward pass; passes of a step
+PART, PARTS = 32, 2  # samples per backward pass, passes per step
 
 options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=4)
@@ -21,17 +21,17 @@ given = options.parse_args()
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
-# Each rank has samples of its own, and not equally many.
+# Each rank has its own samples, in different numbers.
 draw = torch.Generator().manual_seed(1 + rank)
 x = torch.randn(400 + 200 * rank, 32, generator=draw)
 y = (x[:, :4].square().sum(dim=1) > 3.4).long()
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
-sync = rankdad.LowRank(model, rank=4, wire="int8")  # at all ranks; rank 0's weights are taken
+sync = rankdad.LowRank(model, rank=4, wire="int8")  # called at all ranks; copies rank 0's weights
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
-# A file for each rank: what error feedback keeps of a gradient is the rank's own.
+# One file per rank, because residuals differ between ranks.
 given.output.mkdir(parents=True, exist_ok=True)
 saved = [int(path.stem.split("-")[1]) for path in given.output.glob(f"rank{rank}-*.pt")]
 begin = torch.tensor(max(saved, default=0))
@@ -55,10 +55,10 @@ for epoch in range(int(begin) + 1, given.epochs + 1):
         mine, parts = parts[:PARTS], parts[PARTS:]
         for number, part in enumerate(mine, 1):
             loss = F.cross_entropy(model(x[part]), y[part])
-            sync.backward(loss, weight=len(part), exchange=number == len(mine))  # one exchange for all parts
+            sync.backward(loss, weight=len(part), exchange=number == len(mine))  # one exchange per step
             losses += torch.tensor([loss.item() * len(part), len(part)])
         if not mine:
-            sync.backward(None, weight=0)  # this rank has no more samples; others have
+            sync.backward(None, weight=0)  # this rank has no samples left
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the same norm at all ranks
         optimizer.step()
 
@@ -68,7 +68,7 @@ for epoch in range(int(begin) + 1, given.epochs + 1):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sync": sync.state_dict()}
     beside = given.output / f"rank{rank}.new"
     torch.save(state, beside)
-    beside.replace(given.output / f"rank{rank}-{epoch}.pt")  # whole, or not there
+    beside.replace(given.output / f"rank{rank}-{epoch}.pt")  # atomic
 
 digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
 print(f"rank {rank}: {int(steps)} steps an epoch, weights {digest[:16]}\n", end="", flush=True)

@@ -1,4 +1,4 @@
-"""A network and a reader of one's own: heartbeats from a monitor's log, which no reader of rankdad's knows."""
+"""A custom network and reader, for heartbeats in a monitor's log."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ RHYTHMS = ("regular", "irregular")
 
 
 def read(folder: Path, file: str) -> dict[str, np.ndarray]:
-    """Return a hospital's beats: an array for each of the names that a npz file would have."""
+    """Return a hospital's heartbeats as arrays, named as in an npz file."""
     lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
     return {
         "x": np.array([line["intervals"] for line in lines], np.float32) - 800,  # milliseconds
@@ -22,17 +22,17 @@ def read(folder: Path, file: str) -> dict[str, np.ndarray]:
 
 
 class Differences(nn.Module):
-    """Two layers on the differences between neighbours, which say more of a rhythm than the intervals."""
+    """Two layers on the differences between neighbouring intervals, which characterise a rhythm."""
 
     def __init__(self, beats: int, width: int) -> None:
         super().__init__()
         self.hidden, self.output = nn.Linear(beats - 1, width), nn.Linear(width, len(RHYTHMS))
 
     def forward(self, intervals: torch.Tensor) -> torch.Tensor:
-        """Return a logit for each rhythm."""
+        """Return a logit for each rhythm, [n, rhythms]."""
         return self.output(torch.relu(self.hidden(intervals.diff(dim=1).abs() / 50)))
 
 
 def network(beats: int, width: int) -> nn.Module:
-    """Return the network; `model.arguments` of the specification are the arguments."""
+    """Create the network; its arguments are `model.arguments` of the spec."""
     return Differences(beats, width)

@@ -1,4 +1,4 @@
-"""A log of heartbeats for each of three hospitals: python data.py"""
+"""Creates a log of heartbeats for each of three hospitals: python data.py"""
 
 import json
 from pathlib import Path

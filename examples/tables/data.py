@@ -1,4 +1,4 @@
-"""Three hospitals' patients, and three new ones: python data.py"""
+"""Creates tables of patients for three hospitals, and three new patients: python data.py"""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def patients(count: int, first: int, older: float) -> pd.DataFrame:
     score = 0.05 * (age - 65) + 1.4 * (creatinine - 1.1) + 0.7 * (stays - 1.2) + 0.4 * (sex == "male")
     readmitted = np.where(draw.random(count) < 1 / (1 + np.exp(-score)), "yes", "no")
     table = pd.DataFrame({"patient": np.arange(first, first + count), "age": age.astype(int), "sex": sex})
-    table["creatinine"] = np.where(draw.random(count) < 0.06, np.nan, creatinine)  # not measured in each stay
+    table["creatinine"] = np.where(draw.random(count) < 0.06, np.nan, creatinine)  # sometimes not measured
     return table.assign(stays=stays, readmitted=readmitted)
 
 

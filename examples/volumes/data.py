@@ -1,4 +1,4 @@
-"""Small volumes of three hospitals, in half of which lies something bright: python data.py"""
+"""Creates small volumes for three hospitals, half of them with a bright lesion: python data.py"""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ grid = np.stack(np.meshgrid(*[np.arange(SIDE)] * 3, indexing="ij"))
 
 
 def volume(lesion: bool) -> np.ndarray:
-    """Draw a round organ in noise, and a lesion in it."""
+    """Draw a round organ in noise, with or without a lesion."""
     found = 40.0 * (np.linalg.norm(grid - SIDE / 2, axis=0) < 12) + draw.normal(0, 8, [SIDE] * 3)
     if lesion:
         centre = SIDE / 2 + draw.uniform(-6, 6, 3)

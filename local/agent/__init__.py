@@ -1,1 +1,1 @@
-"""A site's agent: it stays, is offered runs, decides by the site's rules, and trains each in a process of its own."""
+"""A site's agent: it stays connected to a service, decides about offered runs, and trains each in its own process."""

@@ -1,4 +1,4 @@
-"""The agent: it asks the service what there is for its site, and sees every run through that the site takes part in."""
+"""The agent: it receives offers from the service, and takes each run of its site to the end."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import keep_receipt
 from rankdad.local.drivers.service import ServiceClient
 
-LOOK = 0.5  # seconds between two looks at decisions of the site's people
-MAX_CONSIDERED, MAX_TRAINED = 2, 100  # runs at once: a service may offer thousands
-CONSIDERING = 600.0  # seconds after which a run is not considered any longer
-MAX_CRASHES = 5  # of a run's processes, one after the other, without a minute of work in between
-WORKED = 60.0  # seconds after which a process has done some work
-STOPPING = 15.0  # seconds in which processes end by themselves
-OTHER_RUN = (  # an older copy of its directory was put back
-    "the service has offered another run by this name before: submit it again, which gives it another"
+LOOK = 0.5  # seconds between two checks for decisions by the site's staff
+MAX_CONSIDERED, MAX_TRAINED = 2, 100  # simultaneous runs: a service may offer thousands
+CONSIDERING = 600.0  # seconds after which considering a run is aborted
+MAX_CRASHES = 5  # of a run's processes in a row, without a minute of work in between
+WORKED = 60.0  # seconds after which a process counts as having worked
+STOPPING = 15.0  # seconds for processes to end by themselves
+OTHER_RUN = (  # the service has restored an older copy of its directory
+    "the service has offered another run by this name before: submit it again, to get another name"
 )
-TOLD = {"accepted": "this site takes part; it begins once all do", "refused": "its owner is told of the refusal"}
+TOLD = {"accepted": "this site takes part; the run starts when all do", "refused": "the owner was informed"}
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Run:
-    """What an agent knows of a run.
+    """State of a run at the agent.
 
     Args:
         folder: of the run.
-        offered: what the service says of it; None if it is offered no more.
+        offered: the service's offer; None if it is no longer offered.
         worker: the process that considers or trains it.
-        considers: whether it considers it.
-        considered: what it has come to, without the spec; None before.
-        replied: what the service was told last.
-        began: when the worker did, in seconds of `time.monotonic`.
-        retry_at: before which nothing is tried again.
-        delay: seconds until the next try but one.
-        crashes: of workers, one after the other.
+        considers: whether the worker considers it.
+        considered: result of that, without the spec; None before.
+        replied: last answer to the service.
+        began: start of the worker, `time.monotonic` in seconds.
+        retry_at: time of the next attempt.
+        delay: seconds between the next attempt and the one after it.
+        crashes: of workers in a row.
     """
 
     folder: RunFolder
@@ -81,8 +81,8 @@ class Agent:
     """A site's agent.
 
     Args:
-        config: the site's own file.
-        logs: what its processes log.
+        config: of the site.
+        logs: log options of its processes.
     """
 
     def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
@@ -91,19 +91,19 @@ class Agent:
         self._stopping = self._forced = False
         self._lifeline = Lifeline()
         self._answering = Answering(self._work, lambda question: Respond(config, question, logs))
-        self._reading, self._writing = os.pipe()  # wakes it when a signal comes
+        self._reading, self._writing = os.pipe()  # written to by signal handlers
 
     def run(self) -> None:
-        """Stay until SIGINT or SIGTERM comes.
+        """Run until SIGINT or SIGTERM.
 
         Raises:
-            UserError: the output folder cannot be used, or another process does.
+            UserError: the output folder cannot be used, or another process uses it.
         """
         make_folder(runs_folder(self._config), private=True)
         with owned(Path(self._config.output), self._config.name), self._signals():
             self._own = (self._reading, self._writing)
             self._listener = self._work(Listen(self._config, self._logs))
-            _log.info("stays for %s, and takes part in what its policy allows", self._config.aggregator)
+            _log.info("waiting for runs of %s that the policy allows", self._config.aggregator)
             try:
                 while not self._stopping:
                     self._wait(LOOK)
@@ -119,7 +119,7 @@ class Agent:
         return Worker(target, self._lifeline, self._own)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until a process has said something or ended, or a signal has come."""
+        """Wait until a process reports or ends, or a signal arrives."""
         outcomes = {run.worker.outcome: run for run in self._runs.values() if run.worker is not None}
         answers = [] if self._answering.worker is None else [self._answering.worker.outcome]
         for ready in wait([self._reading, self._listener.outcome, *answers, *outcomes], seconds):
@@ -135,7 +135,7 @@ class Agent:
     def _hear(self) -> None:
         try:
             offers = Offers.model_validate_json(self._listener.outcome.recv_bytes())
-        except (EOFError, OSError):  # somebody has killed it
+        except (EOFError, OSError):  # the listener was killed
             self._listener.kill()
             self._listener = self._work(Listen(self._config, self._logs))
         else:
@@ -155,19 +155,21 @@ class Agent:
             self._runs[name].replied = one.answer
 
     def _forget(self, run: _Run) -> None:
-        """See that nobody decides any more about a run that is over, and that the site has a receipt for its part."""
+        """Close an ended run: record a decision if there is none, and fetch the receipt for sent contributions."""
         with suppress(RankdadError):
             considered, decision = self._considered(run), run.folder.decision()
-            if run.folder.log.exists() and not run.folder.finished:  # a process of its has trained, and may have sent
+            if run.folder.log.exists() and not run.folder.finished:  # its process has trained, and may have sent
                 with self._client() as client:
                     receipt = client.receipt(run.folder.run)
                 keep_receipt(receipt, Policy.read(self._config.policy), run.folder.path)
             elif considered is not None and decision is None:
-                over = Decision(id=considered.offer.id, decision="refused", by="the service", reason="the run is over")
+                over = Decision(
+                    id=considered.offer.id, decision="refused", by="the service", reason="the run has ended"
+                )
                 run.folder.decide(over)
 
     def _keep_out(self) -> None:
-        """End what somebody here has refused, or what takes too long: at once, however long the service lets wait."""
+        """Kill the processes of refused runs, and those that take too long."""
         for run in self._runs.values():
             if run.worker is None:
                 continue
@@ -180,11 +182,11 @@ class Agent:
                 run.worker.kill()
                 run.worker = None
             if late:
-                why = f"what would leave the site is not known after {CONSIDERING:.0f} s"
+                why = f"considering the run took longer than {CONSIDERING:.0f} s"
                 self._come_to(run, Outcome(kind="refused", reason=why, told=why))
 
     def _advance(self, run: _Run) -> None:
-        """Do what is due for a run."""
+        """Take the next action for a run."""
         if self._stopping or run.worker is not None or run.offered is None or time.monotonic() < run.retry_at:
             return
         try:
@@ -192,7 +194,7 @@ class Agent:
         except RankdadError as error:
             self._try_later(run, str(error))
         except Exception:
-            _log.exception("%s: an error of the agent's own", run.folder.run)
+            _log.exception("%s: an unexpected error of the agent", run.folder.run)
             self._try_later(run, "")
 
     def _do_what_is_due(self, run: _Run, offered: Offered) -> None:
@@ -206,7 +208,7 @@ class Agent:
             self._reply(run, "finished")
             shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
         elif decision is None and considered.refusal:
-            _log.warning("%s: is refused: %s", folder.run, considered.refusal)
+            _log.warning("%s: refused: %s", folder.run, considered.refusal)
             self._decide(run, "refused", "policy", considered.told)
         elif decision is None and self._config.approval == "policy":
             self._decide(run, "accepted", "policy")
@@ -225,23 +227,23 @@ class Agent:
                 self._start(run, Train(self._config, folder.run, offered.id, self._logs))
 
     def _considered(self, run: _Run) -> Considered | None:
-        """Return what is known of a run; None before it was considered."""
-        if run.considered is None and (found := run.folder.considered()) is not None:  # its spec may have megabytes
+        """Return the result of considering a run; None before."""
+        if run.considered is None and (found := run.folder.considered()) is not None:  # specs may have megabytes
             run.considered = found.model_copy(update={"offer": found.offer.model_copy(update={"spec": {}})})
         return run.considered
 
     def _start(self, run: _Run, target: Callable[[Connection], None], *, considers: bool = False) -> None:
-        """Start a run's process, if there is room; else the run waits for one of the others to end."""
+        """Start a run's process if there is room; otherwise the run waits."""
         most = MAX_CONSIDERED if considers else MAX_TRAINED
         if sum(one.worker is not None and one.considers is considers for one in self._runs.values()) < most:
             run.worker, run.considers, run.began = self._work(target), considers, time.monotonic()
 
     def _end(self, run: _Run) -> None:
-        """Take what a process has come to."""
+        """Handle the end of a process."""
         assert run.worker is not None
         outcome, run.worker = run.worker.result(), None
         self._come_to(run, outcome)
-        if run.offered is None and self._runs.pop(run.folder.run, None) is not None:  # it has ended meanwhile
+        if run.offered is None and self._runs.pop(run.folder.run, None) is not None:  # it has ended in the meantime
             self._forget(run)
 
     def _come_to(self, run: _Run, outcome: Outcome) -> None:
@@ -256,7 +258,7 @@ class Agent:
             for line in outcome.considered.words:
                 _log.info("%s: %s", run.folder.run, line)
         elif outcome.kind == "done":
-            _log.info("%s: has all that it needs; the results are in %s", run.folder.run, run.folder.path)
+            _log.info("%s: finished; the results are in %s", run.folder.run, run.folder.path)
             run.delay, run.crashes = MIN_DELAY, 0
         elif outcome.kind == "refused":
             self._give_up(run, outcome)
@@ -274,7 +276,7 @@ class Agent:
         if not run.considers:
             self._decide(run, "refused", "the run's process", outcome.told)
             return
-        self._reply(run, "refused", outcome.told)  # nothing of it is known that could be kept
+        self._reply(run, "refused", outcome.told)  # there is nothing to keep of it
         run.folder.audit("refused", by="the run's process", reason=outcome.told)
         self._try_later(run, "")
 
@@ -284,29 +286,29 @@ class Agent:
         run.folder.decide(Decision(id=number, decision=decision, by=by, reason=reason))  # type: ignore[arg-type]
 
     def _reply(self, run: _Run, answer: Answer, reason: str = "") -> None:
-        """Tell the service, unless it knows."""
+        """Answer the service, unless it has this answer already."""
         if run.offered is None or run.replied == answer:
             return
         with self._client() as client:
             client.reply(run.folder.run, Reply(id=run.offered.id, answer=answer, reason=reason[:500]))
         run.replied = answer
         told = TOLD.get(answer)
-        if told and told not in run.said:  # the service may take a moment to know
+        if told and told not in run.said:  # the service may offer the run again before it has the answer
             run.said.add(told)
             _log.info("%s: %s", run.folder.run, told)
 
     def _client(self) -> ServiceClient:
-        return ServiceClient(self._config, patience=0.1)  # what does not work is tried again, and nobody waits for it
+        return ServiceClient(self._config, patience=0.1)  # the agent retries later
 
     def _try_later(self, run: _Run, why: str) -> None:
         if why and why not in run.said:
             run.said = {*list(run.said)[-9:], why}
-            _log.warning("%s: %s; tries again in %.0f s", run.folder.run, why, run.delay)
+            _log.warning("%s: %s; retrying in %.0f s", run.folder.run, why, run.delay)
         run.retry_at = time.monotonic() + run.delay
         run.delay = min(2 * run.delay, MAX_DELAY)
 
     def _stop(self) -> None:
-        """Let every process finish its step, and end."""
+        """Let every process finish its step and end."""
         if self._answering.worker is not None:
             self._answering.worker.kill()
         workers = [run.worker for run in self._runs.values() if run.worker is not None]

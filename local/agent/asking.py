@@ -1,4 +1,4 @@
-"""An agent's answers to owners who ask whether its site would take part: each in a process, one after the other."""
+"""An agent's answers to owners' questions about drafts, one process at a time."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import RefusedError
 from rankdad.local.drivers.service import ServiceClient
 
-LONGEST = 120.0  # seconds after which a question stays without an answer
+LONGEST = 120.0  # seconds after which a question is given up
 _log = logging.getLogger(__name__)
 
 
 class Respond:
-    """Answers a question.
+    """Answer a question in a process.
 
     Args:
-        config: the site's own file.
+        config: of the site.
         question: its number.
-        logs: what is logged.
+        logs: log options.
     """
 
     def __init__(self, config: SiteConfig, question: str, logs: LogOptions) -> None:
         self.config, self.question, self.logs = config, question, logs
 
     def __call__(self, writing: Connection) -> None:
-        """Do it, and send the outcome."""
+        """Answer the question, and send the outcome."""
         set_up(self.logs)
         outcome = Outcome(kind="done")
         with log_names(site=self.config.name):
             try:
-                with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
+                with ServiceClient(self.config, patience=0.1) as client:  # the agent retries later
                     question = client.question(self.question)
                     stance = stance_on(self.config, question)
                     client.answer(self.question, stance)
                 codes = ", ".join(one.code for one in stance.refusals)
                 would = f"would refuse it ({codes})" if codes else "would take part"
                 _log.info("%s asks about a draft: this site %s", question.owner or "an owner", would)
-            except RefusedError as error:  # nobody waits for it any more
+            except RefusedError as error:  # the question has expired
                 outcome = Outcome(kind="refused", reason=str(error))
             except RankdadError as error:
                 outcome = Outcome(kind="again", reason=str(error))
@@ -52,11 +52,11 @@ class Respond:
 
 
 class Answering:
-    """The questions that a site has not answered yet.
+    """The open questions to a site.
 
     Args:
         work: starts a process.
-        respond: what answers a question, of a number.
+        respond: returns the process's target, given a question's number.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Answering:
 
     @property
     def worker(self) -> Worker | None:
-        """Return the process that answers one."""
+        """Return the current process."""
         return self._worker
 
     def take(self, questions: Sequence[str]) -> None:
-        """Take what the service says is unanswered."""
+        """Set the open questions."""
         self._open = tuple(questions)
         self._done &= set(questions)
 
     def advance(self) -> None:
-        """Begin the next answer, if there is one to give, and end one that takes too long."""
+        """Start the next answer if there is one, and kill a process that takes too long."""
         now = time.monotonic()
         if self._worker is not None:
             if now - self._began > LONGEST:
@@ -95,7 +95,7 @@ class Answering:
             self._worker = self._work(self._respond(self._asked))
 
     def end(self) -> None:
-        """Take how the process has ended."""
+        """Handle the end of the process."""
         assert self._worker is not None
         outcome, self._worker = self._worker.result(), None
         if outcome.kind == "again":
@@ -104,4 +104,4 @@ class Answering:
         self._done.add(self._asked)
         self._delay = MIN_DELAY
         if outcome.kind == "crashed":
-            _log.warning("a question stays without an answer: %s", outcome.reason)
+            _log.warning("a question was not answered: %s", outcome.reason)

@@ -1,4 +1,4 @@
-"""The commands by which a site's people decide: `rankdad approve` and `rankdad refuse`."""
+"""Commands that decide about runs at a site: `rankdad approve` and `rankdad refuse`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rankdad.common.errors import UserError, visible
 if TYPE_CHECKING:
     from rankdad.local.agent.state import Considered, RunFolder
 
-MAX_LINE, MAX_ALL = 4000, 10_000_000  # characters of a line, and of one that names everything
-Run = Annotated[str, typer.Argument(metavar="RUN", help="The run, as the service calls it.")]
-SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
+MAX_LINE, MAX_ALL = 4000, 10_000_000  # characters of a line, and of a line with --all
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, from the site's log.")]
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="Configuration of the site.")]
 
 
 def approve(
     run: Run,
     file: SiteFile,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    all_: Annotated[bool, typer.Option("--all", help="Name every file and column that is read.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="List every file and column that the run reads.")] = False,
 ) -> None:
-    """Let this site take part in a run, after it is shown what is read, what selects rows and what would leave."""
+    """Approve a run for this site, after showing what it reads and what it would send."""
     from rankdad.local.agent.state import Decision, somebody
 
     folder, considered = _open(run, file)
@@ -31,8 +31,8 @@ def approve(
         raise UserError(f"{run}: cannot be approved: {considered.refusal}", code="cannot-be-approved")
     decision = folder.decision()
     if decision is not None:
-        said = f": {decision.reason}" if decision.reason else ""
-        raise UserError(f"{run}: is {decision.decision} already, by {decision.by}{said}", code="decided-already")
+        reason = f": {decision.reason}" if decision.reason else ""
+        raise UserError(f"{run}: was already {decision.decision} by {decision.by}{reason}", code="decided-already")
     for line in considered.words:
         typer.echo(visible(line, MAX_LINE))
     if all_:
@@ -43,26 +43,26 @@ def approve(
         for line in what_is_read(validate(RunSpec, considered.offer.spec), most=None):
             typer.echo(visible(line, MAX_ALL))
     if not yes and not typer.confirm("Let this site take part?"):
-        typer.echo(f"nothing is decided: {run} waits until it is approved or refused")
+        typer.echo(f"no decision: {run} waits until it is approved or refused")
         raise typer.Exit(1)
     folder.decide(Decision(id=considered.offer.id, decision="accepted", by=somebody()))
-    typer.echo(f"{run} is approved, and begins here once all sites take part")
+    typer.echo(f"{run} is approved; it starts when all sites have joined")
 
 
 def refuse(
     run: Run,
     file: SiteFile,
-    reason: Annotated[str, typer.Option(help="What the owner is told.")] = "refused by the site",
+    reason: Annotated[str, typer.Option(help="Reason to send to the owner.")] = "refused by the site",
 ) -> None:
-    """Keep this site out of a run; one that trains already ends for all."""
+    """Refuse a run for this site; a run that is already training ends for all sites."""
     from rankdad.local.agent.state import Decision, somebody
 
     folder, considered = _open(run, file)
     decision = folder.decision()
     if folder.finished or (decision is not None and decision.decision == "refused"):
-        raise UserError(f"{run}: is over for this site", code="run-over")
+        raise UserError(f"{run}: has already ended for this site", code="run-over")
     folder.decide(Decision(id=considered.offer.id, decision="refused", by=somebody(), reason=reason[:500]))
-    typer.echo(f"{run} is refused; its owner is told: {visible(reason)}")
+    typer.echo(f"{run} is refused; its owner receives this reason: {visible(reason)}")
 
 
 def _open(run: str, file: Path) -> tuple[RunFolder, Considered]:

@@ -1,6 +1,6 @@
-"""Processes of an agent: one listens, others consider a run, or train it. None outlives the agent, whatever kills that.
+"""Processes of an agent: one listens for offers, others consider or train a run. All of them end with the agent.
 
-They are forked from the agent, which has imported everything and runs no thread: they begin at once and share memory.
+They are forked from the agent, which has imported everything and runs no thread, so they start fast and share memory.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
 from rankdad.local.taking_part import offered_spec, permitted
 
-MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries of what did not work
-PAUSE = 0.2  # seconds between two questions for offers, however soon the service answers
+MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two attempts
+PAUSE = 0.2  # seconds between two requests for offers
 _log = logging.getLogger(__name__)
 
 
 class Outcome(Part):
-    """How a process of an agent has ended."""
+    """The end of an agent's process."""
 
     kind: Literal["done", "refused", "again", "crashed"]
     reason: str = ""
-    """As the site's people read it."""
+    """For the site's staff."""
     told: str = ""
-    """As the owner reads it."""
+    """For the owner."""
     considered: Considered | None = None
 
 
 class Lifeline:
-    """A pipe that ends with this process: whoever is forked from it, and holds the other end, ends then too."""
+    """A pipe that closes with this process; forked processes that hold its other end then exit."""
 
     def __init__(self) -> None:
         self.reading, self._writing = os.pipe()
 
     def hold(self, *others: int) -> None:
-        """Hold on to it, in a process that was forked, and let go of what is its parent's alone."""
+        """Hold the pipe in a forked process, and close files of the parent."""
         for file in (self._writing, *others):
             os.close(file)
         Thread(target=_end_with, args=(self.reading,), name="lifeline", daemon=True).start()
@@ -64,12 +64,12 @@ def _end_with(reading: int) -> None:
 
 
 class Worker:
-    """A process that runs.
+    """A running process.
 
     Args:
-        target: of the process; given a connection for what it says.
+        target: of the process; called with a connection for its reports.
         lifeline: of the agent.
-        others: files that are the agent's alone.
+        others: files that only the agent uses.
     """
 
     def __init__(self, target: Callable[[Connection], None], lifeline: Lifeline, others: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class Worker:
             self._process.start()
 
     def result(self) -> Outcome:
-        """Return how it has ended, once `outcome` can be read."""
+        """Return the outcome, once `outcome` can be read."""
         try:
             text = self.outcome.recv_bytes()
         except (EOFError, OSError):
@@ -95,11 +95,11 @@ class Worker:
         return Outcome(kind="crashed", reason=f"the run's process {how}", told=f"its process {how}")
 
     def stop(self) -> None:
-        """Let it finish its step, write a checkpoint and end."""
+        """Ask it to finish its step, write a checkpoint and end."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self._process.kill()
         self._process.join()
         self.outcome.close()
@@ -112,7 +112,7 @@ def _become(
     lifeline: Lifeline,
     others: Sequence[int],
 ) -> None:
-    os.setsid()  # Ctrl-C reaches every process of a terminal; the agent decides
+    os.setsid()  # Ctrl-C reaches all processes of a terminal; only the agent handles it
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     reading.close()
@@ -121,52 +121,52 @@ def _become(
 
 
 class Listen:
-    """Asks the service for offers, again and again, and hands them on: a request is held until there is something new.
+    """Report offers of the service to the agent; the service holds each request until something changes.
 
     Args:
-        config: the site's own file.
-        logs: what is logged.
+        config: of the site.
+        logs: log options.
     """
 
     def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
         self.config, self.logs = config, logs
 
     def __call__(self, writing: Connection) -> None:
-        """Do it for ever."""
+        """Run forever."""
         set_up(self.logs)
         known, delay, said = "", MIN_DELAY, ""
         while True:
             try:
-                with ServiceClient(self.config) as client:  # a token or certificate may be a new one by now
+                with ServiceClient(self.config) as client:  # reads renewed tokens and certificates
                     while True:
                         offers = client.offers(known)
                         if said:
                             _log.info("the service answers again")
                         known, delay, said = offers.digest, MIN_DELAY, ""
                         writing.send_bytes(offers.model_dump_json().encode())
-                        time.sleep(PAUSE)  # a service that stops answers at once
+                        time.sleep(PAUSE)  # a stopping service answers at once
             except RankdadError as error:
                 if str(error) != said:
                     said = str(error)
-                    _log.error("%s; tries again", said)
-                time.sleep(delay)  # nobody is there to be asked
+                    _log.error("%s; retrying", said)
+                time.sleep(delay)
                 known, delay = "", min(2 * delay, MAX_DELAY)
 
 
 class Consider:
-    """Finds out what would leave the site in a run, and whether its policy allows that. No data are read.
+    """Find out what a run would send, and whether the policy allows it, without reading data.
 
     Args:
-        config: the site's own file.
+        config: of the site.
         offered: the run.
-        logs: what is logged.
+        logs: log options.
     """
 
     def __init__(self, config: SiteConfig, offered: Offered, logs: LogOptions) -> None:
         self.config, self.offered, self.logs = config, offered, logs
 
     def __call__(self, writing: Connection) -> None:
-        """Do it, and send the outcome."""
+        """Consider the run, and send the outcome."""
         set_up(self.logs)
         with log_names(run=self.offered.run, site=self.config.name):
             try:
@@ -187,28 +187,28 @@ class Consider:
         say(writing, Outcome(kind="done", considered=considered))
 
     def _asked(self) -> Offer:
-        with ServiceClient(self.config, patience=0.1) as client:  # the agent tries again
+        with ServiceClient(self.config, patience=0.1) as client:  # the agent retries later
             offer = client.offer(self.offered.run)
         if (offer.run, offer.id) != (self.offered.run, self.offered.id):
-            raise UserError("the service names another run than it offers", code="run-differs")
+            raise UserError("the service returned another run than it offered", code="run-differs")
         return offer
 
 
 class Train:
-    """Takes part in a run, as `rankdad site` does, in a folder of its own.
+    """Take part in a run, as `rankdad site` does, in its own folder.
 
     Args:
-        config: the site's own file.
+        config: of the site.
         run: the run's name.
-        number: under which it was allowed.
-        logs: what is logged.
+        number: identity of the approved run.
+        logs: log options.
     """
 
     def __init__(self, config: SiteConfig, run: str, number: str, logs: LogOptions) -> None:
         self.config, self.run, self.number, self.logs = config, run, number, logs
 
     def __call__(self, writing: Connection) -> None:
-        """Do it, and send the outcome."""
+        """Train, and send the outcome."""
         folder = RunFolder(self.config, self.run)
         address = f"{self.config.aggregator.rstrip('/')}/runs/{self.run}"
         own = {"aggregator": address, "output": str(folder.path), "spec": str(folder.spec)}
@@ -230,7 +230,7 @@ class Train:
                 log.write("done\n")
             except Exception as error:
                 known = isinstance(error, RankdadError)
-                lasting = isinstance(error, DataError | PolicyError | SpecError)  # what another try would not mend
+                lasting = isinstance(error, DataError | PolicyError | SpecError)  # a retry would not help
                 outcome = Outcome(
                     kind="refused" if lasting else "again" if known else "crashed",
                     reason=str(error) if known else one_line(error),
@@ -242,6 +242,6 @@ class Train:
 
 
 def say(writing: Connection, outcome: Outcome) -> None:
-    """Tell the agent how a process of it has ended."""
+    """Send the outcome of a process to the agent."""
     writing.send_bytes(outcome.model_dump_json().encode())
     writing.close()

@@ -1,4 +1,4 @@
-"""What a site answers when asked whether it would take part in a run: no data are read, and nothing is counted."""
+"""A site's answer to whether it would take part in a run, without reading data or counting the run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 def stance_on(config: SiteConfig, question: Question) -> Stance:
-    """Return whether a site would take part in a run: by its policy, its own file, and what is installed.
+    """Return whether a site would take part in a run, according to its policy, configuration and installed packages.
 
-    Lines that depend on how many samples there are, are not judged. Sentences stay at the site: they may name what its
-    policy lists and the run does not.
+    Policy lines that depend on numbers of samples are not checked. Error sentences stay at the site, because they may
+    name what only its policy lists.
 
     Args:
-        config: the site's own file.
-        question: the run, and who asks.
+        config: of the site.
+        question: the run, and its owner.
     """
     found, needed = list[Refusal](), list[Need]()
     try:
@@ -50,7 +50,7 @@ def stance_on(config: SiteConfig, question: Question) -> Stance:
         lines = [_refusal(one) for one in needed if one.refused]
         found += lines or [Refusal(field=error.public_field[:200], code=error.public_code)]
     except Exception as error:
-        _log.warning("a draft cannot be judged: %s", one_line(error))
+        _log.warning("a draft cannot be checked: %s", one_line(error))
         found.append(Refusal(code="unexpected-error"))
     return Stance(refusals=tuple(found[:MAX_REFUSALS]), by_hand=config.approval == "manual")
 

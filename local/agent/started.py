@@ -1,7 +1,7 @@
-"""A site that an engine starts for one run: policy, approval and disclosure log hold as with an agent.
+"""A site that an engine starts for one run, with policy, approval and disclosure log as for an agent.
 
-The site's own file names policy, data and folders; an engine's job names none of them. Everything of a run lies in a
-folder of its own below `output`, as an agent keeps it (`local.agent.state`).
+Policy, data and folders come from the site's configuration, never from an engine's job. The files of a run are in their
+own folder below `output`, as for an agent (`local.agent.state`).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from rankdad.local.drivers.running import run_site
 from rankdad.local.starting import run_id
 from rankdad.local.taking_part import offered_spec, permitted
 
-PATIENCE = 30.0  # seconds for which an earlier process of the site may still write
+PATIENCE = 30.0  # seconds to wait for an earlier process of the site
 _log = logging.getLogger(__name__)
 
 
 class NotApprovedError(UserError):
-    """Nobody at the site has approved the run yet, or somebody has refused it."""
+    """The run has not been approved at the site yet, or was refused."""
 
     is_public = True
 
 
 def take_part(config: SiteConfig, connection: Connection, owner: str) -> None:
-    """Take part in the run that an engine brings, unless this site has all that it needs of it.
+    """Take part in an engine's run, unless this site has finished it.
 
     Args:
-        config: the site's own file.
+        config: of the site.
         connection: to the aggregator of the run.
-        owner: who asks for the run, as the engine has checked it.
+        owner: of the run, as authenticated by the engine.
 
     Raises:
-        NotApprovedError: somebody here has to approve it first.
-        UserError: what else keeps the site from taking part.
-        RankdadError: in training: this site or another could not go on.
+        NotApprovedError: the run has to be approved first.
+        UserError: the site cannot take part for another reason.
+        RankdadError: during training: this site or another failed.
     """
     offered = connection.run()
     folder = RunFolder(config, run_id(offered))
@@ -73,7 +73,7 @@ def take_part(config: SiteConfig, connection: Connection, owner: str) -> None:
 
 
 def _run(config: SiteConfig, folder: RunFolder, home: Path, connection: Connection) -> None:
-    """Take part, once an earlier process of this site has let go of the run's folder."""
+    """Take part, once an earlier process of this site has released the run's folder."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -87,11 +87,11 @@ def _run(config: SiteConfig, folder: RunFolder, home: Path, connection: Connecti
 
 
 def _decide(config: SiteConfig, folder: RunFolder, offered: Mapping[str, object], owner: str) -> None:
-    """Return if the site takes part in a run; what would leave it is written down first.
+    """Return if the site takes part in a run, after recording what would leave it.
 
     Raises:
         NotApprovedError: it does not, or not yet.
-        UserError: the policy refuses the run, or it cannot be had here.
+        UserError: the policy refuses the run, or the site cannot take part in it.
     """
     known, decision = folder.considered(), folder.decision()
     spec = offered_spec(config, offered)
@@ -110,7 +110,7 @@ def _decide(config: SiteConfig, folder: RunFolder, offered: Mapping[str, object]
         folder.decide(Decision(id=folder.run, decision="accepted", by="policy"))
     elif decision is None:
         folder.audit("asked")
-        said = f"{config.name} waits for somebody there: `rankdad approve {folder.run} SITE.json`, then submit again"
+        said = f"{config.name} waits for approval: `rankdad approve {folder.run} SITE.json` there, then submit again"
         raise NotApprovedError(said, code="not-approved")
     elif decision.decision == "refused":
         reason = f": {visible(decision.reason)}" if decision.reason else ""

@@ -1,11 +1,11 @@
-"""What an agent keeps of each run on the disk, in the site's output folder.
+"""An agent's files about runs, in the site's output folder.
 
-audit.jsonl             every decision, one JSON object a line
-runs/RUN/offer.json     the run as it was offered, and what would leave, in words
+audit.jsonl             every decision, one JSON object per line
+runs/RUN/offer.json     the run as offered, and a description of what would leave
 runs/RUN/spec.json      its spec: the site takes part in no other under this name
-runs/RUN/decision.json  whether the site takes part, and who says so
-runs/RUN/finished       the site has all that it needs of the run
-runs/RUN/log.txt        what the process that trains has said; beside it its checkpoints and results
+runs/RUN/decision.json  whether the site takes part, and who decided
+runs/RUN/finished       exists when the site has finished the run
+runs/RUN/log.txt        the log of the training process, next to its checkpoints and results
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ AUDIT = "audit.jsonl"
 
 
 class Considered(Part):
-    """What an agent has found out about a run before it reads any data."""
+    """The result of considering a run, before any data are read."""
 
     offer: Offer
     words: tuple[str, ...]
-    """What would leave the site."""
+    """A description of what would leave the site."""
     refusal: str = ""
-    """Why the site cannot take part, as its own people read it; "" if it can."""
+    """Why the site cannot take part, for its staff; "" if it can."""
     told: str = ""
-    """The same as the owner reads it."""
+    """Why the site cannot take part, for the owner."""
 
 
 class Decision(Part):
@@ -51,14 +51,14 @@ class Decision(Part):
 
 
 def owners_of(config: SiteConfig) -> dict[str, str]:
-    """Return who has submitted each run that the site's audit log tells of, by the run's identity."""
+    """Return the owner of each run in the site's audit log, by the run's identity."""
     try:
         lines = (Path(config.output) / AUDIT).read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}  # a site without an agent has none
     found = dict[str, str]()
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # a line that a full disk has cut
+        with suppress(ValueError, KeyError, TypeError):  # a line cut off on a full disk
             told = json.loads(line)
             found[told["id"]] = told["owner"]
     return found
@@ -68,8 +68,8 @@ class RunFolder:
     """The folder of one run at a site.
 
     Args:
-        config: the site's own file.
-        run: its name, which a folder may have.
+        config: of the site.
+        run: its name, which is valid as a folder's.
     """
 
     def __init__(self, config: SiteConfig, run: str) -> None:
@@ -79,21 +79,21 @@ class RunFolder:
 
     @property
     def spec(self) -> Path:
-        """The file of the run's spec."""
+        """The file with the run's spec."""
         return self.path / "spec.json"
 
     @property
     def log(self) -> Path:
-        """The file of what the training process says."""
+        """The log file of the training process."""
         return self.path / "log.txt"
 
     def considered(self) -> Considered | None:
-        """Return what is known of the run; None before it was considered."""
+        """Return the result of considering the run; None before."""
         path = self.path / "offer.json"
         return validate(Considered, load_json(path), file=path) if path.exists() else None
 
     def keep(self, considered: Considered) -> None:
-        """Write down what was found out about the run.
+        """Write the result of considering the run.
 
         Raises:
             UserError: the disk is full or broken.
@@ -103,12 +103,12 @@ class RunFolder:
         write_json(self.path / "offer.json", considered.model_dump(mode="json"), private=True)
 
     def decision(self) -> Decision | None:
-        """Return whether the site takes part; None before that is decided."""
+        """Return the decision; None before."""
         path = self.path / "decision.json"
         return validate(Decision, load_json(path), file=path) if path.exists() else None
 
     def decide(self, decision: Decision) -> None:
-        """Write a decision into the audit log, then down.
+        """Write a decision to the audit log, then to its file.
 
         Raises:
             UserError: the disk is full or broken.
@@ -118,16 +118,16 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the site has all that it needs of the run."""
+        """Whether the site has finished the run."""
         return (self.path / "finished").exists()
 
     def finish(self) -> None:
-        """Take note that the site has all that it needs of the run."""
+        """Record that the site has finished the run."""
         self.audit("finished")
         write_whole(self.path / "finished", "", private=True)
 
     def audit(self, what: str, **details: str) -> None:
-        """Append a line to the site's audit log, on the disk when this returns.
+        """Append a line to the site's audit log, and sync it to the disk.
 
         Raises:
             UserError: the disk is full or broken.
@@ -141,7 +141,7 @@ class RunFolder:
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)  # the agent, its processes and people write here
+                fcntl.flock(file, fcntl.LOCK_EX)  # the agent, its processes and commands write here
                 text, before = json.dumps(document).encode() + b"\n", os.fstat(file).st_size
                 if os.write(file, text) < len(text):  # the disk was full before the line's end
                     os.ftruncate(file, before)
@@ -155,13 +155,13 @@ class RunFolder:
 
 
 def runs_folder(config: SiteConfig) -> Path:
-    """Return where the folders of a site's runs lie."""
+    """Return the folder with the folders of a site's runs."""
     return Path(config.output) / "runs"
 
 
 def somebody() -> str:
-    """Return who is logged in here, for the audit log."""
+    """Return the user's name, for the audit log."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # a container's user may have no name
         return f"user {os.getuid()}"

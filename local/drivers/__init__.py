@@ -1,1 +1,1 @@
-"""Drivers: who carries a trainer's messages."""
+"""Drivers, which carry a trainer's messages."""

@@ -1,4 +1,4 @@
-"""A transport for httpx on which every request and its answer have a time and a size, whatever is at the other end."""
+"""A transport for httpx that limits the time and the size of every request and answer."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from typing import Any
 
 from rankdad.local.drivers.http_library import httpcore, httpx
 
-MIN_BYTES_PER_SECOND = 10_000  # bytes per second of the slowest link: what moves faster may take its time
-MAX_HEAD_BYTES = 1 << 17  # bytes of all that is no body: status lines, headers, sizes of chunks, trailers
-LOOK = 0.2  # seconds between two looks at whether to go on waiting
-PIECE_BYTES = 1 << 16  # sent at once: few enough for the slowest link, within the time for which it may stand still
+MIN_BYTES_PER_SECOND = 10_000  # bytes per second of the slowest link that is accepted
+MAX_HEAD_BYTES = 1 << 17  # bytes besides the body: status line, headers, chunk sizes, trailers
+LOOK = 0.2  # seconds between two calls of `look`
+PIECE_BYTES = 1 << 16  # sent at once: the slowest link needs less than its timeout for it
 ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.TimeoutException)
 
 
 class TooLargeError(Exception):
-    """An answer is larger than any may be."""
+    """An answer is larger than allowed."""
 
 
 class BoundedTransport(httpx.BaseTransport):
-    """Sends requests as `httpx.HTTPTransport` does, within limits.
+    """Send requests as `httpx.HTTPTransport` does, within limits.
 
-    A request's timeouts say for how long the link may stand still. A link that keeps up MIN_BYTES_PER_SECOND is never
-    too slow; one that stops or drips is, however fast it began. The request's extension `size` is that of the largest
-    answer, in bytes.
+    A request's timeouts limit how long the link may be idle. A link is too slow if it falls below
+    MIN_BYTES_PER_SECOND, however fast it began. The request's extension `size` limits the answer, in bytes.
 
     Args:
         context: for addresses with https://.
-        proxy: through which the aggregator is reached.
+        proxy: to the aggregator.
         backend: opens connections.
-        look: called again and again while an answer is waited for: what it raises ends the request.
+        look: called repeatedly while waiting for an answer; an exception from it ends the request.
 
     Raises:
-        TooLargeError: more has come than any answer has.
-        httpx.ReadTimeout: nothing of an answer has come in time.
-        httpx.TransportError: the link is broken or too slow, or what is there does not speak HTTP.
+        TooLargeError: the answer exceeds its limit.
+        httpx.ReadTimeout: nothing of an answer has arrived in time.
+        httpx.TransportError: the link is broken or too slow, or the other end does not speak HTTP.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class BoundedTransport(httpx.BaseTransport):
             self._pool = httpcore.HTTPProxy(str(proxy.url), proxy.raw_auth, **options)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, and return the head of its answer; reading goes on within the limits."""
+        """Send a request, and return the head of its answer; the body is read within the limits."""
         url = request.url
         with _errors_of_httpx():
             answer = self._pool.handle_request(
@@ -82,14 +81,14 @@ def _errors_of_httpx() -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
-        cause = next((first for first in error.args if isinstance(first, Exception)), error)  # of the system, or of TLS
+        cause = next((first for first in error.args if isinstance(first, Exception)), error)
         raise getattr(httpx, type(error).__name__)(str(error)) from cause
-    except ValueError as error:  # of a size with thousands of digits
+    except ValueError as error:  # a chunk size with thousands of digits
         raise httpx.RemoteProtocolError("what came is not HTTP") from error
 
 
 class _Body(httpx.SyncByteStream):
-    """An answer's body, of which crumbs cost as much as bytes."""
+    """An answer's body; small chunks count with their overhead."""
 
     def __init__(self, answer: httpcore.Response, size: int) -> None:
         self._answer, self._size = answer, size
@@ -97,7 +96,7 @@ class _Body(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         names = {name.lower() for name, _ in self._answer.headers}
         if self._answer.status in (200, 202) and not names & {b"content-length", b"transfer-encoding"}:
-            raise httpx.RemoteProtocolError("its answer does not say where it ends")  # and may have broken off
+            raise httpx.RemoteProtocolError("its answer does not say where it ends")  # it may be truncated
         wire, size = self._answer.extensions["network_stream"], 0
         with _errors_of_httpx():
             for piece in self._answer.iter_stream():
@@ -112,7 +111,7 @@ class _Body(httpx.SyncByteStream):
 
 
 class _Stream(httpcore.NetworkStream):
-    """What moves on a connection, now in one direction, now in the other, with a time and a size for each."""
+    """Limit time and size of the traffic on a connection, for each direction in turn."""
 
     def __init__(self, stream: httpcore.NetworkStream, look: Callable[[], None]) -> None:
         self._stream, self._look = stream, look
@@ -127,7 +126,7 @@ class _Stream(httpcore.NetworkStream):
         except httpcore.ReadTimeout:
             if self._moved:
                 raise httpcore.ReadError(
-                    f"its answer came more slowly than {MIN_BYTES_PER_SECOND:,} bytes a second"
+                    f"its answer came more slowly than {MIN_BYTES_PER_SECOND:,} bytes per second"
                 ) from None
             raise
         self._move(len(data), timeout or 0.0)

@@ -1,4 +1,4 @@
-"""How a site reaches the aggregator: encryption, certificates, a proxy; and what refusals by TLS mean in words."""
+"""Connects a site to the aggregator: TLS, certificates and proxy, with explanations of TLS errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankdad.local.drivers.bounded import BoundedTransport
 from rankdad.local.drivers.http_library import httpx
 
 CERTIFICATE_EXPIRED, NOT_YET_VALID, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # OpenSSL's X509_V_ERR_…
-ALERTS = {  # by which the aggregator refuses this site's certificate
+ALERTS = {  # of the aggregator about this site's certificate
     "CERTIFICATE_EXPIRED": "it has expired",
     "CERTIFICATE_REVOKED": "it was revoked",
-    "UNKNOWN_CA": "it was made by another authority than the aggregator's",
+    "UNKNOWN_CA": "it was signed by another authority than the aggregator's",
     "BAD_CERTIFICATE": "it is broken",
     "CERTIFICATE_UNKNOWN": "it is not accepted",
     "UNSUPPORTED_CERTIFICATE": "it is not a client's",
@@ -24,10 +24,10 @@ ALERTS = {  # by which the aggregator refuses this site's certificate
 
 
 def open_transport(config: Member, look: Callable[[], None] = lambda: None) -> BoundedTransport:
-    """Return the way to the aggregator, on which no connection is open yet.
+    """Create a transport to the aggregator, without opening a connection.
 
     Args:
-        config: of whoever asks.
+        config: of the site or owner.
         look: see `BoundedTransport`.
 
     Raises:
@@ -41,7 +41,7 @@ def open_transport(config: Member, look: Callable[[], None] = lambda: None) -> B
         try:
             urlsplit(address).port, httpx.URL(address)  # httpx takes any number for a port
         except (ValueError, httpx.InvalidURL):
-            shown = "what stands there" if field == "proxy" else address  # a proxy's may hold a password
+            shown = "the value" if field == "proxy" else address  # a proxy's may hold a password
             raise SpecError(
                 field, f"{shown} is not an address, expected such as {example}", code="address-malformed"
             ) from None
@@ -57,7 +57,7 @@ def _context(config: Member) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if config.certificate and config.key:
         try:
-            context.load_cert_chain(config.certificate, config.key, password=lambda: "")  # never asks at a terminal
+            context.load_cert_chain(config.certificate, config.key, password=lambda: "")  # no prompt
         except OSError as error:
             pair = f"{config.certificate} with {Path(config.key).name}"
             raise UserError(
@@ -68,12 +68,12 @@ def _context(config: Member) -> ssl.SSLContext:
 
 def _unusable(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"is not what it should be, in PEM and without a passphrase ({error.reason or 'no certificate in it'})"
+        return f"is not valid PEM without a passphrase ({error.reason or 'no certificate in it'})"
     return f"cannot be read: {error.strerror}"
 
 
 def said_by_tls(error: BaseException, config: Member) -> str | None:
-    """Return in words why certificates keep a site and the aggregator apart; None if another try may help."""
+    """Explain why TLS refuses the connection; None if a retry may help."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == CERTIFICATE_EXPIRED:
             return "the aggregator's certificate has expired; it needs a new one, or this machine's clock is wrong"
@@ -82,10 +82,10 @@ def said_by_tls(error: BaseException, config: Member) -> str | None:
         if error.verify_code in (OTHER_NAME, OTHER_ADDRESS):
             return f"the aggregator's certificate is for another name: {error.verify_message}"
         where = f"the authority in {config.ca}" if config.ca else "an authority that this system trusts"
-        return f"the aggregator's certificate was not made by {where} ({error.verify_message}); name the right ca"
+        return f"the aggregator's certificate was not signed by {where} ({error.verify_message}); name the right ca"
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if reason.endswith(("ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")):
-        return "what answers there speaks no TLS 1.2 or newer"
+        return "the server does not speak TLS 1.2 or newer"
     if "ALERT" in reason:
         if not config.certificate:
             where = "name certificate and key in SITE.json or OWNER.json"
@@ -94,5 +94,5 @@ def said_by_tls(error: BaseException, config: Member) -> str | None:
             if reason.endswith(alert):
                 return f"the aggregator refuses this site's certificate {config.certificate}: {meaning}"
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-        return "what answers there does not speak TLS: is its address one with http://?"
+        return "the server does not speak TLS: does its address begin with http://?"
     return None

@@ -1,4 +1,4 @@
-"""How a site reaches the aggregator: by HTTP, or through an engine that carries its calls."""
+"""The interface to the aggregator, for HTTP and for engines that carry the calls."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Connection(Protocol):
         """Close it."""
 
     def run(self) -> dict[str, Any]:
-        """Ask for the run: its spec, and what to compare."""
+        """Request the run: its spec and version."""
 
     def expect(self, plan: Plan) -> None:
-        """Take answers as large as this plan's."""
+        """Accept answers as large as this plan's."""
 
     def exchange(self, body: bytes, round_: int, computed: float | None = None) -> bytes:
         """Send a contribution, and return its round's update."""
@@ -36,7 +36,7 @@ class Connection(Protocol):
         """Return the run's newest state; None if there is none yet."""
 
     def give_up(self, body: bytes) -> None:
-        """Say that this site cannot go on."""
+        """Report that this site cannot continue."""
 
     def done(self) -> Receipt | None:
-        """Say that this site has all that it needs of the run."""
+        """Report that this site needs nothing more from the run."""

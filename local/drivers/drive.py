@@ -1,4 +1,4 @@
-"""Carries what a site says to the aggregator, and the answers back, until the run is over."""
+"""Carries a site's messages to the aggregator, and the answers back, until the run has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankdad.local.drivers.http import RefusedError
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.site import Site
 
-REPEATED = "contribution-repeated"  # the code of who comes with another contribution than the one that is in
+REPEATED = "contribution-repeated"  # code: another contribution of this site is already in
 R = TypeVar("R")
 
 
@@ -31,12 +31,12 @@ def drive(
         site: before its beginning.
         client: connected to the aggregator.
         name: of the site.
-        ranks: of the site, which have the same answers; without any it is alone.
-        quietly: errors that are not reported to the aggregator, since the site comes back.
+        ranks: of the site, which receive the same answers; by default it has one process.
+        quietly: errors that are not reported to the aggregator, because the site will return.
 
     Raises:
-        RunFailedError: another site, or the aggregator, could not go on.
-        RankdadError: this site could not; the aggregator has been told.
+        RunFailedError: another site, or the aggregator, failed.
+        RankdadError: this site failed; the aggregator has been informed.
     """
     round_, sender, ranks = 0, _Sender(client, site), ranks or Alone()
     client.expect(site.plan)
@@ -50,7 +50,7 @@ def drive(
     except quietly:
         raise
     except RefusedError as error:
-        if error.code != REPEATED:  # else the site takes part by another process, and the run goes on with that
+        if error.code != REPEATED:  # otherwise another process of the site takes part, and the run goes on with it
             client.give_up(pack_failure(failure_message(name, round_, error, final=round_ > 0)))
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -60,24 +60,24 @@ def drive(
 
 
 def is_long(message: Message | Ask) -> bool:
-    """Tell whether minutes of work may be behind a message: those of reading, preparing or evaluating."""
+    """Return whether a message may follow minutes of reading, preparing or evaluating."""
     return isinstance(message, Message) and message.kind is not Kind.STEP
 
 
 class _Sender:
-    """The way of what a site says to the aggregator and back, and a stopwatch of what it computes.
+    """Send a site's messages and return the answers, and measure the site's computing time.
 
     Args:
         client: connected to the aggregator.
-        site: whose.
+        site: to measure.
     """
 
     def __init__(self, client: Connection, site: Site[Any]) -> None:
         self._client, self._site = client, site
-        self._computed, self._since = 0.0, perf_counter()  # in this step, until it was last interrupted
+        self._computed, self._since = 0.0, perf_counter()  # in this step, until the last interruption
 
     def exchange(self, due: Message | Ask) -> bytes | None:
-        """Send a contribution, and return its round's update; or ask for one."""
+        """Send a contribution and return its round's update, or request an update."""
         said = self._site.say()
         seconds = self._computed + perf_counter() - self._since
         answer: bytes | None

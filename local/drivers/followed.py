@@ -1,7 +1,7 @@
-"""The updates that a site has followed in a run: started again it goes by the same, whatever the aggregator says then.
+"""Records the updates that a site has applied in a run, so that a restarted site accepts only the same ones.
 
-A site that stops goes on from its checkpoint, and makes the steps since once more, of the same batches. At other
-weights these would tell who is in which.
+A restarted site continues from its checkpoint and repeats the later steps with the same batches. At other weights,
+these batches would reveal their patients.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ FILE = "followed"
 
 
 class Followed:
-    """Digests of updates in a file, by round.
+    """Digests of updates by round, in a file.
 
     Args:
-        folder: of the run's checkpoints, which go when the run is over; made where there is none.
+        folder: of the run's checkpoints; created if missing.
 
     Attributes:
-        again: whether the site has followed an update of this run before.
+        again: whether the site has applied an update of this run before.
 
     Raises:
         UserError: the file cannot be written.
@@ -43,10 +43,10 @@ class Followed:
         os.close(self._file)
 
     def note(self, round_: int, update: bytes) -> None:
-        """Note the update of a round, or hold it against what was followed then.
+        """Record the update of a round, or compare it with the recorded one.
 
         Raises:
-            ProtocolError: it is another one.
+            ProtocolError: it differs.
             UserError: the file cannot be written.
         """
         digest = hashlib.sha256(update).digest()
@@ -60,8 +60,8 @@ class Followed:
         if known != digest:
             raise ProtocolError(
                 502,
-                f"r: the aggregator's update of round {round_} is another than the one that this site has followed "
-                "before: its batches would be told at other weights",
+                f"r: the aggregator's update of round {round_} differs from the one that this site applied before: its "
+                "batches would be disclosed at other weights",
                 code="update-differs",
                 field="r",
             )

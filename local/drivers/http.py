@@ -22,25 +22,25 @@ from rankdad.local.drivers.bounded import LOOK, TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
 from rankdad.local.drivers.http_library import httpx
 
-MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two tries to reach the aggregator
-MAX_FINAL_PATIENCE = 2.0  # seconds: the work is done
-MIN_WAIT = 1.0  # seconds: whoever answers "not yet" sooner is not asked again at once
-COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds that its site has computed for the step so far
+MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two attempts
+MAX_FINAL_PATIENCE = 2.0  # seconds, when the work is done
+MIN_WAIT = 1.0  # seconds before the next request after "not yet"
+COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds of computing in the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, NOT_FOUND, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 404, 407, 408, 429
-NOT_THERE, FULL = 501, 507  # what a service is without, and a disk that takes no more: another try does not help now
+NOT_THERE, FULL = 501, 507  # statuses for which a retry does not help: unsupported, disk full
 
 _log = logging.getLogger(__name__)
 
 
 class RefusedError(RankdadError):
-    """The aggregator refused a request; it says why.
+    """The aggregator refused a request.
 
     Args:
-        message: what it says.
-        status: of its answer.
-        code: that it gives.
-        field: that it names.
+        message: the aggregator's sentence.
+        status: of the answer.
+        code: of the refusal.
+        field: of the refusal.
     """
 
     is_public = True
@@ -51,23 +51,23 @@ class RefusedError(RankdadError):
 
 
 class _NoCookies(CookieJar):
-    """Keeps nothing of what an answer would have this site remember."""
+    """A cookie jar that keeps nothing."""
 
     def extract_cookies(self, response: Any, request: Any) -> None:
         pass
 
 
 class Client:
-    """One persistent connection to an aggregator or service, which is tried again for as long as patience lasts.
+    """A persistent connection to an aggregator or service, with retries until the patience ends.
 
     Args:
-        config: of whoever asks: names, patience, token, certificates and proxy.
-        transport: carries the requests, in place of the one that the file asks for.
+        config: of the site or owner: name, patience, token, certificates and proxy.
+        transport: for the requests, instead of the one from `config`.
         headers: of every request.
-        prompt: seconds in which a connection stands, and an answer comes that waits for nobody.
-        held: seconds after which a request that waits for others is sent again: it is answered earlier.
-        limit: bytes of an answer.
-        look: called again and again while somebody is waited for: what it raises ends the wait.
+        prompt: timeout in seconds of connecting, and of answers that wait for nothing.
+        held: seconds after which a request that waits for other sites is repeated; the server answers earlier.
+        limit: largest answer, in bytes.
+        look: called repeatedly while waiting; an exception from it ends the wait.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Client:
         self._look = look
         self._config, self._prompt, self._held, self._limit = config, prompt, held, limit
         self._url, self._patience = config.aggregator.rstrip("/"), config.patience
-        self._met = False  # whether anybody has answered
+        self._met = False  # whether the server has answered before
         token, transport = config.token(), transport or open_transport(config, lambda: self._look())
         proof = {} if token is None else {"authorization": f"Bearer {token}"}
         self._client = httpx.Client(
@@ -106,15 +106,15 @@ class Client:
     def _make(
         self, verb: str, url: httpx.URL | str, body: bytes | None = None, held: bool = False, **headers: str
     ) -> httpx.Request:
-        """Make a request; one that is held waits for others."""
+        """Create a request; a held one waits for other sites."""
         timeout = httpx.Timeout(self._prompt, read=self._held if held else self._prompt)
         limits = {"size": self._limit, "held": held}
         return self._client.build_request(verb, url, content=body, headers=headers, timeout=timeout, extensions=limits)
 
     def _send(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
-        """Send a request until it is answered with 200, 202 or 204."""
+        """Send a request until the answer is 200, 202 or 204."""
         delay, silent, held = MIN_DELAY, False, request.extensions["held"]
-        since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
+        since: float | None = None  # start of the silence; waiting for other sites is no silence
         while True:
             try:
                 answer = self._client.send(request, stream=stream)
@@ -129,7 +129,7 @@ class Client:
                 reason = _reason(answer)
                 problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
-                if held and not silent:  # one that works on a round for so long is not silent yet
+                if held and not silent:  # the aggregator may still be working on the round
                     silent = True
                     _log.warning("no answer for %.0f s; sending again", self._held)
                     continue
@@ -137,7 +137,7 @@ class Client:
             except TooLargeError:
                 most = request.extensions["size"]
                 raise UserError(
-                    f"{self._url}: answered with more than {most:,} bytes, which nothing in a run has",
+                    f"{self._url}: answered with more than {most:,} bytes, more than any answer of a run has",
                     code="answer-too-large",
                 ) from None
             except httpx.TransportError as error:
@@ -163,10 +163,10 @@ class Client:
             time.sleep(min(left, LOOK))
 
     def _problem(self, error: httpx.TransportError) -> str:
-        """Return in words what broke a link.
+        """Describe a broken connection.
 
         Raises:
-            UserError: another try would not help.
+            UserError: a retry would not help.
         """
         cause = error.__cause__ or error
         refusal = said_by_tls(cause, self._config)
@@ -175,25 +175,25 @@ class Client:
         if isinstance(error, httpx.ProxyError):
             if str(error).startswith(str(PROXY_DENIES)):
                 raise UserError(
-                    "proxy: asks for another user and password than the site's file holds",
+                    "proxy: requires another user and password than the site's file holds",
                     code="proxy-refused",
                     field="proxy",
                 ) from None
             return f"the proxy answered {visible(str(error), 200)}"
         problem = visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
         if isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:") and not self._met:
-            return f"{problem.rstrip('.')}: is its address one with https://?"
+            return f"{problem.rstrip('.')}: does its address begin with https://?"
         return problem
 
     def _check_head(self, answer: httpx.Response) -> None:
-        """Refuse what nobody may follow or decode, before httpx does."""
+        """Refuse redirects and encodings before httpx handles them."""
         if 300 <= answer.status_code < 400:
             raise RefusedError(f"{self._url} {_refusal(answer)}", answer.status_code)
         encoding = answer.headers.pop("content-encoding", "identity")
         if answer.is_success and encoding.strip().lower() != "identity":
             raise UserError(
-                f"{self._url}: answered in the encoding {visible(encoding, 40)}, which was not asked for: what stands "
-                "between must leave answers as they are",
+                f"{self._url}: answered in the encoding {visible(encoding, 40)}, which was not requested: a proxy in "
+                "between must not change answers",
                 code="encoding-unasked",
             )
 
@@ -203,11 +203,11 @@ class AggregatorClient(Client):
 
     Args:
         config: the site's.
-        transport: see `Client`, as for the following.
-        prompt: likewise.
-        held: likewise.
-        report: seconds between two lines that say that others are waited for.
-        look: see `Client`; not called once this site says that it has done, or cannot go on.
+        transport: see `Client`.
+        prompt: see `Client`.
+        held: see `Client`.
+        report: seconds between two log lines about waiting for other sites.
+        look: see `Client`; not called once this site has finished or failed.
     """
 
     def __init__(
@@ -223,35 +223,33 @@ class AggregatorClient(Client):
     ) -> None:
         super().__init__(config, transport, headers=headers, prompt=prompt, held=held, look=look)
         self._report, self._knows_run = report, False
-        self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # once: httpx takes its time to read one
+        self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # parsed once, because it is slow
 
     def run(self) -> dict[str, Any]:
-        """Ask for the run: its spec, and what to compare. Every later request names this run.
+        """Request the run: its spec and version. Every later request names this run.
 
         Raises:
-            UnreachableError: nobody answered for as long as the site's patience lasts.
+            UnreachableError: the server did not answer within the site's patience.
         """
         try:
             document = parse_json(self._send(self._request("GET", f"{self._url}/run")).content)
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise UserError(
-                f"{self._url}: what answers there is not an aggregator of rankdad", code="not-an-aggregator"
-            )
+            raise UserError(f"{self._url}: the server there is not an aggregator of rankdad", code="not-an-aggregator")
         named = str(document.get("id", ""))
-        if re.fullmatch("[0-9a-f]{16}", named):  # whatever else it is, the site refuses it by itself
+        if re.fullmatch("[0-9a-f]{16}", named):  # the site checks the rest
             self._client.headers["x-rankdad-run"] = named
         self._knows_run = True
         return document
 
     def expect(self, plan: Plan) -> None:
-        """Take answers as large as this plan's, a snapshot with best weights included, but none beyond the memory."""
+        """Accept answers as large as this plan's snapshot with best weights, up to the memory."""
         largest = max(self._limit, 2 * body_limit(plan, up=False) + 2 * plan.replica_bytes)
         self._limit = min(largest, available() or largest)
 
     def give_up(self, body: bytes) -> None:
-        """Say that this site cannot go on, unless nobody answers within seconds."""
+        """Report that this site cannot continue; give up after a few seconds without an answer."""
         self._patience, self._look = min(self._patience, self._prompt), lambda: None
         with contextlib.suppress(RankdadError):
             self._send(self._request("POST", self._rounds, body))
@@ -262,11 +260,11 @@ class AggregatorClient(Client):
         Args:
             body: of the contribution.
             round_: its number.
-            computed: seconds that this site has computed for the step so far.
+            computed: seconds of computing for the step so far.
 
         Raises:
             RefusedError: the aggregator refused it.
-            UnreachableError: nobody answered for as long as the site's patience lasts.
+            UnreachableError: the server did not answer within the site's patience.
         """
         send = request = self._request("POST", self._rounds, body, held=True, computed=computed)
         since, said, delay = time.monotonic(), 0.0, MIN_DELAY
@@ -289,8 +287,8 @@ class AggregatorClient(Client):
         """Return the update of a round if it is complete.
 
         Raises:
-            RefusedError: the round is one of the future, or is no longer kept.
-            UnreachableError: nobody answered for as long as the site's patience lasts.
+            RefusedError: the round is in the future, or is no longer kept.
+            UnreachableError: the server did not answer within the site's patience.
         """
         return self._content(self._asking(round_))
 
@@ -299,10 +297,10 @@ class AggregatorClient(Client):
         return self._content(self._request("POST", f"{self._url}/snapshots/{self._config.name}", b"", held=True))
 
     def done(self) -> Receipt | None:
-        """Say that this site has all that it needs of the run: the aggregator need not stay for it.
+        """Report that this site needs nothing more from the run, so that the aggregator may end.
 
         Returns:
-            What has become of the site's contributions; None where the aggregator does not say.
+            The receipt for the site's contributions; None if the aggregator gives none.
         """
         self._patience, self._look = min(self._patience, MAX_FINAL_PATIENCE), lambda: None
         with contextlib.suppress(RankdadError, ValueError):
@@ -321,7 +319,7 @@ class AggregatorClient(Client):
         held: bool = False,
         computed: float | None = None,
     ) -> httpx.Request:
-        """Make a request; one that is held waits until other sites have contributed, and names the run."""
+        """Create a request that names the run; a held one waits until other sites have contributed."""
         if held and not self._knows_run:
             self.run()
         headers = {} if computed is None else {COMPUTED_HEADER: f"{computed:.6f}"}
@@ -333,18 +331,18 @@ class AggregatorClient(Client):
 
 
 def _refusal(answer: httpx.Response) -> str:
-    """Say what an answer means that is none of those that were asked for."""
+    """Explain an unexpected answer."""
     status = answer.status_code
     if status < 300:
         return f"answered {status}, as no aggregator of rankdad does"
     if status < 400:
         to = visible(answer.headers.get("location", "nowhere"), 200)
-        return f"answered {status} and points to {to}, where nobody follows: name the aggregator's own address"
+        return f"answered {status} with a redirect to {to}: name the aggregator's own address"
     return f"refused ({status}): {visible(_reason(answer) or answer.content[:200].decode(errors='replace'))}"
 
 
 def _reason(answer: httpx.Response, key: str = "error") -> str:
-    """Return what an aggregator says of a request that it does not follow; "" where something else has answered."""
+    """Return the aggregator's explanation of an error; "" if another server has answered."""
     reason: object = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
         reason = parse_json(answer.content)[key]

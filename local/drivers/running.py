@@ -1,4 +1,4 @@
-"""A site's whole life: ask for the run, check it, read the data, train, save the model."""
+"""Runs a site from start to end: requests the run, checks it, reads the data, trains, and saves the model."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def run_site(
     """Take part in a run from hello to goodbye.
 
     Args:
-        config: the site's own file.
-        signals: tells whether the site is to stop.
+        config: of the site.
+        signals: stop signals.
         every: steps between two checkpoints.
-        ranks: that share the site's batches, of which this process is rank 0; without any it is alone.
-        number: of the only run that the site takes part in, and that once: the aggregator must not begin it anew.
-        saved: called once the results are written, before the aggregator is told.
-        home: folder of all runs' results, where `output` is one of them.
-        connection: to the aggregator, in place of HTTP.
+        ranks: that share the site's batches; this process is rank 0. By default the site has one process.
+        number: of the only run that the site may take part in, once: the aggregator must not start it anew.
+        saved: called when the results are written, before the aggregator is informed.
+        home: folder with the results of all runs, if `output` is a folder in it.
+        connection: to the aggregator, instead of HTTP.
 
     Raises:
-        ShutdownError: it is; started again, it goes on.
-        UserError: before training: the aggregator is not there, the run is not this site's, the data cannot be used.
-        RankdadError: in training: this site or another could not go on.
+        ShutdownError: a signal stopped the site; it continues when it is started again.
+        UserError: before training: no aggregator, a run that is not allowed here, or unusable data.
+        RankdadError: during training: this site or another failed.
     """
     output, ranks = Path(config.output), ranks or Alone()
     connection = connection or AggregatorClient(config, look=signals.while_waiting if signals else lambda: None)
@@ -86,7 +86,7 @@ def run_site(
             names.enter_context(owned(output, config.name))
             if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
                 raise SpecError(
-                    "id", f"{config.aggregator} has begun anew a run that was allowed here once", code="run-begun-anew"
+                    "id", f"{config.aggregator} has restarted a run that was allowed here once", code="run-begun-anew"
                 )
             ranks.share(json.dumps(offered).encode())
             own = taking_part(config, offered, lambda name: names.enter_context(log_names(run=name)), home)
@@ -140,14 +140,14 @@ def _between_steps(
     ranks: Alone,
     signals: ShutdownSignals | None,
 ) -> None:
-    """Write a checkpoint where one is due, every so many steps or never, and stop if a signal says so."""
+    """Write a checkpoint if one is due, and stop if a signal says so."""
     run, stopping = state.run, signals is not None and signals.received
     due = stopping or (every and run.steps % between(run, every) == 0)
     saves = every and due and run.round > first_round
     if ranks.share(b"saves" if saves else None):
         save_state(checkpoints, state)
         if stopping:
-            printed(f"{state.site}: stops after step {run.steps}; start it again to go on from there")
+            printed(f"{state.site}: stopped after step {run.steps}; start it again to continue")
     if signals is not None:
         signals.between_steps()
 
@@ -159,24 +159,24 @@ def _tested(folder: Path, part: TakingPart, fold: int, outputs: Tensor) -> None:
 
 
 def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None:
-    """Keep beside a site's results what has become of its contributions, and warn where that is not what it allows."""
+    """Save the receipt next to a site's results, and warn if it violates the policy."""
     if receipt is None:
-        _log.warning("no receipt: the aggregator does not say what has become of this site's contributions")
+        _log.warning("no receipt: the aggregator does not report what happens to this site's contributions")
         return
     if not receipt.deleted and not policy.retain:
         _log.warning(
-            "the aggregator says that it keeps this site's contributions beyond the run's end, against its policy "
+            "the aggregator keeps this site's contributions beyond the run's end, although the policy forbids it "
             "(retain)"
         )
-    with suppress(OSError):  # the run is over, and its results are written
+    with suppress(OSError):  # the run has ended, and its results are written
         write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
 
 
 @contextmanager
 def _reporting_failure(client: Connection, config: SiteConfig) -> Iterator[None]:
-    """Tell the aggregator why the site cannot take part, so that the other sites know whom they wait for.
+    """Report to the aggregator why the site cannot take part, for the other sites.
 
-    The run waits for the site, which may be put right and started again.
+    The run waits for the site, which may be corrected and started again.
     """
     try:
         yield
@@ -184,6 +184,6 @@ def _reporting_failure(client: Connection, config: SiteConfig) -> Iterator[None]
         raise
     except Exception as error:
         if isinstance(error, RankdadError) and (error.code, error.site) == ("folder-in-use", config.name):
-            raise  # the site takes part already, by that process
+            raise  # another process of the site takes part
         client.give_up(pack_failure(failure_message(config.name, 0, error, final=False)))
         raise

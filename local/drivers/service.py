@@ -1,4 +1,4 @@
-"""How agents and owners reach a service."""
+"""A client for services, used by agents and owners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rankdad.local.drivers.http import Client
 from rankdad.local.drivers.http_library import httpx
 
 MAX_LISTING = 4 * MAX_RUN_BYTES
-MAX_ACKNOWLEDGED = 1 << 16  # of an answer that says nothing
+MAX_ACKNOWLEDGED = 1 << 16  # bytes of an answer without content
 MAX_RESULTS = 1 << 40  # bytes of an archive
 M = TypeVar("M", bound=BaseModel)
 
@@ -41,12 +41,12 @@ class ServiceClient(Client):
     """A connection to a service.
 
     Args:
-        config: of whoever asks.
-        patience: seconds for which a service that does not answer is tried, in place of the file's.
+        config: of the site or owner.
+        patience: seconds to retry a service that does not answer; overrides `config`.
 
     Raises:
-        RefusedError: from any request: the service refuses it, and says why.
-        UnreachableError: nobody answered for as long as the patience lasts.
+        RefusedError: the service refuses a request.
+        UnreachableError: the service did not answer within the patience.
     """
 
     def __init__(self, config: Member, patience: float | None = None) -> None:
@@ -55,7 +55,7 @@ class ServiceClient(Client):
         self._agent = f"{self._url}/agents/{config.name}"
 
     def offers(self, known: str) -> Offers:
-        """Return what concerns this site, once that is not what it knows, or after a while."""
+        """Return the runs and questions for this site, once they differ from the known ones or after a while."""
         body = Poll.model_construct(**OUR_VERSION, known=known)
         return self._ask(Offers, "POST", self._agent, body, held=True)
 
@@ -64,41 +64,41 @@ class ServiceClient(Client):
         return self._ask(Offer, "GET", f"{self._agent}/runs/{run}")
 
     def receipt(self, run: str) -> Receipt:
-        """Return what has become of this site's contributions to a run that is over."""
+        """Return the receipt for this site's contributions to an ended run."""
         return self._ask(Receipt, "GET", f"{self._agent}/runs/{run}/receipt")
 
     def reply(self, run: str, reply: Reply) -> None:
-        """Say what this site does about a run."""
+        """Send this site's answer to an offered run."""
         self._tell(f"{self._agent}/runs/{run}", reply)
 
     def question(self, id_: str) -> Question:
-        """Return a draft that this site is asked about."""
+        """Return a question about a draft."""
         return self._ask(Question, "GET", f"{self._agent}/asks/{id_}")
 
     def answer(self, id_: str, stance: Stance) -> None:
-        """Say whether this site would take part in it."""
+        """Answer whether this site would take part in a draft."""
         self._tell(f"{self._agent}/asks/{id_}", stance)
 
     def ask(self, id_: str, spec: dict[str, Any]) -> Asked:
-        """Ask a run's sites whether they would take part; sent twice with one number, it is one question."""
+        """Ask the sites of a draft whether they would take part; the number makes repeated requests one question."""
         body = Submission.model_construct(id=id_, **OUR_VERSION, spec=spec)
         return self._ask(Asked, "POST", f"{self._url}/asks", body)
 
     def asked(self, id_: str) -> Asked:
-        """Return what they have answered by now."""
+        """Return the sites' answers so far."""
         return self._ask(Asked, "GET", f"{self._url}/asks/{id_}")
 
     def submit(self, id_: str, spec: dict[str, Any]) -> Described:
-        """Submit a run; sent twice with one number, it is one."""
+        """Submit a run; the number makes repeated requests one run."""
         body = Submission.model_construct(id=id_, **OUR_VERSION, spec=spec)
         return self._ask(Described, "POST", f"{self._url}/runs", body)
 
     def runs(self) -> Listing:
-        """Return the newest runs first."""
+        """Return the runs, newest first."""
         return self._ask(Listing, "GET", f"{self._url}/runs")
 
     def run(self, run: str) -> Described:
-        """Return what is known of a run."""
+        """Return the description of a run."""
         return self._ask(Described, "GET", self._of(run))
 
     def cancel(self, run: str) -> Described:
@@ -106,7 +106,7 @@ class ServiceClient(Client):
         return self._ask(Described, "POST", f"{self._of(run)}/cancel")
 
     def log(self, run: str, after: int) -> bytes:
-        """Return what a run's log holds after so many bytes; nothing where that is all."""
+        """Return a run's log from a byte offset; empty at its end."""
         return self._send(self._make("GET", f"{self._of(run)}/log?after={after}")).content
 
     @contextmanager
@@ -118,9 +118,10 @@ class ServiceClient(Client):
         try:
             yield answer.iter_bytes()
         except (httpx.TransportError, TooLargeError) as error:
-            broke = visible(str(error) or "what came is no archive", 200)
+            broke = visible(str(error) or "not an archive", 200)
             raise UserError(
-                f"{self._url}: the results broke off ({broke}): fetch them again", code="results-incomplete"
+                f"{self._url}: the download was interrupted ({broke}): fetch the results again",
+                code="results-incomplete",
             ) from None
         finally:
             answer.close()
@@ -143,5 +144,5 @@ class ServiceClient(Client):
         except (ValueError, UserError) as error:
             said = visible(str(error), 200)
             raise UserError(
-                f"{self._url}: what answers there is no service of rankdad {__version__}: {said}", code="not-a-service"
+                f"{self._url}: the server there is no service of rankdad {__version__}: {said}", code="not-a-service"
             ) from None

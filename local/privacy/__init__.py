@@ -1,1 +1,1 @@
-"""What a site keeps for itself: a secret, and the log of what has left it."""
+"""A site's secret, and its disclosure log."""

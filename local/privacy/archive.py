@@ -15,30 +15,30 @@ from rankdad.common.errors import UserError, visible
 from rankdad.common.policy import Policy
 
 MAGIC, SALT = b"rankdad-privacy-1\n", 16
-COST = 2**15  # of scrypt: a tenth of a second and 32 MB for every guess
+COST = 2**15  # of scrypt: a tenth of a second and 32 MB per guess
 
 
 class Exported(Part):
-    """What a file holds."""
+    """Contents of an exported file."""
 
     site: str
     log: str
-    """As its own file holds it, in base64."""
+    """The log file's bytes, in base64."""
     policy: Policy
 
 
 def sealed(site: str, log: bytes, policy: Policy, passphrase: str) -> bytes:
-    """Return a log and its policy, encrypted and authenticated by a passphrase (scrypt, Fernet)."""
+    """Encrypt and authenticate a log and its policy with a passphrase (scrypt, Fernet)."""
     salt = secrets.token_bytes(SALT)
     document = Exported(site=site, log=base64.b64encode(log).decode(), policy=policy)
     return MAGIC + salt + _cipher(passphrase, salt).encrypt(document.model_dump_json().encode())
 
 
 def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, Policy]:
-    """Return the log and the policy in a file.
+    """Decrypt the log and the policy in a file.
 
     Raises:
-        UserError: it cannot be read, the passphrase is another one, it holds something else, or it is another site's.
+        UserError: the file cannot be read or decrypted, has other contents, or belongs to another site.
     """
     try:
         content = path.read_bytes()
@@ -47,15 +47,13 @@ def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, Policy]:
             f"{path}: cannot be read: {error.strerror}", code="cannot-read", field="FILE", file=path
         ) from None
     if not content.startswith(MAGIC):
-        raise UserError(
-            f"{path}: is nothing that `rankdad privacy export` has written", code="not-an-export", file=path
-        )
+        raise UserError(f"{path}: was not written by `rankdad privacy export`", code="not-an-export", file=path)
     salt, token = content[len(MAGIC) : len(MAGIC) + SALT], content[len(MAGIC) + SALT :]
     try:
         content = _cipher(passphrase, salt).decrypt(token)
     except InvalidToken:
         raise UserError(
-            f"{path}: cannot be opened: the passphrase is another one, or the file is damaged",
+            f"{path}: cannot be opened: the passphrase is wrong, or the file is damaged",
             code="passphrase-wrong",
             file=path,
         ) from None
@@ -63,7 +61,7 @@ def opened(path: Path, site: str, passphrase: str) -> tuple[bytes, Policy]:
         document = validate(Exported, json.loads(content), file=path)
         log = base64.b64decode(document.log, validate=True)
     except ValueError:
-        raise UserError(f"{path}: holds no log of any site", code="not-an-export", file=path) from None
+        raise UserError(f"{path}: holds no disclosure log", code="not-an-export", file=path) from None
     if document.site != site:
         raise UserError(
             f"{path}: is the log of {visible(document.site, 63)}, and this is {site}",

@@ -1,4 +1,4 @@
-"""Cells of a site's table, patients times columns, and the numbers of one step that are held against them."""
+"""Compares the numbers that a step sends with the cells of a site's table (patients times columns)."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from rankdad.common.spec.images import ImagesData
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
 
-MOST_COLUMNS = 1024  # that differ, and are looked at one by one: pictures have more
-MOST_ROWS, MOST_PAIRED = 2000, 256  # rows by which, and columns of which two, it is looked whether one follows
-MOST_FILES = 8  # samples of a file each by which it is looked of how many numbers they are made
-ROUNDED = 1 / 255 / math.sqrt(12)  # the deviation of what 8 bits leave of a number from 0 to 1
-FOLLOWS = 5e-2  # of a column's size: less is left of one that follows from others, rounded or in other units
-LARGEST = 1024  # batch size that a sentence names
-WIDE = "more numbers than a step's samples have cells: of a wide network on few columns these can be solved for"
+MOST_COLUMNS = 1024  # checked one by one; pictures have more
+MOST_ROWS, MOST_PAIRED = 2000, 256  # rows, and columns, used to check whether columns depend on each other
+MOST_FILES = 8  # samples used to estimate the numbers in a file
+ROUNDED = 1 / 255 / math.sqrt(12)  # standard deviation of rounding a number from 0 to 1 to 8 bits
+FOLLOWS = 5e-2  # relative residual of a column that depends on others, with rounding or other units
+LARGEST = 1024  # batch size that a message suggests
+WIDE = "more numbers than a step's samples have cells: in a wide network on few columns, these can be solved for"
 
 
 def varies(inputs: Tensor) -> Tensor:
-    """Return which columns have more than one value, a gap being one, bool [columns]."""
+    """Return which columns have more than one value, with missing as a value: bool [columns]."""
     flat = inputs.flatten(1).double()
     low, high = flat.nan_to_num(math.inf).amin(0), flat.nan_to_num(-math.inf).amax(0)
     return (low < high) | (flat.isnan().any(0) & (low <= high))
 
 
 def cells_of_row(spec: RunSpec, data: SiteData) -> float:
-    """Return how many cells of a sample numbers are held against, the outcome among them.
+    """Return how many cells per sample a step's numbers are compared with, the outcome included.
 
-    A column counts by the share of samples that have another value than most: what most have needs no solving for. Its
-    levels are one column, whatever levels a run lists: an owner may invent some. One that follows from others, such as
-    the same in another unit, does not count. Of samples of a file each, it is what some files hold. Series and pictures
-    have no more cells than their axes have independent places: a channel that stays for a patient's life has one.
+    A column counts by the share of samples that differ from its most frequent value. Its levels are one column, since
+    an owner may invent levels. A column that depends on others, such as the same in another unit, does not count. For
+    samples with a file each, some files are examined. Series and pictures count the independent places of their axes: a
+    channel that is constant for a patient has one.
 
     Raises:
         DataError: a file cannot be read.
@@ -62,7 +62,7 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
     flat = inputs[some].flatten(1).double()
     rows = flat.nan_to_num(math.inf)
     weights = _others(rows) / max(1, len(rows) - 1)
-    if isinstance(spec.data, TableData):  # of a column's levels most count
+    if isinstance(spec.data, TableData):  # of a column's levels the one that counts most
         for place in spec.data.places:
             own = weights[place.whole]
             own[own < own.max()] = 0
@@ -74,21 +74,21 @@ def cells_of_row(spec: RunSpec, data: SiteData) -> float:
 
 
 def _held(sample: Tensor, noise: float, first: int = 0) -> float:
-    """Return of how many numbers a sample can be made, axis by axis: of pictures that were scaled up, those before.
+    """Return how many numbers determine a sample, axis by axis; for upscaled pictures, the original ones.
 
     Source: Tucker 1966, "Some mathematical notes on three-mode factor analysis" (the ranks of a tensor's unfoldings).
 
     Args:
-        sample: [channels, height, width], or a volume; with `first` 1 several samples.
-        noise: standard deviation of what is rounding in each of its numbers, at least.
-        first: axis of a sample.
+        sample: [channels, height, width], or a volume; with `first` 1, several samples.
+        noise: least standard deviation of rounding in each number.
+        first: first axis of a sample.
     """
     numbers = sample.double().cpu()
     noise = max(noise, 1e-6 * float(numbers.abs().max()))
     cells = 1.0
     for axis in range(first, numbers.ndim):
         rows = numbers.movedim(axis, 0).flatten(1)
-        if first and rows.shape[1] < 2 * rows.shape[0]:  # few samples follow from few places
+        if first and rows.shape[1] < 2 * rows.shape[0]:
             cells *= rows.shape[0]
             continue
         sizes = torch.linalg.eigvalsh(rows @ rows.T).clamp_min(0).sqrt()
@@ -98,7 +98,7 @@ def _held(sample: Tensor, noise: float, first: int = 0) -> float:
 
 
 def _changed(data: SiteData) -> float:
-    """Return the share of samples that are not their patient's again: at a second visit nothing may have changed."""
+    """Return the share of samples that differ from the same patient's other samples."""
     if data.groups is None or not isinstance(data.samples.inputs, Tensor):
         return 1.0
     rows = data.samples.inputs.flatten(1).double().nan_to_num(math.inf)
@@ -107,9 +107,9 @@ def _changed(data: SiteData) -> float:
 
 
 def _others(rows: Tensor) -> Tensor:
-    """Return how many samples have another value than most, in each column, float64; of pictures, than the median."""
+    """Return, for each column, how many samples differ from the most frequent value (pictures: median), float64."""
     found, several = torch.zeros(rows.shape[1], dtype=torch.float64), varies(rows).nonzero().flatten()
-    if len(several) > MOST_COLUMNS:  # where more than half have one value, that is the median
+    if len(several) > MOST_COLUMNS:  # if more than half have one value, it is the median
         return (rows != rows.median(0).values).sum(0).double()
     for at in several.tolist():
         found[at] = len(rows) - rows[:, at].unique(return_counts=True)[1].max()
@@ -117,11 +117,10 @@ def _others(rows: Tensor) -> Tensor:
 
 
 def _independent(flat: Tensor, weights: Tensor) -> Tensor:
-    """Return which columns do not follow from others that count as much or more, bool.
+    """Return which columns do not depend on others that count as much or more, bool.
 
-    One follows that is a linear function of others, or its logarithm one of their logarithms, as an index that divides
-    one by another is; or that only grows, or only falls, with another, as in other units, rounded, or in bands. Of more
-    columns than there are rows the last follow from the others.
+    A column depends on others if it is a linear function of them, if this holds for the logarithms (ratios), or if it
+    is monotonic in another one (other units, rounding, bands). Columns beyond the number of rows depend on the others.
     """
     chosen = torch.ones(flat.shape[1], dtype=torch.bool)
     order = weights.argsort(descending=True, stable=True)[: int((weights > 0).sum())]
@@ -139,7 +138,7 @@ def _independent(flat: Tensor, weights: Tensor) -> Tensor:
 
 
 def _linear(columns: Tensor) -> Tensor:
-    """Return which columns are linear functions of those before them, bool."""
+    """Return which columns are linear functions of earlier ones, bool."""
     columns = columns - columns.mean(0)
     left = torch.linalg.qr(columns / columns.norm(dim=0).clamp_min(1e-300)).R.diagonal().abs()
     found = torch.ones(columns.shape[1], dtype=torch.bool)
@@ -148,13 +147,13 @@ def _linear(columns: Tensor) -> Tensor:
 
 
 def _grows_with_another(columns: Tensor) -> Tensor:
-    """Return which columns never fall, or never rise, along one before them that is not among these, bool."""
+    """Return which columns are monotonic in an earlier, independent one, bool."""
     found = torch.zeros(columns.shape[1], dtype=torch.bool)
     for place in range(columns.shape[1] - 1):
         if found[place]:
             continue
         steps = columns[columns[:, place].argsort(stable=True), place + 1 :]
-        few = steps[: max(2, len(steps) // 8)].diff(dim=0)  # most columns are told apart by these
+        few = steps[: max(2, len(steps) // 8)].diff(dim=0)  # enough to rule out most columns
         open_ = ((few >= 0).all(0) | (few <= 0).all(0)).nonzero().flatten()
         rises = steps[:, open_].diff(dim=0)
         found[place + 1 + open_[(rises >= 0).all(0) | (rises <= 0).all(0)]] = True
@@ -163,14 +162,14 @@ def _grows_with_another(columns: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """How many numbers a site's steps send, and may send.
+    """The number of numbers that a site's steps send, and may send.
 
     Args:
         policy: of the site.
-        routes: of the run, without what says nothing of its own: gradients of columns that are the same in all rows
-            here, and of one of several classes, since what flows back to all adds up to 0.
+        routes: of the run, without redundant parts: gradients of constant columns, and of one of several classes,
+            because the deltas of all classes add up to 0.
         projections: whether a pair is sent for every matrix.
-        cells: of a sample that a step's numbers are held against; 0 of texts, and where nothing differs.
+        cells: per sample, compared with a step's numbers; 0 for texts and constant data.
     """
 
     policy: Policy
@@ -180,7 +179,7 @@ class StepNumbers:
 
     @classmethod
     def of(cls, policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> StepNumbers:
-        """Return those of a site in a run."""
+        """Compute the numbers of a site in a run."""
         routes, inputs, width = list(plan.routes), data.samples.inputs, math.prod(spec.data.shape)
         if spec.data.tokens is not None or policy.rows_per_rank is None:
             return cls(policy, plan.routes, spec.training.sends_projections, 0)
@@ -196,25 +195,25 @@ class StepNumbers:
         return cls(policy, tuple(routes), spec.training.sends_projections, cells)
 
     def most(self, samples: int) -> float:
-        """Return how many numbers a step of so many samples may send."""
+        """Return how many numbers a step of this many samples may send."""
         return numbers_a_cell(self.policy.rows_per_rank) * samples * self.cells if self.cells else math.inf
 
     def rows(self, samples: int) -> int | None:
-        """Return how many rows of a layer a step of so many samples may send; None is no limit."""
+        """Return how many rows of a layer a step of this many samples may send; None for no limit."""
         rows = self.policy.rank(samples)
         return rows and rows_for_cells(self.routes, rows, self.most(samples), projections=self.projections)
 
     def sent(self, samples: int) -> int:
-        """Return how many numbers a step of so many samples sends."""
+        """Return how many numbers a step of this many samples sends."""
         return numbers_of_step(self.routes, self.rows(samples), projections=self.projections)
 
     def least(self, spec: RunSpec) -> int:
-        """Return how many numbers a step sends at least, of whatever samples."""
+        """Return the least number of numbers in a step of any size."""
         return numbers_of_step(self.routes, fewest_rows_sent(spec), projections=self.projections)
 
 
 def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, samples: int) -> None:
-    """Check that one step of a table can do with so few numbers that its samples cannot be solved for.
+    """Check that a step can send fewer numbers than are needed to solve for its samples.
 
     Args:
         policy: of the site.
@@ -243,7 +242,7 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
 
 
 def _units(policy: Policy, spec: RunSpec, data: SiteData, most: float) -> int:
-    """Return how many units the hidden layers of a step that sends so many numbers have at most; 0 of other models."""
+    """Return the largest width of the hidden layers that a limit on numbers allows; 0 for other models."""
     model = spec.model
     if not isinstance(model, Mlp):
         return 0
@@ -257,7 +256,7 @@ def _units(policy: Policy, spec: RunSpec, data: SiteData, most: float) -> int:
 
 
 def _batch_size(spec: RunSpec, data: SiteData, needed: float) -> int | None:
-    """Return the least batch size whose steps have so many samples here, and lack as many to one of all; else None."""
+    """Return the least batch size whose steps, and their complements, have enough samples here; None for none."""
     trained = [len(split.train) for split in data.splits if len(split.train)]
     for size in range(spec.training.batch_size, min(max(trained, default=0), LARGEST) + 1):
         steps = {(fold, own) for fold, count in enumerate(trained) for own in batch_sizes(count, size)}

@@ -1,4 +1,4 @@
-"""What a hospital's people ask of the log of what has left it: `disclosures`, `purge`, `privacy export|import`."""
+"""Commands about a site's disclosure log: `disclosures`, `purge`, `privacy export` and `privacy import`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from rankdad.local.privacy.log import DisclosureLog
     from rankdad.local.privacy.run_log import Disclosed
 
-SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="The site's own file.")]
-PASSPHRASE = "RANKDAD_PASSPHRASE"  # in the environment, where nobody can be asked
-FIGURES = {  # by what the log calls them, see `local.privacy.dealing`
-    "gradients": "a gradient of every step, its loss and norm",
-    "local-steps": "the difference of weights that each round of local steps makes, its loss and norm",
-    "sums": "sums over training samples, for labels and for what the run standardises, imputes or harmonises",
-    "table-1": "Table 1: of each column counts, mean and spread, or rows by level",
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="Configuration of the site.")]
+PASSPHRASE = "RANKDAD_PASSPHRASE"  # environment variable
+FIGURES = {  # by their names in the log, see `local.privacy.dealing`
+    "gradients": "a gradient, its loss and norm, in every step",
+    "local-steps": "a change of weights, its loss and norm, in every round of local steps",
+    "sums": "sums over training samples, to weight labels and to standardise, impute or harmonise inputs",
+    "table-1": "Table 1: counts, mean and spread of each column, or rows by level",
     "products": "sums of products of all columns and slopes of a linear model, if all policies allowed these",
-    "coefficients": "coefficients of a linear model of this site's rows, if it was solved exactly and the policy did "
-    "not keep them (site_coefficients)",
-    "metrics": "losses, counts and smooth curves of scores behind the metrics of validation and test sets",
-    "references": "the same of models to compare with",
+    "coefficients": "coefficients of a linear model of this site's rows, if it was solved exactly and the policy "
+    "allowed it (site_coefficients)",
+    "metrics": "losses, counts and smoothed curves of scores, for the metrics of validation and test sets",
+    "references": "the same for the reference models",
 }
-privacy = typer.Typer(help="Move a site's secret, log and policy to another machine.", no_args_is_help=True)
+privacy = typer.Typer(
+    help="Back up a site's secret, disclosure log and policy, or move them to another machine.", no_args_is_help=True
+)
 
 
 def disclosures(
@@ -37,7 +39,7 @@ def disclosures(
         Path | None, typer.Option(metavar="FILE.html", help="Write a page for the data protection officer.")
     ] = None,
 ) -> None:
-    """Show what has left: every run, of how many patients its smallest set was, which share of one's cells it told."""
+    """List the runs that received data from this site, with the size of the smallest set and the share disclosed."""
     config, log = _opened(file)
     found = log.runs()
     if report is not None:
@@ -46,17 +48,17 @@ def disclosures(
 
         owners = owners_of(config)
         rows = [_row(one) | {"owner": owners.get(one.run, one.owner)} for one in found]
-        text = render("disclosures.html", site=config.name, runs=rows, told=_told(config, log))
+        text = render("disclosures.html", site=config.name, runs=rows, told=_total(config, log))
         try:
             report.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{report}: cannot be written: {error.strerror}", code="cannot-write", field="--report", file=report
             ) from None
-        typer.echo(f"the page is in {report}")
+        typer.echo(f"wrote {report}")
         return
     if not found:
-        typer.echo(f"nothing has left {config.name} in parts")
+        typer.echo(f"nothing has left {config.name} yet")
         return
     from rich.table import Table
 
@@ -75,45 +77,45 @@ def disclosures(
         )
         table.add_row(*(visible(str(cell)) for cell in cells))
     console_here().print(table)
-    typer.echo(_told(config, log))
+    typer.echo(_total(config, log))
 
 
 def purge(
     file: SiteFile,
     patients: Annotated[
-        list[str], typer.Argument(metavar="PATIENT", help="As the tables call them, in the column that groups rows.")
+        list[str], typer.Argument(metavar="PATIENT", help="Identifiers, as in the column that groups rows.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    absent: Annotated[bool, typer.Option("--absent", help="Also those whom no run has used yet.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Withdraw without asking.")] = False,
+    absent: Annotated[bool, typer.Option("--absent", help="Also patients that no run has used yet.")] = False,
 ) -> None:
-    """Use withdrawn patients in no run any more, and list those that hold sums of them already."""
+    """Exclude withdrawn patients from future runs, and list the runs that already used them."""
     from rankdad.common.spec.table_schema import composed
 
     config, log = _opened(file)
     patients = list(dict.fromkeys(composed(patient.strip()) for patient in patients))  # as tables' names are read
     unknown = {} if absent else log.unknown(patients)
     if unknown:
-        alike = " (one is known by another spelling, such as of case, blanks, hyphens or zeros)"
+        alike = " (a similar name is known: check case, spaces, hyphens and zeros)"
         raise UserError(
             "no run has used "
             + "; nor ".join(f"{visible(name)}{alike * known}" for name, known in unknown.items())
             + ": "
-            "write names as the tables do, or give --absent for patients whom no run is to use later",
+            "write names as in the tables, or add --absent to exclude them from later runs",
             code="patient-unknown",
             field="PATIENT",
         )
     for patient in patients:
         held = log.runs(patient)
         named = visible(", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held), 10_000)
-        known = f"sums of them are in {named}: these cannot be taken back" if held else "no run holds sums of them"
+        known = f"included in sums of {named}, which cannot be withdrawn" if held else "not included in any run"
         typer.echo(f"{visible(patient)}: {known}")
-    if not yes and not typer.confirm(f"Use {counted(len(patients), 'patient')} no more?"):
-        typer.echo("nothing is changed")
+    if not yes and not typer.confirm(f"Exclude {counted(len(patients), 'patient')} from all future runs?"):
+        typer.echo("nothing was changed")
         raise typer.Exit(1)
     log.withdraw(patients)
     typer.echo(
-        f"{config.name} uses them no more, nor the others of their parts until enough newcomers join these: with and "
-        "without would tell of them. A run that goes on at this moment has them until it is stopped"
+        f"{config.name} no longer uses them. The other patients of their parts wait until enough new patients join, "
+        "because the difference would reveal the withdrawn ones. A run in progress keeps them until it is stopped"
     )
 
 
@@ -134,14 +136,14 @@ def export_log(
         raise UserError(
             f"{output}: cannot be written: {error.strerror}", code="cannot-write", field="FILE", file=output
         ) from None
-    typer.echo(f"{output} holds the log of {config.name}; stop the site here before another machine goes on with it")
+    typer.echo(f"{output} holds the log of {config.name}; stop the site here before another machine uses it")
 
 
 @privacy.command("import")
 def import_log(
-    file: SiteFile, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` has written.")]
+    file: SiteFile, source: Annotated[Path, typer.Argument(metavar="FILE", help="File written by `export`.")]
 ) -> None:
-    """Put a site's secret, log and policy in place on this machine."""
+    """Restore a site's secret, log and policy from an encrypted file."""
     from rankdad.common.files import write_whole
     from rankdad.common.policy import FILE, Policy
     from rankdad.local.config import SiteConfig
@@ -153,7 +155,7 @@ def import_log(
     path = file.resolve().parent / FILE if config.policy is None else Path(config.policy)
     if path.exists() and Policy.read(str(path)) != policy:
         raise UserError(
-            f"{path}: is there already, and another policy than the one in {source}: move it away if that is meant",
+            f"{path}: already exists and differs from the policy in {source}: move it away to replace it",
             code="policy-there-already",
             field="policy",
             file=path,
@@ -162,29 +164,29 @@ def import_log(
     write_whole(path, policy.text())
     typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
     if config.policy is None:
-        typer.echo(f'name that in {file}: "policy": "{FILE}"')
+        typer.echo(f'add to {file}: "policy": "{FILE}"')
 
 
-def _told(config: SiteConfig, log: DisclosureLog) -> str:
-    """Return what all runs together have told, and what more may be."""
+def _total(config: SiteConfig, log: DisclosureLog) -> str:
+    """Describe what all runs together have disclosed, and the limit."""
     from statistics import median
 
     from rankdad.common.policy import Policy
     from rankdad.common.privacy.repeated import most_told
 
     shares, most = log.shares(), most_told(Policy.read(config.policy).rows_per_rank)
-    bound = f"the policy allows {most:.0%} (rows_per_rank)" if most < 1 else "the policy sets no bound (rows_per_rank)"
+    bound = f"the policy allows {most:.0%} (rows_per_rank)" if most < 1 else "the policy sets no limit (rows_per_rank)"
     return (
-        f"all runs together have told at most {max(shares, default=0.0):.0%} of the cells of one of "
-        f"{counted(len(shares), 'patient')}, and {median(shares or [0.0]):.0%} or less of half of them; {bound}"
+        f"of {counted(len(shares), 'patient')}, all runs together have disclosed at most "
+        f"{max(shares, default=0.0):.0%} of a patient's cells, median {median(shares or [0.0]):.0%}; {bound}"
     )
 
 
 def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
-    """Return a site's file and its log.
+    """Open a site's configuration and its log.
 
     Raises:
-        UserError: there is no log: nothing is made by looking.
+        UserError: there is no log.
     """
     from rankdad.local.config import SiteConfig
     from rankdad.local.privacy.log import DisclosureLog
@@ -194,8 +196,8 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
     log = DisclosureLog(folder, config.name, results=[Path(config.output)])
     if not log.exists():
         raise UserError(
-            f"{folder}: holds no log of what has left {config.name}: it is made by the first run, where "
-            'the policy has "keyed_folds": false',
+            f"{folder}: holds no disclosure log of {config.name}: the first run creates it, if the policy has "
+            '"keyed_folds": false',
             code="no-log",
             field="privacy",
             file=folder,
@@ -204,22 +206,22 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
 
 
 def _row(one: Disclosed) -> dict[str, Any]:
-    """Return what is shown of a run."""
+    """Return the values to show of a run."""
     import json
 
     from rankdad.local.agent.words import READ_AS
 
     known = {"name": "a run", "task": "", "method": "", "columns": [], "outcome": [], "sites": []}
-    told = known | json.loads(one.purpose)  # older versions have noted less
-    read = [(READ_AS.get(field, field), names) for field, names in told.get("read", {}).items()]
-    figures = [FIGURES.get(kind, kind) for kind in told.get("figures", ())]
+    purpose = known | json.loads(one.purpose)  # older versions wrote fewer keys
+    read = [(READ_AS.get(field, field), names) for field, names in purpose.get("read", {}).items()]
+    figures = [FIGURES.get(kind, kind) for kind in purpose.get("figures", ())]
     counts = {"patients": sum(one.parts), "parts": len(one.parts), "fewest": min(one.parts, default=0)}
     noted = {"run": one.run, "began": one.began, "asked": one.fewest, "told": one.told, "named_by": one.named_by}
-    return {**told, **counts, **noted, "read": read or [("inputs", told["columns"])], "figures": figures}
+    return {**purpose, **counts, **noted, "read": read or [("inputs", purpose["columns"])], "figures": figures}
 
 
 def _passphrase(*, again: bool = False) -> str:
-    """Return the passphrase of the environment, or of whoever sits here.
+    """Return the passphrase from the environment, or prompt for it.
 
     Raises:
         UserError: it is too short.
@@ -227,6 +229,6 @@ def _passphrase(*, again: bool = False) -> str:
     found = os.environ.get(PASSPHRASE) or typer.prompt("Passphrase", hide_input=True, confirmation_prompt=again)
     if len(found) < 12:
         raise UserError(
-            f"{PASSPHRASE}: a passphrase has twelve characters at least", code="passphrase-short", field=PASSPHRASE
+            f"{PASSPHRASE}: the passphrase needs at least twelve characters", code="passphrase-short", field=PASSPHRASE
         )
     return str(found)

@@ -1,4 +1,4 @@
-"""How a site's samples come to lie in parts: by its secret, and by its log where a folder lasts."""
+"""Assigns a site's patients to parts, by its secret and its disclosure log."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from rankdad.local.privacy.log import DisclosureLog, Waiting
 from rankdad.local.privacy.patients import Patients, compared, names_of, patients_of
 
 DIGITS = 32  # of a digest
-MOST_ASKED = 50  # times until nothing changes any more: each leaves out a part at least, but for odd cases
+MOST_ASKED = 50  # iterations; each usually removes at least one part
 
 
 @dataclass(frozen=True)
 class Dealing:
-    """How a site deals its patients out.
+    """The assignment of a site's patients to parts.
 
     Args:
         spec: of the run.
         secret: of the site.
-        fewest: patients of a part.
-        log: of the site; without one nothing is kept from run to run.
-        run: identity of the run; None where there is none yet.
-        level: patients of a class at the site, and in each part at first; and of a value, where it is moved otherwise.
-        by: columns by which patients are dealt out evenly; None is the outcome.
-        share: most of a part's rows that a patient may have; those beyond are left out.
-        beginning: what tells the run from others of the same specification, where there is no log; "" for nothing.
+        fewest: patients in a part.
+        log: of the site; without one, nothing is kept between runs.
+        run: identity of the run; None if there is none yet.
+        level: least patients with a class, per site or per part; also for values, if rare ones are replaced.
+        by: columns to balance between parts; None for the outcome.
+        share: largest share of a part's rows that one patient may have; further rows are left out.
+        beginning: distinguishes runs of the same spec if there is no log; "" for no distinction.
     """
 
     spec: RunSpec
@@ -55,7 +55,7 @@ class Dealing:
     beginning: str = ""
 
     def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
-        """Return the samples that the run may use, and the parts in which they lie: all of a patient's are in one.
+        """Return the samples that the run may use, and their parts; all samples of a patient are in one part.
 
         Raises:
             DataError: there are too few patients for a single part.
@@ -71,7 +71,7 @@ class Dealing:
             parts, keep = self._asked(self.log, reading, patients)
         why = "" if self.log is None else _why(self.log.waiting(patients.sets, parts), self.fewest)
         if not parts:
-            few = f"has fewer patients for this run than the policy's min_rows, {self.fewest}"
+            few = f"has fewer patients for this run than the policy requires (min_rows {self.fewest})"
             if len(patients.sets) >= self.fewest:
                 few = (
                     f"has {len(patients.sets)} patients, but no part of {self.fewest} (min_rows) that this run may use"
@@ -93,7 +93,7 @@ class Dealing:
         return reading.take(rows), dealt if self.log is None else self._told(self.log, dealt, own)
 
     def _told(self, log: DisclosureLog, dealt: Dealt, names: Sequence[str]) -> Dealt:
-        """Return dealt samples with what the log says of their patients, whose names are given."""
+        """Add the log's information about the named patients to assigned samples."""
         told, run = log.told(self.run, names), self.run
         dealt = replace(dealt, told=np.array([told[name] for name in names]))
         if run is None:
@@ -130,10 +130,10 @@ class Dealing:
     def _asked(
         self, log: DisclosureLog, reading: Reading, patients: Patients
     ) -> tuple[dict[str, int], Callable[[], bool]]:
-        """Return the part of every patient whom the site's log lets the run use, and what notes that it does.
+        """Return the part of every patient that the log allows the run to use, and a function that logs the run.
 
-        Which values are rare depends on who is used and by part on the parts, and who is used on what has changed.
-        With a part less other values may be rare: the log is asked until nothing changes.
+        Rare values depend on the parts, and parts on changed cells. Without a part, other values may become rare, so
+        this is repeated until the result is stable.
         """
         ask = partial(log.parts, self.run, purpose_of(self.spec), _named_by(reading))
         limits = self.fewest, self.level.count
@@ -149,7 +149,7 @@ class Dealing:
         return parts, lambda: ask(patients, *limits, expected=parts) == parts
 
     def _rows_of(self, names: Sequence[str], parts: Mapping[str, int]) -> tuple[Array, Array]:
-        """Return the places of the samples that the run uses, of patients who have a part, and the part of each."""
+        """Return the positions of the samples of patients with a part, and the part of each."""
         of: dict[int, dict[str, list[int]]] = {}
         for row, name in enumerate(names):
             if name in parts:
@@ -167,38 +167,38 @@ class Dealing:
 
 
 def _why(waiting: Waiting, fewest: int) -> str:
-    """Say why patients wait, and what would help."""
+    """Explain why patients wait, and what would help."""
     told = list[str]()
     if waiting.gone:
-        are, those = ("is", "whoever has") if waiting.gone == 1 else ("are", "those who have")
+        are, those = ("is", "that patient") if waiting.gone == 1 else ("are", "those patients")
         told.append(
             f"{counted(waiting.gone, 'patient')} of earlier runs {are} not in this run's table, or left out by its "
-            f"rules, and so {waiting.beside_gone} in the same parts are left out, too: name {those} withdrawn with "
-            "`rankdad purge`, or put the rows back"
+            f"rules, so {waiting.beside_gone} in the same parts are left out too: withdraw {those} with "
+            "`rankdad purge`, or restore the rows"
         )
     if waiting.withdrawn:
         told.append(f"{counted(waiting.withdrawn, 'patient')} in the table have withdrawn")
     if waiting.beside_withdrawn:
         told.append(
-            f"{counted(waiting.beside_withdrawn, 'patient')} had a part with others who have withdrawn: wait until at "
-            f"least {fewest} newcomers join them"
+            f"{counted(waiting.beside_withdrawn, 'patient')} shared a part with withdrawn patients: wait until at "
+            f"least {fewest} new patients join them"
         )
     if waiting.new:
         told.append(
-            f"{counted(waiting.new, 'patient')} since the last run are too few for a part, or of a class that too few "
-            f"have: wait for at least {fewest}"
+            f"{counted(waiting.new, 'patient')} since the last run are too few for a part, or too few have their "
+            f"class: wait for at least {fewest}"
         )
     if waiting.changed:
         told.append(
-            f"{counted(waiting.changed, 'patient')} lie in parts of which this run would use or change a few: ask its "
-            "owner for the columns, values and rules of earlier runs; or if cells of the table have been corrected "
-            "since, put the earlier values back until at least as many patients' have been"
+            f"{counted(waiting.changed, 'patient')} are in parts of which this run would use or change only a few: "
+            "ask its owner for the columns, values and rules of earlier runs; if cells of the table have been "
+            "corrected since, restore the earlier values until at least as many patients' have been"
         )
     return "; ".join(told)
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
-    """Return who has more than `LARGE` of a part's samples, where it has patients enough for nobody to have it."""
+    """Return the patients with more than `LARGE` of a part's samples, if the part has enough patients to avoid it."""
     rows, own = Counter(parts), Counter(zip(parts, names, strict=True))
     return tuple(sorted(name for (part, name), count in own.items() if sizes[part] > 3 and count > LARGE * rows[part]))
 
@@ -213,27 +213,27 @@ def dealing_of(
     results: Sequence[Path] = (),
     others: int | None = None,
 ) -> Dealing | None:
-    """Return how a site with a folder that lasts deals its patients out; None where folds follow from keys.
+    """Return how a site assigns its patients to parts; None if folds follow from keys.
 
     Args:
         folder: of the site's log.
         site: its name.
         policy: of the site.
         spec: of the run.
-        run: its identity; None where there is none yet.
-        secret: that a new log begins with; a random one without it.
-        results: folders of the results of its runs, in which the log's witnesses lie.
-        others: number of the run whose patients may be mostly others than those before.
+        run: its identity; None if there is none yet.
+        secret: for a new log; random by default.
+        results: folders of the results of its runs, with the log's witnesses.
+        others: number of the run whose patients may mostly differ from earlier ones.
 
     Raises:
-        UserError: the site's log cannot be used; or folds are to follow from keys, but the log holds runs in parts.
+        UserError: the site's log cannot be used, or folds should follow from keys but the log holds runs in parts.
     """
     log = DisclosureLog(folder, site, secret, results, others)
     if policy.keyed_folds:
         if log.exists() and log.runs():
             raise UserError(
-                f"keyed_folds: is true in the policy, but {folder} holds runs of {site} in parts, and with folds by "
-                'keys beside these, answers add up to single patients: set "keyed_folds" to false in the policy',
+                f"keyed_folds: is true in the policy, but {folder} holds runs of {site} in parts; combined with folds "
+                'by keys, their results would reveal single patients: set "keyed_folds" to false in the policy',
                 code="log-bypassed",
                 field="keyed_folds",
             )
@@ -242,7 +242,7 @@ def dealing_of(
 
 
 def purpose_of(spec: RunSpec) -> str:
-    """Return what the log keeps of a run, as JSON that later versions can show."""
+    """Return the log entry of a run, as JSON."""
     data = spec.data
     columns, outcome = [f"samples of shape {list(data.shape)}"], ["their labels"]
     if isinstance(data, TableData):
@@ -263,7 +263,7 @@ def purpose_of(spec: RunSpec) -> str:
 
 
 def figures_of(spec: RunSpec) -> list[str]:
-    """Return the kinds of figures that a run sends, of those that `local.privacy.cli` explains."""
+    """Return the kinds of figures that a run sends; `local.privacy.cli` explains them."""
     sums = spec.task.name == "regression" or isinstance(spec.data, TableData) or spec.preparation.standardise != "none"
     due = {
         "gradients": spec.solver != "exact" and spec.local is None,
@@ -279,7 +279,7 @@ def figures_of(spec: RunSpec) -> list[str]:
 
 
 def _named_by(reading: Reading) -> str:
-    """Return by what patients are named; by their place they are only as long as the file is the same."""
+    """Return what identifies patients; row numbers are valid only for the same file."""
     source = Path(reading.source)
     if reading.named_by != PLACE or not source.is_file():
         return reading.named_by
@@ -288,7 +288,7 @@ def _named_by(reading: Reading) -> str:
 
 
 def secret_of_files(path: Path) -> Secret:
-    """Return a secret that follows from a file, or from all files of a folder: for a site where no folder lasts.
+    """Derive a secret from a file or a folder's files, for a site without a permanent folder.
 
     Raises:
         DataError: one cannot be read.

@@ -1,6 +1,6 @@
-"""The disclosure log: a site's secret, and the partition of its patients behind all that has left it, over all runs.
+"""The disclosure log: a site's secret, and the partition of its patients behind everything that has left the site.
 
-Both are in one file, so that neither is lost without the other. Patients are named there by keyed hashes.
+Both are in one file, so that neither is lost without the other. Patients are identified by keyed hashes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rankdad.local.privacy.run_log import RunLog
 
 @dataclass(frozen=True)
 class Waiting:
-    """How many patients a run does not use, by the reason.
+    """How many patients a run does not use, by reason.
 
     Args:
-        gone: known ones whom the run has not read, so that parts are left out.
-        beside_gone: others of the parts of these.
-        withdrawn: those whom the run has read, though they have.
-        beside_withdrawn: others of the parts of those who have withdrawn.
-        changed: of parts of which the run divides or changes a few.
-        new: of no part yet.
+        gone: known ones that the run has not read, so that their parts are left out.
+        beside_gone: others in these parts.
+        withdrawn: withdrawn ones that the run has read.
+        beside_withdrawn: others in parts of withdrawn patients.
+        changed: in parts of which the run divides or changes a few.
+        new: not yet in a part.
     """
 
     gone: int = 0
@@ -45,14 +45,14 @@ class Waiting:
 
 
 class DisclosureLog(RunLog):
-    """A site's log.
+    """The disclosure log of a site.
 
     Args:
-        folder: where it lies, made with a new one.
-        site: whose it is.
-        secret: that a new log begins with; a random one without it.
-        results: folders of the results of its runs, in which the log's witnesses lie.
-        others: number of the run whose patients may be mostly others than those before.
+        folder: of the log; created with a new one.
+        site: that owns the log.
+        secret: for a new log; random by default.
+        results: folders of the results of its runs, with the log's witnesses.
+        others: number of the run whose patients may mostly differ from earlier ones.
     """
 
     def __init__(
@@ -77,25 +77,25 @@ class DisclosureLog(RunLog):
         *,
         expected: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Return the part of every patient whom a run may use.
+        """Return the part of every patient that a run may use.
 
-        A run that goes on has the parts that it began with, whatever other runs have divided since. Where a column says
-        something else of some patients than in a run before, they are a set of their own: else the two runs' sums would
-        differ by what they alone have.
+        A resumed run has the parts that it began with, even if other runs have divided them since. Patients with
+        another value in a column than in an earlier run are a set of their own, because the two runs' sums differ by
+        them.
 
         Args:
-            run: the run's identity; None where there is none yet.
-            purpose: what the run is and is for, as JSON: its `spec` is the same whenever it goes on.
-            named_by: what names patients, such as a column: one patient by two names would be two.
-            patients: whom the run would use.
-            fewest: of a part.
-            level: of a class.
-            expected: what is returned if no other run has begun since: then it is noted that the run has begun.
+            run: the run's identity; None if there is none yet.
+            purpose: description of the run, as JSON; its `spec` must not change when the run is resumed.
+            named_by: what identifies patients, such as a column; otherwise one patient could count twice.
+            patients: that the run would use.
+            fewest: patients in a part.
+            level: least patients of a class.
+            expected: the parts of an earlier call; if they are unchanged, the run is logged.
 
         Raises:
-            UserError: the log cannot be read or written, is another site's, or names patients by something else; or
-                the run that goes on is not the one that began here, with the same patients.
-            DataError: the run's patients seem to be known ones by other names.
+            UserError: the log cannot be read or written, belongs to another site, or identifies patients differently;
+                or the resumed run is not the one that began here with the same patients.
+            DataError: the run's patients seem to be known ones under other names.
         """
         with self._connected() as (log, secret):
             ((known_by,),) = log.execute("SELECT named_by FROM site").fetchall()
@@ -103,8 +103,8 @@ class DisclosureLog(RunLog):
             if another and not (known_by.startswith(PLACE) and named_by.startswith(PLACE)):
                 known_by = visible(known_by, 200)
                 raise self._error(
-                    f"names patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient would "
-                    f"be two. Let the run's data name them by {known_by}, such as with data.group or data.key",
+                    f"identifies patients by {known_by}, and this run by {visible(named_by, 200)}: the same patient "
+                    f"would count twice. Let the run identify them by {known_by}, with data.group or data.key",
                     "patients-named-otherwise",
                 )
             names = {patient: secret.name(patient) for patient in patients.sets}
@@ -147,11 +147,11 @@ class DisclosureLog(RunLog):
             return may
 
     def waiting(self, patients: Collection[str], used: Collection[str]) -> Waiting:
-        """Return why patients wait whom a run has read and does not use.
+        """Return why a run does not use some of the patients that it has read.
 
         Args:
-            patients: of all that the run has read.
-            used: those whom it uses.
+            patients: that the run has read.
+            used: that it uses.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -173,35 +173,36 @@ class DisclosureLog(RunLog):
         return Waiting(**counts, withdrawn=len(here & withdrawn), new=len(new))
 
     def _check_names(self, log: sqlite3.Connection, secret: Secret, patients: Mapping[str, str]) -> None:
-        """Check that known patients have not come to be called otherwise: all would be dealt out a second time."""
+        """Check that known patients have not been renamed, which would assign them to parts twice."""
         known = dict(log.execute("SELECT patient, spelling FROM spellings"))
         new, spelt = patients.keys() - known.keys(), set(known.values())
         twice = sorted(patients[name] for name in new if _spelt(secret, patients[name]) in spelt)
         if twice:
-            problem = "new patients are called as known ones are, but for the spelling: the same would be two"
+            problem = (
+                "names of new patients differ from known ones only in spelling: the same patient would count twice"
+            )
             raise self._not_known(
-                f"{problem}. Write names as in former runs", "patients-named-otherwise", f": {_listed(twice)}"
+                f"{problem}. Write names as in earlier runs", "patients-named-otherwise", f": {_listed(twice)}"
             )
         ((number,),) = log.execute("SELECT 1 + coalesce(max(number), 0) FROM runs").fetchall()
         gone = known.keys() - patients.keys()
         if 2 * len(new) > len(patients) and 2 * len(gone) > len(known) and self._others != number:
-            problem = "more than half of the run's patients are new, and more than half of the known ones are not there"
+            problem = "more than half of the run's patients are new, and more than half of the known ones are missing"
             raise self._not_known(
-                f"{problem}: if they are the same, name them as in former runs; if they are others, "
-                f'"other_patients": {number} in the site\'s file says so',
+                f"{problem}: if they are the same, name them as in earlier runs; if they are others, set "
+                f'"other_patients": {number} in the site\'s file',
                 "patients-replaced",
             )
 
     def _check_places(self, log: sqlite3.Connection) -> None:
-        """Check that rows of a file that has changed are confirmed to be where they were: only that names patients."""
+        """Check that unchanged row numbers are confirmed after a change of a file, if only these identify patients."""
         ((number,),) = log.execute("SELECT 1 + coalesce(max(number), 0) FROM runs").fetchall()
         if self._others != number:
             raise self._not_known(
-                "patients are known by their place in a file, and it has changed since the last run: rows may have "
-                f'moved. If none has, and new ones stand at the end, "other_patients": {number} in the site\'s file '
-                "says so",
+                "patients are identified by their row in a file that has changed since the last run: rows may have "
+                f'moved. If none has, and new ones are at the end, set "other_patients": {number} in the site\'s file',
                 "rows-may-have-moved",
-                ". A column that names patients (data.key), from the first run on, makes that unnecessary",
+                ". A column that identifies patients (data.key), from the first run on, avoids this",
             )
 
     def _not_known(self, problem: str, code: str, hint: str = "") -> DataError:
@@ -216,24 +217,24 @@ class DisclosureLog(RunLog):
         withdrawn: Collection[str],
         data: bytes,
     ) -> None:
-        """Check that a run by the name of one that began here is that one: an aggregator may call any run so."""
+        """Check that a resumed run is the one that began here: an aggregator may reuse a name."""
         if not same:
-            problem = f"another run began here as {run}: its parts are not those of this one"
-            raise self._error(f"{problem}; submit it anew", "run-differs")
+            problem = f"another run began here as {run}, with other parts"
+            raise self._error(f"{problem}; submit it again", "run-differs")
         if not began.keys().isdisjoint(withdrawn):
-            problem = f"a patient of the run {run} has been withdrawn since it began: it cannot go on here"
-            raise self._error(f"{problem}; submit it anew", "patient-withdrawn")
+            problem = f"a patient of the run {run} has been withdrawn since it began: it cannot be resumed here"
+            raise self._error(f"{problem}; submit it again", "patient-withdrawn")
         gone = not began.keys() <= patients.values.keys()
         if gone or (patients.columns and _digest(patients, began) != data):
-            problem = f"the patients of the run {run} are not those with whom it began here, or their data are not"
-            raise self._error(f"{problem}: put the data back, or submit it anew", "data-changed")
+            problem = f"the run {run} began here with other patients or other data"
+            raise self._error(f"{problem}: restore the data, or submit it again", "data-changed")
 
     def told(self, run: str | None, patients: Iterable[str]) -> dict[str, float]:
-        """Return what share of each patient's cells has been told; see `common.privacy.repeated`.
+        """Return the share of each patient's cells that has been disclosed; see `common.privacy.repeated`.
 
         Args:
-            run: the run's identity: of one that goes on, what had been told when it was noted what it tells.
-            patients: all whom it uses.
+            run: the run's identity; for a resumed run, what it disclosed itself does not count.
+            patients: that it uses.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -242,7 +243,7 @@ class DisclosureLog(RunLog):
             return _told(log, run, {secret.name(patient): patient for patient in patients})
 
     def shares(self) -> tuple[float, ...]:
-        """Return what share of each patient's cells all runs have told, of all whom any has used, the least first.
+        """Return the share of each patient's cells that all runs have disclosed, smallest first.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -254,19 +255,19 @@ class DisclosureLog(RunLog):
     def tell(
         self, run: str, shares: Mapping[str, float], before: Mapping[str, float], most: float, *, anew: bool
     ) -> bool:
-        """Note what share of each patient's cells a run tells; return whether it may begin.
+        """Log the share of each patient's cells that a run discloses; return whether it may begin.
 
-        Of a run that began before, what it told then counts, too, where it begins anew; else what it tells more.
+        If the run starts anew, its earlier disclosures count as well; if it is resumed, only additional ones count.
 
         Args:
             run: the run's identity.
-            shares: of each patient whom it uses.
-            before: what `told` said: if another run tells of them meanwhile, nothing is noted.
-            most: that all runs may tell of a patient, where it began before.
-            anew: whether it begins at the beginning.
+            shares: of each patient that it uses.
+            before: result of `told`; if another run has disclosed more since, nothing is logged.
+            most: limit of all runs for a patient, for a run that began before.
+            anew: whether it starts from the beginning.
 
         Raises:
-            PolicyError: it began before, and all together is more.
+            PolicyError: it began before, and the total exceeds the limit.
             UserError: the log cannot be written, or is another site's.
         """
         with self._connected() as (log, secret):
@@ -282,14 +283,18 @@ class DisclosureLog(RunLog):
             if known is not None and new != own:
                 everything = _told(log, None, {name: name for name in names})
                 if any(everything[name] - own[name] + share > most * (1 + 1e-9) for name, share in new.items()):
-                    said = "the run began here before, and with what it told then it tells too much of some patients"
-                    raise PolicyError("rows_per_rank", f"{said}: submit it anew, or smaller", code="run-told-already")
+                    said = (
+                        "the run began here before, and together with that it would disclose too much of some patients"
+                    )
+                    raise PolicyError(
+                        "rows_per_rank", f"{said}: submit it again, or a smaller one", code="run-told-already"
+                    )
             rows = [(number, name, share) for name, share in sorted(new.items()) if share]
             log.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", rows)
             return True
 
     def unknown(self, patients: Iterable[str]) -> dict[str, bool]:
-        """Return the names of patients that no run has used; of each, whether a known one is another spelling of it.
+        """Return the names that no run has used; of each, whether a known name differs only in spelling.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -300,7 +305,7 @@ class DisclosureLog(RunLog):
             return {one: _spelt(secret, one) in spelt for one in patients if secret.name(one) not in known}
 
     def withdraw(self, patients: Sequence[str]) -> None:
-        """See that patients are used no more, in any run that begins or goes on from now.
+        """Exclude patients from all runs that begin or resume from now on.
 
         Raises:
             UserError: the log cannot be written, or is another site's.
@@ -311,7 +316,7 @@ class DisclosureLog(RunLog):
 
 
 def _told(log: sqlite3.Connection, run: str | None, patients: Mapping[str, str]) -> dict[str, float]:
-    """Return what has been told of patients, by name, given their keyed hashes."""
+    """Return the disclosed shares of patients by name, given their keyed hashes."""
     (own,) = log.execute("SELECT told FROM runs WHERE run = ?", [run]).fetchone() or (None,)
     earlier = "SELECT number FROM runs WHERE told < ?" if own else "SELECT number FROM runs WHERE told IS NOT NULL"
     sums = f"SELECT patient, sum(share) FROM told WHERE run IN ({earlier}) GROUP BY patient"
@@ -325,18 +330,18 @@ def _named(names: Mapping[str, str], shares: Mapping[str, float]) -> Iterator[tu
 
 
 def _spec(purpose: str) -> object:
-    """Return the digest of a run's specification; a later version notes more of the same run."""
+    """Return the digest of a run's spec; the rest of its purpose may differ between versions."""
     return json.loads(purpose).get("spec")
 
 
 def _versions(log: sqlite3.Connection, about: str) -> list[Version]:
-    """Return what has been said of patients in a column so far; see `common.privacy.versions`."""
+    """Return the earlier values of patients in a column; see `common.privacy.versions`."""
     found = log.execute("SELECT digests FROM versions WHERE about = ? ORDER BY number", [about])
     return [dict(struct.iter_unpack("16s8s", digests)) for (digests,) in found]
 
 
 def _digest(patients: Patients, used: Collection[str]) -> bytes:
-    """Return a digest of all that a run uses."""
+    """Return a digest of the data that a run uses."""
     digest = hashlib.sha256(repr(patients.columns).encode())
     for name in sorted(used):
         digest.update(f"{name} {patients.sets[name]}".encode() + b"".join(patients.values[name]))
@@ -344,10 +349,10 @@ def _digest(patients: Patients, used: Collection[str]) -> bytes:
 
 
 def _spelt(secret: Secret, patient: str) -> str:
-    """Return in place of a name what it has in common with other ways to write it."""
+    """Return a normal form of a name, equal for different spellings."""
     return secret.name("spelling", spelling(patient))
 
 
 def _listed(patients: Sequence[str]) -> str:
-    """Return some names as they stand in an error."""
+    """Format some names for an error."""
     return ", ".join(visible(one, 40) for one in patients[:3]) + ", …" * (len(patients) > 3)

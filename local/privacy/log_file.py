@@ -1,4 +1,4 @@
-"""The file of a site's disclosure log: what it is made of, and whether it is this site's, whole, and the newest."""
+"""The file of a site's disclosure log, with checks that it is complete, current and this site's."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ CREATE TABLE asked (
 
 
 class LogFile:
-    """A log's file.
+    """The file of a disclosure log.
 
     Args:
-        folder: where it lies, made with a new one.
-        site: whose it is.
-        secret: that a new log begins with; a random one without it.
-        results: folders of the results of its runs, in which the log's witnesses lie.
+        folder: of the log; created with a new one.
+        site: that owns the log.
+        secret: for a new log; random by default.
+        results: folders of the results of its runs, with the log's witnesses.
     """
 
     def __init__(self, folder: Path, site: str, secret: Secret | None = None, results: Iterable[Path] = ()) -> None:
@@ -99,11 +99,11 @@ class LogFile:
             return secret
 
     def exists(self) -> bool:
-        """Tell whether there is a log, or one is lost; none is made by asking."""
+        """Return whether there is a log, or one is lost; does not create one."""
         return self._path.exists() or any(witness.found(self._results))
 
     def contents(self) -> bytes:
-        """Return the whole log, secret included, as a file holds it.
+        """Return the bytes of the log file, secret included.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -113,7 +113,7 @@ class LogFile:
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[sqlite3.Connection, Secret]]:
-        """Yield the log and its secret in one transaction: of two runs that begin at once, one waits for the other."""
+        """Yield the log and its secret in one transaction, which excludes other runs."""
         try:
             if not self._path.exists():
                 self._begin()
@@ -126,20 +126,20 @@ class LogFile:
                     self._check_newest(log, secret)
                     yield log, secret
                 if log.total_changes and self._results:
-                    with _transaction(log):  # what another run has noted meanwhile is told, too
+                    with _transaction(log):  # waits for other runs
                         witness.write(self._results, _witness(log, secret))
         except (sqlite3.Error, OSError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in DAMAGED or self._path.is_dir():
                 raise self._damaged(str(error)) from None
             raise self._error(
-                f"cannot be used now ({error}), and without it nothing leaves: end what holds it, make room on the "
-                "disk, or let this user write it",
+                f"cannot be used now ({error}), and without it nothing leaves: end the process that locks it, free "
+                "space on the disk, or give this user write access",
                 "log-out-of-reach",
             ) from None
 
     def _begin(self) -> None:
-        """Put a new log in place, unless another process has just done so."""
+        """Create a new log, unless another process has just done so."""
         for path, _ in witness.found(self._results):
             raise self._too_old(path)
         make_folder(self._path.parent, private=True)
@@ -149,7 +149,7 @@ class LogFile:
             )
 
     def _opened(self, log: sqlite3.Connection) -> Secret:
-        """Check that a log is this site's; return its secret."""
+        """Check that the log is this site's; return its secret."""
         (version,) = log.execute("PRAGMA user_version").fetchone()
         if not version:
             raise self._damaged("it is empty")
@@ -160,20 +160,20 @@ class LogFile:
         with closing(sqlite3.connect(":memory:")) as ours:
             ours.executescript(TABLES)
             if _schema(log) != _schema(ours):
-                raise self._damaged("its tables are others")
+                raise self._damaged("its tables are wrong")
         found = log.execute("SELECT name, secret FROM site").fetchall()
         if [(type(secret), len(secret)) for _, secret in found] != [(bytes, SECRET)]:
             raise self._damaged("it does not have one secret")
         ((site, secret),) = found
         if site != self._site:
             raise self._error(
-                f"is the log of {visible(str(site), 63)}, and this is {self._site}: every site has a folder of its own",
+                f"is the log of {visible(str(site), 63)}, and this is {self._site}: each site needs its own folder",
                 "log-of-another-site",
             )
         return Secret(secret)
 
     def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
-        """Check that the log knows all that its witnesses do."""
+        """Check that the log knows everything that its witnesses know."""
         runs = dict(log.execute("SELECT number, run FROM runs"))
         (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
         (counted,) = log.execute("SELECT count(told) FROM runs").fetchone()
@@ -183,35 +183,35 @@ class LogFile:
                 raise self._too_old(path)
 
     def check(self, content: bytes) -> None:
-        """Check a whole log, as `contents` returns it, before it is put into the place of this one.
+        """Check the bytes of a log before they replace this one.
 
         Raises:
-            UserError: it is damaged, another site's, or not the newest.
+            UserError: it is damaged, another site's, or outdated.
         """
-        if not content:  # which SQLite has no memory for
+        if not content:  # SQLite cannot open an empty image
             raise self._damaged("it is empty")
         try:
             with closing(sqlite3.connect(":memory:")) as log:
                 log.execute("PRAGMA trusted_schema = OFF")
                 log.deserialize(content)
                 if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
-                    raise self._damaged("its pages do not fit together")
+                    raise self._damaged("its pages are inconsistent")
                 self._check_newest(log, self._opened(log))
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from None
 
     def _too_old(self, newer: Path) -> UserError:
         return self._error(
-            f"is missing or older than {newer}, which tells of a run or a withdrawal that is not in it: put the newest "
-            f"log in its place. Only if that is lost, move every {witness.FILE} of this site's output away: what left "
-            "before and what leaves then add up",
+            f"is missing or older than {newer}, which knows of a later run or withdrawal: restore the newest log. "
+            f"Only if that is lost, move every {witness.FILE} of this site's output away: earlier disclosures are then "
+            "no longer counted",
             "log-too-old",
         )
 
     def _damaged(self, how: str) -> UserError:
         return self._error(
-            f"is damaged ({how}), and without it nothing leaves: put its newest copy in its place; one that lacks a "
-            "run is refused",
+            f"is damaged ({how}), and without it nothing leaves: restore its newest copy; one that lacks a run is "
+            "refused",
             "log-unusable",
         )
 
@@ -220,24 +220,24 @@ class LogFile:
 
 
 def restore(folder: Path, site: str, content: bytes, source: Path, results: Iterable[Path] = ()) -> None:
-    """Put a site's log, as `LogFile.contents` returned it, into a folder.
+    """Write a site's log, as returned by `LogFile.contents`, into a folder.
 
     Args:
         folder: of the log.
-        site: whose it is.
+        site: that owns it.
         content: of the log.
-        source: file that it comes from.
-        results: folders of the results of its runs, in which the log's witnesses lie.
+        source: file that the content comes from, for errors.
+        results: folders of the results of its runs, with the log's witnesses.
 
     Raises:
-        UserError: a log is there already, it cannot be written, or is damaged, another site's or not the newest.
+        UserError: a log exists already, or it cannot be written, is damaged, another site's or outdated.
     """
     LogFile(source, site, results=results).check(content)
     path = make_folder(folder, private=True) / FILE
     try:
         _put(path, content)
     except FileExistsError:
-        problem = "is there already: one log is never put in place of another; move it away if that is meant"
+        problem = "already exists, and is never overwritten: move it away to replace it"
         raise UserError(f"{path}: {problem}", code="log-there-already", field="privacy", file=path) from None
     except OSError as error:
         raise UserError(
@@ -247,7 +247,7 @@ def restore(folder: Path, site: str, content: bytes, source: Path, results: Iter
 
 @contextmanager
 def _transaction(log: sqlite3.Connection) -> Iterator[None]:
-    """Do all of what is done in a `with`, or nothing, while no other process writes."""
+    """Run a `with` block as one write transaction."""
     log.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -258,13 +258,13 @@ def _transaction(log: sqlite3.Connection) -> Iterator[None]:
 
 
 def _schema(log: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    """Return all that a log's file is made of, triggers and views as well as tables."""
+    """Return the kind, name and SQL of all tables, triggers and views."""
     found = log.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name").fetchall()
     return [(kind, name, " ".join(sql.split())) for kind, name, sql in found]
 
 
 def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
-    """Return what is told of a log outside of it."""
+    """Return what a witness records of a log."""
     runs, last = log.execute("SELECT number, run FROM runs ORDER BY number DESC").fetchone() or (0, "")
     (withdrawn,) = log.execute("SELECT count(*) FROM withdrawn").fetchone()
     (told,) = log.execute("SELECT count(told) FROM runs").fetchone()
@@ -272,7 +272,7 @@ def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
 
 
 def _new(site: str, secret: bytes) -> bytes:
-    """Return a new log, as a file holds it."""
+    """Return the bytes of a new log."""
     with closing(sqlite3.connect(":memory:")) as log:
         log.executescript(TABLES)
         log.execute(f"PRAGMA user_version = {VERSION}")
@@ -282,10 +282,10 @@ def _new(site: str, secret: bytes) -> bytes:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Put a file in its place when all of it is on the disk.
+    """Write a file completely before it gets its name.
 
     Raises:
-        FileExistsError: there is one already.
+        FileExistsError: the file exists.
     """
     number, name = tempfile.mkstemp(dir=path.parent)
     try:

@@ -1,4 +1,4 @@
-"""A site's patients as a run would use them: in which set each is, of which class, what each column says of them."""
+"""A site's patients as a run would use them: their sets, classes, and values in each column."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from rankdad.common.spec.written import Tabular
 from rankdad.local.privacy.usual import usual_inputs
 
 GAP = np.float32(np.nan).tobytes()
-MOST_COLUMNS = 500  # that are compared one by one; of more, several together, and nobody else knows which
+MOST_COLUMNS = 500  # compared one by one; more are grouped by the site's secret
 
 
 @dataclass(frozen=True)
 class Patients:
-    """Of every patient, by name, what the site's log needs to know.
+    """What the disclosure log needs to know of each patient, by name.
 
     Args:
-        sets: which of the data's own sets they are in, a bit for each; one set where the data have none.
-        strata: number of the stratum by which they are dealt out.
-        classes: those that they are of, of several labels each with its values; of numbers none.
-        values: a keyed digest of each column's values, in all of the patient's rows that the run would use; of whom it
-            has none, the run uses no row.
-        columns: what these are called; none where patients are not compared yet.
+        sets: splits of the data that they are in, one bit each; one set if the data have no splits.
+        strata: stratum for balancing parts.
+        classes: of the patient; with several labels, each label's values; none for numbers.
+        values: keyed digests of each column's values in the rows that the run would use; empty if it uses no row.
+        columns: names; empty until patients are compared.
     """
 
     sets: Mapping[str, int]
@@ -43,10 +42,10 @@ class Patients:
     columns: tuple[str, ...]
 
     def named(self, names: Mapping[str, str]) -> Patients:
-        """Return the same patients by other names.
+        """Return the same patients under other names.
 
         Args:
-            names: of every patient, the other.
+            names: new name of every patient.
         """
         return Patients(
             {names[patient]: own for patient, own in self.sets.items()},
@@ -58,12 +57,12 @@ class Patients:
 
 
 def patients_of(spec: RunSpec, reading: Reading, by: Collection[str] | None = None) -> Patients:
-    """Return the patients of what a run has read, not compared yet: what groups samples, or each sample by itself.
+    """Return the patients that a run has read, not compared yet; without groups, each sample is one.
 
     Args:
         spec: the run.
-        reading: what it has read.
-        by: columns, of those that the run reads, by which patients are dealt out evenly; None is the outcome.
+        reading: the samples.
+        by: columns to balance between parts; None for the outcome.
     """
     assert reading.labels is not None
     names, labels = names_of(reading), reading.labels
@@ -81,15 +80,15 @@ def patients_of(spec: RunSpec, reading: Reading, by: Collection[str] | None = No
 def compared(
     patients: Patients, spec: RunSpec, used: Reading, secret: Secret, level: MinLevel, parts: Array
 ) -> Patients:
-    """Return patients with what each column says of those whom the run uses, once rare values are moved.
+    """Return patients with digests of their values in each column, after rare values are replaced.
 
     Args:
-        patients: of all that the run has read.
+        patients: that the run has read.
         spec: the run.
-        used: what the run uses of it.
+        used: the samples that the run uses.
         secret: of the site.
-        level: below how many patients a value is rare.
-        parts: int64, of each sample that is used.
+        level: a value that fewer patients have is rare.
+        parts: int64, of each used sample.
     """
     names = names_of(used)
     split = np.zeros(len(names), np.int64) if used.split is None else used.split
@@ -103,7 +102,7 @@ def compared(
 
 
 def _as_used(spec: RunSpec, used: Reading, level: MinLevel, parts: Array) -> Array | FileSamples:
-    """Return inputs with rare values moved; what fills a rare gap is infinite, since it is a mean of others."""
+    """Return inputs with rare values replaced; a rare missing value becomes infinite, since its fill is a mean."""
     if isinstance(used.inputs, FileSamples):
         return used.inputs
     groups = None if used.groups is None else torch.from_numpy(np.unique(used.groups, return_inverse=True)[1])
@@ -125,7 +124,7 @@ def names_of(reading: Reading) -> tuple[str, ...]:
 
 
 def _told_apart(spec: RunSpec, reading: Reading, by: Collection[str] | None) -> Array:
-    """Return of every sample that by which patients are dealt out: labels, or [samples, columns] codes."""
+    """Return the strata of every sample: labels, or [samples, columns] codes."""
     data, labels = spec.data, reading.labels
     assert labels is not None
     if by is None or not isinstance(data, TableData) or isinstance(reading.inputs, FileSamples):
@@ -138,7 +137,7 @@ def _told_apart(spec: RunSpec, reading: Reading, by: Collection[str] | None) -> 
 
 
 def _codes(column: Array) -> Array:
-    """Return a number for each row of a column, equal for those that are alike."""
+    """Return codes of a column's values, equal for equal rows."""
     rows = np.nan_to_num(column.reshape(len(column), -1).astype(np.float64), nan=-1.0)
     found, codes = np.unique(rows, axis=0, return_inverse=True)
     codes = codes.reshape(-1)
@@ -149,7 +148,7 @@ def _codes(column: Array) -> Array:
 
 
 def _strata_of(names: Sequence[str], labels: Array) -> dict[str, int]:
-    """Return every patient's stratum, of their least label where they have several."""
+    """Return every patient's stratum, from their smallest label."""
     order = np.lexsort(np.atleast_2d(labels.T))
     patients, first = np.unique(np.array(names, object)[order], return_index=True)
     own = strata(labels[order][first])
@@ -157,12 +156,11 @@ def _strata_of(names: Sequence[str], labels: Array) -> dict[str, int]:
 
 
 def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secret: Secret) -> dict[str, list[bytes]]:
-    """Return what every column says of each sample: as it is used, and as it stands in the source.
+    """Return each column's value of each sample, as used and as in the source.
 
-    A column has one name whatever it is used for, and an array whatever its shape: else what changes in between is not
-    seen. Whoever knows how two runs make numbers of a column can compare their sums, so that both sides are kept: used
-    values differ by a bound, such as a clip, for those beyond it; what stands there differs for those whose cell has
-    been corrected, though a unit or a level's name has made all used values others.
+    A column has the same name for any use, and an array for any shape, so that changes in between are noticed. Both
+    values are kept, because sums of two runs can be compared: used values differ by rules such as a clip, and source
+    values by corrections, even if a unit or a level's name changes all used values.
     """
     assert reading.labels is not None
     data, found = spec.data, dict[str, list[bytes]]()
@@ -200,7 +198,7 @@ def _columns(spec: RunSpec, reading: Reading, inputs: Array | FileSamples, secre
 
 
 def _kept(data: TableData, keep: Sequence[str], covariates: Array) -> dict[str, list[bytes]]:
-    """Return what columns that harmonisation keeps say: of levels the first is where all others are 0."""
+    """Return the values of columns that harmonisation keeps; zeros stand for the first level."""
     found, first = dict[str, list[bytes]](), 0
     for column in keep:
         levels = data.levels(column)
@@ -215,19 +213,19 @@ def _kept(data: TableData, keep: Sequence[str], covariates: Array) -> dict[str, 
 
 
 def _levels(block: Array, listed: Sequence[bytes]) -> list[bytes]:
-    """Return the level of every row of zeros and a one; of a gap what a gap among numbers is."""
+    """Return the level of every one-hot row; a missing one is encoded as in a numeric column."""
     gaps, places = np.isnan(block[:, 0]).tolist(), np.nan_to_num(block).argmax(1).tolist()
     return [GAP if gap else listed[place] for gap, place in zip(gaps, places, strict=True)]
 
 
 def _value(level: str) -> bytes:
-    """Return a level as the number that it is, or as text: a column may be levels in one run and numbers in another."""
+    """Return a level as a number if possible, else as text: a column may be both, in different runs."""
     own = number(level)
     return _cells(np.array([own]))[0] if math.isfinite(own) else level.encode()
 
 
 def _digests(secret: Secret, column: str, said: Sequence[bytes]) -> list[bytes]:
-    """Return the digests of what a column says of each patient; of what it says of several one is made."""
+    """Return the digests of a column's values; equal values are hashed once."""
     digest, made = secret.digests(column), dict.fromkeys(said, b"")
     for own in made:
         made[own] = digest(own)
@@ -235,7 +233,7 @@ def _digests(secret: Secret, column: str, said: Sequence[bytes]) -> list[bytes]:
 
 
 def _joined(rows: Collection[Sequence[int]], cells: Sequence[bytes], sets: Sequence[bytes]) -> list[bytes]:
-    """Return what a column says of each patient, in whatever order their rows are."""
+    """Return each patient's values in a column, independent of the order of rows."""
     if all(len(own) == 1 for own in rows):
         return [cells[row] + sets[row] for (row,) in rows]
     return [
@@ -247,7 +245,7 @@ def _joined(rows: Collection[Sequence[int]], cells: Sequence[bytes], sets: Seque
 
 
 def _cells(values: Array) -> list[bytes]:
-    """Return the bytes of each sample's values, the same in either precision; of all gaps the same."""
+    """Return the bytes of each sample's values, equal in both precisions and for all kinds of NaN."""
     cells = np.ascontiguousarray(values.astype(np.float32).reshape(len(values), -1) + np.float32(0))
     cells[np.isnan(cells)] = np.nan
     return [row.tobytes() for row in cells]

@@ -1,4 +1,4 @@
-"""Which runs a site's disclosure log knows: who asked for them, when they began, and where they have sent batches."""
+"""The runs in a site's disclosure log: their owners, beginnings, and where they have sent batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Disclosed:
 
     Args:
         run: its identity.
-        purpose: what it was for, as JSON.
-        began: when, in UTC.
-        parts: patients of each part that it used.
-        fewest: what the policy asked for then.
-        told: largest share of a patient's cells that it told, of what is counted over runs.
-        named_by: what names patients, in all runs.
-        owner: who asked for it, as far as the log counts that; "" where it does not.
+        purpose: description, as JSON.
+        began: time, in UTC.
+        parts: number of patients in each part that it used.
+        fewest: patients per part that the policy required.
+        told: largest share of a patient's cells that it disclosed, as counted over runs.
+        named_by: what identifies patients, in all runs.
+        owner: who submitted it; "" if the log does not count owners' runs.
     """
 
     run: str
@@ -36,19 +36,19 @@ class Disclosed:
 
 
 class RunLog(LogFile):
-    """A log, as far as it is of runs."""
+    """The part of a log about runs."""
 
     def count(self, run: str | None, owner: str, per_day: int | None, most: int | None) -> None:
-        """Count a run that an owner asks for, whatever becomes of it; one that goes on counts once.
+        """Count a run that an owner submits, whatever its outcome; a resumed run counts once.
 
         Args:
-            run: its identity; None only looks whether there may be one more.
-            owner: who asks, or where that is unknown the aggregator.
-            per_day: most runs of an owner within 24 hours; None is no limit.
-            most: of an owner in all; None is no limit.
+            run: its identity; None only checks whether one more is allowed.
+            owner: who submits it; the aggregator if unknown.
+            per_day: limit of an owner's runs within 24 hours; None for no limit.
+            most: limit of an owner's runs in total; None for no limit.
 
         Raises:
-            PolicyError: there would be more; the run is not counted.
+            PolicyError: the limit is reached; the run is not counted.
             UserError: the log cannot be read or written, or is another site's.
         """
         with self._connected() as (log, _):
@@ -58,17 +58,17 @@ class RunLog(LogFile):
             ((in_all, today),) = log.execute(f"{known} WHERE owner = ?", [owner]).fetchall()
             for field, limit, count in (("runs_per_day", per_day, today), ("runs", most, in_all)):
                 if limit is not None and count >= limit:
-                    said = f"this site's policy allows {limit} of one owner, refused ones included"
+                    said = f"this site's policy allows {limit} per owner, including refused ones"
                     raise PolicyError(field, said, code="too-many-runs")
             if run is not None:
                 log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
 
     def begin(self, run: str, spec: str) -> None:
-        """Note that a run begins at the beginning: of each time other batches are drawn.
+        """Log that a run starts from the beginning, which draws new batches.
 
         Args:
             run: the run's identity.
-            spec: the digest of its specification.
+            spec: the digest of its spec.
 
         Raises:
             UserError: the log cannot be written, or is another site's.
@@ -77,7 +77,7 @@ class RunLog(LogFile):
             _begin(log, run, spec)
 
     def beginning(self, run: str, spec: str) -> int:
-        """Return how many runs of a specification have begun here before one did, for the last time.
+        """Return how many runs of a spec had begun here before this one last began.
 
         Raises:
             UserError: the log cannot be read or written, or is another site's.
@@ -90,12 +90,12 @@ class RunLog(LogFile):
             return int(number)
 
     def places(self, but: str | None = None) -> list[tuple[bytes, int, bytes, str]]:
-        """Return sketches of the weights at which runs have sent batches, how many, what flowed back there, and more.
+        """Return, for each place: sketch of the weights, number of batches, deltas there, and seeds as JSON.
 
         See `common.privacy.standing`.
 
         Args:
-            but: identity of a run whose batches are not counted.
+            but: identity of a run to exclude from the counts.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -107,7 +107,7 @@ class RunLog(LogFile):
             return log.execute(known, [but]).fetchall()
 
     def note_place(self, run: str, sketch: bytes, steps: int, flows: bytes, drawn: str) -> None:
-        """Note how many batches a run has sent near some weights, and as JSON what they were drawn from.
+        """Log how many batches a run has sent near some weights, and their seeds as JSON.
 
         Raises:
             UserError: the log cannot be written, or is another site's.
@@ -120,7 +120,7 @@ class RunLog(LogFile):
             )
 
     def runs(self, patient: str | None = None) -> tuple[Disclosed, ...]:
-        """Return all runs, or those that hold sums of a patient, in their order.
+        """Return all runs, or those with sums over a patient, in order.
 
         Raises:
             UserError: the log cannot be read, or is another site's.
@@ -152,7 +152,7 @@ class RunLog(LogFile):
             )
 
     def heads(self) -> Heads:
-        """Return how far the log has come, as others are told.
+        """Return how far the log has come, for the other members.
 
         Raises:
             UserError: the log cannot be read, or is another site's.

@@ -1,4 +1,4 @@
-"""What a run tells of a site's patients at many weights, beside what earlier runs have told of them."""
+"""How much of a site's patients a run discloses at many weights, added to what earlier runs have disclosed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Factory
 from rankdad.local.privacy.cells import StepNumbers, cells_of_row, varies
 
-REPEATED = "sums of the same patients at many weights: with as many numbers as they have cells, these can be solved for"
+REPEATED = "sums of the same patients at many weights: with as many numbers as cells, these can be solved for"
 
-STANDING = "who is in which batch, and with that each one's gradient: as many batches at the same weights tell both"
+STANDING = "who is in which batch, and so each one's gradient: many batches at the same weights reveal both"
 
-SILENT = ("relu", "gelu")  # a unit may say nothing of a third of the patients, and more
+SILENT = ("relu", "gelu")  # a unit may be inactive for a third of the patients or more
 
-WIDER = "who is in which batch, and with that each one's row: with as many columns as patients batches tell both"
+WIDER = "who is in which batch, and so each one's row: with as many columns as patients, batches reveal both"
 
 SMALLEST = 4  # bytes of a number in a buffer
 
 
 class About(NamedTuple):
-    """Numbers about the patients of some samples, who have so many cells each."""
+    """Numbers about the patients of some samples, who have this many cells each."""
 
     rows: Tensor
     numbers: int
@@ -48,23 +48,23 @@ class About(NamedTuple):
 
 
 def told_here(data: SiteData, sent: Iterable[About]) -> Tensor:
-    """Return what share of the cells of each sample's patient is told, float64 [samples]."""
+    """Return the share of cells disclosed of each sample's patient, float64 [samples]."""
     of = torch.arange(len(data.samples)) if data.groups is None else data.groups
     people = int(of.max()) + 1 if len(of) else 0
     return shares_told([Sent(of[one.rows].unique(), one.numbers, one.cells) for one in sent], people)[of]
 
 
 def told_before(data: SiteData) -> Tensor:
-    """Return the same of earlier runs, as the site's log has it."""
+    """Return the share that earlier runs have disclosed, from the site's log; float64 [samples]."""
     if data.parts is None or data.parts.told is None:
         return torch.zeros(len(data.samples), dtype=torch.float64)
     return torch.from_numpy(data.parts.told)
 
 
 def of_solving(spec: RunSpec, data: SiteData) -> Iterator[About]:
-    """Yield what a linear model's sums at some weights are about: all samples, and those of each training.
+    """Yield the samples behind a linear model's sums: all samples, and those of each training.
 
-    Each level is a column of it, as in its products: with a level more there are more of these than cells.
+    Each level counts as a column, as in the sums of products.
     """
     whole, fold = Preparing(spec).solving.numbers()
     last, columns = data.splits[-1], math.prod(spec.data.shape) + 1
@@ -75,14 +75,14 @@ def of_solving(spec: RunSpec, data: SiteData) -> Iterator[About]:
 
 
 def of_validation(spec: RunSpec, data: SiteData) -> Iterator[About]:
-    """Yield what leaves about each training's validation samples between epochs."""
+    """Yield what is sent about each training's validation samples between epochs."""
     numbers, cells = numbers_of_epoch(spec.task, spec.training.monitor), cells_of_row(spec, data)
     for split in data.splits:
         yield About(split.validation, numbers * spec.training.epochs, cells)
 
 
 def epochs_of_validation(policy: Policy, spec: RunSpec, data: SiteData) -> int:
-    """Return for how many epochs sums of all validation samples may leave, beside what else is told."""
+    """Return the number of epochs for which sums over all validation samples are allowed, given other disclosures."""
     own, all_ = told_here(data, of_validation(spec, data)), told_before(data) + beside_steps(spec, data)
     left, told = most_told(policy.rows_per_rank) - (all_ - own), own > 0
     return max(0, int(spec.training.epochs * (left[told] / own[told]).min())) if told.any() else 0
@@ -91,11 +91,10 @@ def epochs_of_validation(policy: Policy, spec: RunSpec, data: SiteData) -> int:
 def of_directions(
     policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
 ) -> Iterator[About]:
-    """Yield what batches tell of a training's patients who have half as many columns as there are patients, or more.
+    """Yield what batches disclose of a training with at least half as many columns as patients.
 
-    The gradient of a layer that sees the inputs is a sum of its batch's rows. Where there are as many columns as
-    patients, sums of as many batches are no other rows' sums, wherever the weights are: who is in which can be solved.
-    Of a unit that may say nothing of some, they are those of whom it does: taken to be two of three.
+    The gradient of a layer that sees the inputs is a sum of its batch's rows. With as many columns as patients, each
+    sum determines the rows in it, at any weights. Units that may be inactive count as active for two patients of three.
     """
     width, inputs = math.prod(spec.data.shape), data.samples.inputs
     seeing = [_rows(route) for route in plan.routes if route.matrix[1] in (width, width + 1) and len(route.shape) > 1]
@@ -113,42 +112,42 @@ def of_directions(
 
 
 def _answered(spec: RunSpec) -> float:
-    """Return of what part of the patients a unit that sees the inputs says something."""
+    """Return the share of patients for which a unit that sees the inputs is active."""
     model = spec.model
     silent = getattr(model, "activation", "") in SILENT or getattr(model, "dropout", 0) > 0
     return 2 / 3 if silent or isinstance(model, Factory) else 1.0
 
 
 def _rows(route: Route) -> int:
-    """Return how many rows, at least one, of a layer's gradient a step sends."""
+    """Return how many rows of a layer's gradient a step sends, at least one."""
     return max(1, route.matrix[0] - 1 if route.up is None else route.up)
 
 
 def of_steps(
     policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]
 ) -> Iterator[About]:
-    """Yield what steps of all of a training's samples, and buffers after them, tell of these."""
+    """Yield what steps over all of a training's samples, and buffers after them, disclose."""
     cells, buffers = cells_of_row(spec, data), plan.buffer_bytes // SMALLEST
     for split, own in zip(data.splits, sizes, strict=True):
-        people = data.people(split.train)  # of several visits each batch may have all
+        people = data.people(split.train)  # with several visits, each batch may have all patients
         if steps := steps_of_all(own, min(people, len(split.train))):
             each = StepNumbers.of(policy, spec, plan, data).sent(len(split.train))
             yield About(split.train, (steps * each + buffers) * spec.training.epochs, cells)
 
 
 def over(policy: Policy, told: Tensor) -> Tensor:
-    """Return of which samples' patients more is told than a policy allows, bool [samples]."""
+    """Return whether the disclosed share exceeds the policy's limit, bool [samples]."""
     return told > most_told(policy.rows_per_rank) * (1 + 1e-9)
 
 
 def check_solving(policy: Policy, spec: RunSpec, data: SiteData, noun: str, field: str, owner: str) -> None:
-    """Check that a linear model's sums do not tell too much beside what earlier runs have told.
+    """Check that a linear model's sums, added to earlier runs, do not disclose too much.
 
     Args:
         policy: of the site.
         spec: of the run.
         data: of the site.
-        noun: what a patient is called, in the singular.
+        noun: for a patient, in the singular.
         field: of the spec that asks for the sums.
         owner: what the owner could ask for instead.
 
@@ -162,7 +161,7 @@ def check_solving(policy: Policy, spec: RunSpec, data: SiteData, noun: str, fiel
 
 
 def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
-    """Check that not too many numbers leave in batches of all of a training's samples; others are drawn afresh.
+    """Check that not too many numbers leave in batches of all of a training's samples; smaller ones are drawn afresh.
 
     Args:
         policy: of the site.
@@ -188,13 +187,13 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
         "of all of a training"
     )
     often = counted(allowed, "epoch") + " of that" if allowed else "none of that"
-    often += f" beside what else is told, {_percent(before)} of their cells" if before.any() else ""
+    often += f" in addition to other figures, {_percent(before)} of their cells" if before.any() else ""
     if not before.any():
         needed = math.ceil(numbers / (most * cells))
         often += f", or all from {counted(needed, noun)} on" if allowed else f" but from {counted(needed, noun)} on"
     often += (
-        f" (rows_per_rank {policy.rows_per_rank}); smaller batches, of which there are two or more, are of others each "
-        "time"
+        f" (rows_per_rank {policy.rows_per_rank}); with two or more smaller batches, their patients change from epoch "
+        "to epoch"
     )
     change: dict[str, object] = {"rows_per_rank": lets(before + own)}
     error = refusal("training.epochs", asks, often, change, REPEATED)
@@ -202,7 +201,7 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
 
 
 def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes: Sequence[Sequence[int]]) -> None:
-    """Check that batches of patients with so many columns are too few to tell who is in which.
+    """Check that batches of patients with this many columns are too few to reveal who is in which.
 
     Args:
         policy: of the site.
@@ -230,7 +229,7 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     owner = f"at most {counted(max(0, int(most * fewest) - 1), 'column')}"
     if any(len(split.validation) for split in data.splits):
         owner += ", or no validation (training.validation 0)"
-    owner += ', or units that say something of all ("activation": "tanh")' * (_answered(spec) < 1)
+    owner += ', or units that are active for all ("activation": "tanh")' * (_answered(spec) < 1)
     owner += ", or a model that does not see them all,"
     error = refusal("data", asks, allows, change, WIDER, owner=owner)
     raise FewSamplesError.of(error, code="columns-of-too-few")
@@ -245,16 +244,16 @@ def check_standing(
     places: Places,
     earlier: Places = (),
 ) -> None:
-    """Check that batches at nearly the same weights are too few to tell who is in which.
+    """Check that batches at nearly the same weights are too few to reveal who is in which.
 
     Args:
         policy: of the site.
         spec: of the run.
         data: of the site.
-        fold: that is trained.
-        numbers: that the largest batch sends.
-        places: at which batches have been sent; the next are at the last of them.
-        earlier: at which other runs have.
+        fold: in training.
+        numbers: in the largest batch.
+        places: with numbers of sent batches; the next batches are at the last one.
+        earlier: places of other runs.
 
     Raises:
         FewSamplesError: there are too many.
@@ -282,18 +281,18 @@ def tell(
     *,
     anew: bool = True,
 ) -> bool:
-    """Note in the site's log what the run tells of each patient; return whether it still may.
+    """Log what the run discloses of each patient; return whether it is still allowed.
 
     Args:
         policy: of the site.
         spec: of the run.
         plan: of the run.
         data: of the site, as it was admitted.
-        sizes: of every training's batches in an epoch; None of a run that is solved exactly.
-        anew: whether it begins at the beginning: others may then say something else than the last time.
+        sizes: of every training's batches in an epoch; None for a run that is solved exactly.
+        anew: whether it starts from the beginning, where other members may send something else than the last time.
 
     Raises:
-        PolicyError: it has begun here before, and would tell too much.
+        PolicyError: it has begun here before, and would disclose too much.
     """
     if data.parts is None or data.parts.tell is None:
         return True
@@ -305,7 +304,7 @@ def tell(
 
 
 def beside_steps(spec: RunSpec, data: SiteData) -> Tensor:
-    """Return what a run by steps tells beside these: for the reference linear, and of validation samples."""
+    """Return what a run in steps discloses besides: for the linear reference, and about validation samples."""
     solved = of_solving(spec, data) if "linear" in spec.references else ()
     return told_here(data, [*solved, *of_validation(spec, data)])
 
@@ -319,7 +318,7 @@ def _told_already(policy: Policy, asks: str, before: Tensor, own: Tensor, field:
 
 
 def lets(told: Tensor) -> int | None:
-    """Return the strictest `rows_per_rank` that lets so much be told."""
+    """Return the strictest `rows_per_rank` that allows this share."""
     return int(2 / float(told.max()) + 1e-9) or None
 
 

@@ -1,4 +1,4 @@
-"""A site's inputs with rare values moved to usual ones: what a run uses, and what the site's log compares."""
+"""Replaces rare values of a site's inputs by usual ones, for the run and for the disclosure log."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rankdad.common.privacy.levels import without_rare
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 
-FLAT = ("linear", "mlp", "factory")  # models that may see a sample's entries all at once
+FLAT = ("linear", "mlp", "factory")  # models whose first layer may see all entries of a sample
 
 
 def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor | None, parts: Tensor | None) -> Tensor:
-    """Return inputs in which no value that few patients have sets them apart.
+    """Return inputs in which no rare value identifies few patients.
 
-    Whatever their shape, a layer that sees all at once sees a table; pictures and series of other networks stay.
+    This applies if a layer sees all entries at once; pictures and series for other networks are unchanged.
 
     Args:
         spec: the run.
         inputs: [rows, …], NaN where a value is missing.
         level: how many patients are enough.
-        groups: int64 [rows], which patient each row is of; None where each is of another.
-        parts: int64 [rows], the part of each; None where there are none.
+        groups: patient of each row, int64 [rows]; None if each row is another patient.
+        parts: part of each row, int64 [rows]; None without parts.
     """
     if level.count < 2 or not inputs.is_floating_point() or (inputs.ndim != 2 and spec.model.name not in FLAT):
         return inputs

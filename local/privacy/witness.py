@@ -1,4 +1,4 @@
-"""How much a site's log knows, told outside of it, beside the results of its runs: an older copy is then found out."""
+"""A record of the log's progress outside of it, next to the results, to detect an outdated copy of the log."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ FILE = "disclosed.json"
 
 
 class Witness(Part):
-    """What a log knew when something was last noted there."""
+    """Progress of the log at its last change."""
 
     runs: int
-    """How many."""
+    """Number of runs."""
     last: str
-    """The last run's identity, by the site's secret."""
+    """The last run's identity, keyed by the site's secret."""
     withdrawn: int
-    """Patients."""
+    """Number of withdrawn patients."""
     told: int = 0
-    """Runs of which it was noted what they tell."""
+    """Number of runs with logged disclosures."""
 
 
 def found(results: Iterable[Path]) -> Iterator[tuple[Path, Witness]]:
-    """Yield what lies in folders of results, and in those of an agent's runs in them.
+    """Yield the witnesses in folders of results, and in the runs of an agent in them.
 
     Raises:
         UserError: one cannot be read.
@@ -37,10 +37,10 @@ def found(results: Iterable[Path]) -> Iterator[tuple[Path, Witness]]:
 
 
 def write(results: Iterable[Path], told: Witness) -> None:
-    """Write it into folders of results.
+    """Write a witness into folders of results.
 
     Raises:
-        UserError: that cannot be done.
+        UserError: a file cannot be written.
     """
     for folder in results:
         write_whole(folder / FILE, told.model_dump_json() + "\n", private=True)

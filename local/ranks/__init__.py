@@ -1,1 +1,1 @@
-"""A site of several processes, started by torchrun: ranks share every batch, and rank 0 alone is the site to others."""
+"""A site of several processes, started by torchrun: ranks share every batch, and rank 0 speaks for the site."""

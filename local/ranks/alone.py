@@ -1,4 +1,4 @@
-"""A site of one process: what several ranks share, it has by itself."""
+"""A site of one process, with the interface of several ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankdad.common.spec import RunSpec
 
 
 class Alone:
-    """The one process of a site; `local.ranks.sharing` has what several do in its place.
+    """The only process of a site; `local.ranks.sharing` has the counterpart for several.
 
     Attributes:
         rank: of this process.
@@ -24,20 +24,20 @@ class Alone:
     rank, size = 0, 1
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context for what all ranks do together, which says which rank it was if one could not go on."""
+        """Return a context for joint work of all ranks, which names the rank that failed."""
         return nullcontext()
 
     def share(self, message: bytes | None = None, *, patiently: bool = False) -> bytes | None:
-        """Return rank 0's message at all ranks; none is None.
+        """Return rank 0's message at all ranks; None stays None.
 
         Args:
-            message: of rank 0; what the others hand in is ignored.
-            patiently: whether they may come to this minutes apart.
+            message: of rank 0; ignored at other ranks.
+            patiently: whether ranks may arrive minutes apart.
         """
         return message
 
     def replica(self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica) -> Replica:
-        """Return the replica that all ranks have, or have rows of, if they have the same run, data and model."""
+        """Return the shared replica, whole or in rows, after checking that run, data and model are equal."""
         return replica
 
     def pooled(self, payload: Payload, loss: float) -> tuple[Payload, float]:
@@ -50,5 +50,5 @@ class Alone:
         return payload, loss
 
     def gathered(self, rows: Tensor) -> tuple[Tensor, int]:
-        """Return the rows of all ranks, in their order, and where this rank's begin; their numbers may differ."""
+        """Return the rows of all ranks in order, and the position of this rank's first row; numbers may differ."""
         return rows, 0

@@ -1,7 +1,7 @@
-"""The process group of a site's ranks: who they are, how one that cannot go on says why, and how all end then.
+"""The process group of a site's ranks, and how all of them end when one fails.
 
-What a rank says goes through the store that torchrun keeps, which outlives every rank. Then it closes its connections:
-whoever waits for it finds that out at once, and looks there.
+A failing rank leaves its reason in torchrun's store, which outlives every rank. Then it closes its connections: ranks
+that wait for it notice at once, and read the reason.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from rankdad.common.devices import device_here
 from rankdad.common.errors import RankdadError
 from rankdad.local.shutdown_signals import ShutdownError
 
-PATIENCE = timedelta(minutes=10)  # for which ranks wait for each other to read their data, or to evaluate
-IN_STEP = timedelta(minutes=1)  # for which it waits for their part of a step, once it has computed its own
-ENDLESS = timedelta(days=365)  # for which the others wait for rank 0, and it for other sites
-FAREWELL = 10.0  # seconds for which a rank that is cut off waits until rank 0 has said why
-SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off say that they live
+PATIENCE = timedelta(minutes=10)  # for ranks that read their data or evaluate
+IN_STEP = timedelta(minutes=1)  # for the other ranks' part of a step, after this one's
+ENDLESS = timedelta(days=365)  # for rank 0, which waits for other sites
+FAREWELL = 10.0  # seconds for which a rank that is cut off waits for rank 0's reason
+SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off report that they are alive
 REASON, HEARD, LIVES = "reason", "heard", "lives"  # keys of the store
 
 _log = logging.getLogger(__name__)
 
 
 class RankError(RankdadError):
-    """Another rank of this site could not go on.
+    """Another rank of this site failed.
 
     Args:
-        rank: which.
-        sentence: why.
-        public: what other sites may hear of it.
-        exit_code: that the command ends with.
+        rank: its number.
+        sentence: the reason.
+        public: the part of it that other sites may read.
+        exit_code: of the command.
         code: of the error there.
         field: of the error there.
     """
@@ -57,12 +57,12 @@ class RankError(RankdadError):
 
     @property
     def public_message(self) -> str:
-        """What other sites may hear of it."""
+        """Return the part of the reason that other sites may read."""
         return self._public
 
 
 class LostRankError(RankdadError):
-    """A rank of this site has died: the site ends, and comes back.
+    """A rank of this site has died; the site ends, and continues when it is started again.
 
     Args:
         ranks: that do not answer.
@@ -72,23 +72,23 @@ class LostRankError(RankdadError):
     def __init__(self, ranks: list[int], size: int) -> None:
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
-            f"{which} of 0 to {size - 1} no longer answers: killed, stopped, or out of memory? Started again, with "
-            "as many ranks or others, the site goes on from its checkpoint",
+            f"{which} of 0 to {size - 1} no longer answers: killed, stopped, or out of memory? Start the site again, "
+            "with the same or another number of ranks: it continues from its checkpoint",
             code="rank-lost",
         )
 
 
 class Ranks:
-    """The ranks of a site, within a `with`: what ends one of them ends all.
+    """The ranks of a site, within a `with`; an error at one of them ends all.
 
     Args:
-        joining: in which they have to come together.
+        joining: time for all ranks to join.
         in_step: for which rank 0 waits for the others in a step.
 
     Attributes:
         rank: of this process.
-        size: how many there are.
-        group: that gradients travel in; None where they travel as all else does.
+        size: number of ranks.
+        group: for gradients; None for the default group.
         has_own_gpu: whether no other rank computes on this one's device.
     """
 
@@ -96,12 +96,12 @@ class Ranks:
         self._in_step = in_step
         one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
         if one_machine and "lo" in dict(socket.if_nameindex()).values():
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # what ranks tell each other stays in this machine
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks communicate within this machine
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=joining))
             gloo, before = PrefixStore("gloo", store), _sockets()
             dist.init_process_group("gloo", store=gloo, rank=self.rank, world_size=self.size, timeout=joining)
-            gloo.set(f"joined/{self.rank}", "1")  # one that ended before the others have come so far would hold them up
+            gloo.set(f"joined/{self.rank}", "1")  # a rank that ends before the others have joined would block them
             gloo.wait([f"joined/{rank}" for rank in range(self.size)], joining)
         except (RuntimeError, ValueError, OSError) as error:
             raise not_joined(error) from None
@@ -112,7 +112,7 @@ class Ranks:
         self.has_own_gpu = False
 
     def __enter__(self) -> Ranks:
-        if self.rank:  # rank 0 finishes its step, for which it needs the others, and ends them
+        if self.rank:  # rank 0 finishes its step, for which it needs the others, and then ends them
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
         return self
@@ -131,7 +131,7 @@ class Ranks:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """End a rank that is not rank 0, which says why."""
+        """End a rank other than 0, after reporting why."""
         cut_off = _is_cut_off(error)
         if not isinstance(error, RankdadError) and not cut_off:
             _log.error("rank %d: an unexpected error", self.rank, exc_info=error)
@@ -150,7 +150,7 @@ class Ranks:
         """Return this rank's device.
 
         Args:
-            asked: as the site's file has it: `cuda` is a GPU for each rank, `cuda:0` one for all.
+            asked: as in the site's file: `cuda` is a GPU for each rank, `cuda:0` one for all.
 
         Raises:
             UserError: this machine has fewer GPUs than ranks, or none.
@@ -163,27 +163,27 @@ class Ranks:
         return found
 
     def connect(self) -> None:
-        """Go over to steps, with gradients between GPUs where each rank has its own; all ranks call this, or none."""
+        """Switch to steps, with gradients between GPUs if each rank has its own; called by all ranks, or none."""
         self._wait_for_others(self._in_step)
         if self.has_own_gpu:
             self.group = dist.new_group(backend="nccl")
 
     def meet(self) -> None:
-        """Wait until all ranks are here, which may take minutes: they have read or computed for themselves."""
+        """Wait, maybe for minutes, until all ranks have finished reading or computing."""
         self._wait_for_others(PATIENCE)
         dist.barrier()
         self._wait_for_others(self._in_step)
 
     def _wait_for_others(self, most: timedelta) -> None:
-        """Have rank 0 wait so long for the others, which wait for it without end: it waits for other sites."""
+        """Set how long rank 0 waits for the others; they wait for it without limit, as it waits for other sites."""
         _set_pg_timeout(most if not self.rank else ENDLESS, dist.group.WORLD)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Say at rank 0 which rank it was, if what all do together fails.
+        """Report at rank 0 which rank has failed, if joint work fails.
 
         Raises:
-            RankError: another rank could not go on.
+            RankError: another rank failed.
             LostRankError: another rank has died.
         """
         try:
@@ -195,7 +195,7 @@ class Ranks:
             raise explained from None
 
     def explain(self, error: BaseException) -> BaseException:
-        """Cut this rank off, so that all others end, and return why it ends: its own error or that of another rank."""
+        """Cut this rank off, so that all others end, and return the cause: its own error or another rank's."""
         cut_off = _is_cut_off(error)
         if not dist.is_initialized():  # it is cut off
             return error
@@ -206,14 +206,14 @@ class Ranks:
         while time.monotonic() < until:
             if (said := self._said()) is not None:
                 return said
-            if not cut_off and not self._missing():  # told to stop, and nobody is to blame
+            if not cut_off and not self._missing():  # stopped by a signal
                 return error
             time.sleep(0.02)
         missing = self._missing()
         return LostRankError(missing, self.size) if missing else error
 
     def look(self) -> None:
-        """Look whether another rank has said why it cannot go on, where this one waits for something else.
+        """Check whether another rank has failed, while this one waits for something else.
 
         Raises:
             RankError: one has.
@@ -225,12 +225,12 @@ class Ranks:
             raise said
 
     def _said(self) -> RankError | None:
-        """Return what another rank has said; None where none has."""
+        """Return another rank's error; None if there is none."""
         said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
         return None if said["rank"] == self.rank else RankError(**said)
 
     def _break(self, reason: BaseException | None) -> None:
-        """Close this rank's connections, and say why: the first reason counts, the others follow from it."""
+        """Close this rank's connections, and store the reason, unless an earlier one is stored."""
         if reason is not None:
             said: dict[str, Any] = {"rank": self.rank, "exit_code": getattr(reason, "exit_code", 1)}
             if isinstance(reason, RankdadError):
@@ -242,16 +242,16 @@ class Ranks:
             with suppress(dist.DistError):
                 self._store.compare_set(REASON, "", json.dumps(said))
         for number, _ in self._connections & _sockets():
-            # What is sharded holds the group, and with it its connections: torch's own abort leaves gloo's open.
+            # Sharded tensors hold the group and so its connections: torch's own abort leaves gloo's open.
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                connection.getpeername()  # which what listens has not: gloo ends the process with its listener
-                if connection.getsockname()[1] != int(os.environ["MASTER_PORT"]):  # where rank 0 keeps the store
+                connection.getpeername()  # fails for the listener, which must stay: gloo ends the process with it
+                if connection.getsockname()[1] != int(os.environ["MASTER_PORT"]):  # the store, at rank 0
                     connection.shutdown(socket.SHUT_RDWR)
         dist.destroy_process_group()
         self._set(f"{LIVES}/{self.rank}")
 
     def _missing(self) -> list[int]:
-        """Return the ranks that have not said that they live, since connections were closed."""
+        """Return the ranks that have not reported to be alive since connections were closed."""
         return [rank for rank in range(self.size) if not self._store.check([f"{LIVES}/{rank}"])]
 
     def _set(self, key: str) -> None:
@@ -260,7 +260,7 @@ class Ranks:
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """Return the numbers of this process's open sockets, each with what it is; none where the system lists none."""
+    """Return the file numbers and inodes of this process's open sockets; empty where the system lists none."""
     found = set[tuple[int, int]]()
     with suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
@@ -271,6 +271,6 @@ def _sockets() -> set[tuple[int, int]]:
 
 
 def _is_cut_off(error: BaseException) -> bool:
-    """Tell an error of a connection to another rank, maybe in the midst of a model's forward pass."""
+    """Return whether an error comes from a connection to another rank, maybe within a model's forward pass."""
     cause = error.__cause__ or error
     return isinstance(cause, dist.DistError) or (isinstance(cause, RuntimeError) and "gloo" in str(cause))

@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def run_rank(read: Callable[[], SiteConfig]) -> None:
-    """Run this process's rank: rank 0 is the site to all others, and what ends one rank ends all.
+    """Run this process's rank: rank 0 is the site, and an error at one rank ends all.
 
     Args:
-        read: returns the site's own file.
+        read: returns the site's configuration.
 
     Raises:
-        RankdadError: at rank 0: it, or another rank that is named, could not go on.
+        RankdadError: at rank 0: it, or another rank that is named, failed.
     """
     with Ranks() as ranks:
         config = read()
@@ -46,16 +46,16 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
 
 
 def follow(config: SiteConfig, ranks: Sharing) -> None:
-    """Train as rank 0 does, with the answers that it has from the aggregator; nothing is sent or written here.
+    """Train as rank 0 does, with the aggregator's answers from rank 0; nothing is sent or written here.
 
     Args:
-        config: the site's own file.
+        config: of the site.
         ranks: of the site.
 
     Raises:
-        RankdadError: this rank could not go on.
+        RankdadError: this rank failed.
     """
-    logging.getLogger("rankdad").setLevel(logging.ERROR)  # rank 0 logs all that they have in common
+    logging.getLogger("rankdad").setLevel(logging.ERROR)  # rank 0 logs everything else
     own = taking_part(config, json.loads(ranks.share() or b""))
     spec, plan = own.spec, own.plan
     run = RunState(spec, plan, ranks.replica(spec, plan, own.data, own.replica))
@@ -66,7 +66,7 @@ def follow(config: SiteConfig, ranks: Sharing) -> None:
     data = replace(own.data, parts=None if parts is None else parts.unnoted())
 
     def between_steps() -> None:
-        if ranks.share():  # rank 0 writes a checkpoint, of which this rank may have rows
+        if ranks.share():  # rank 0 writes a checkpoint and may need this rank's rows
             run.tensors()
 
     site = site_of(spec, plan, data, state, own.policy, Observer(between_steps=between_steps), ranks=ranks)
@@ -74,6 +74,6 @@ def follow(config: SiteConfig, ranks: Sharing) -> None:
     while site.due is not None:
         site.take(ranks.share(patiently=is_long(site.due)))
     result = site.result
-    ranks.share()  # once rank 0 has written what the site keeps
+    ranks.share()  # until rank 0 has written the results
     if config.parallel == "data" and weights_sha256(result.final) != result.weights_sha256[config.name]:
-        _log.error("rank %d: ends with other weights than rank 0: do their machines compute alike?", ranks.rank)
+        _log.error("rank %d: ends with other weights than rank 0: do their machines compute differently?", ranks.rank)

@@ -1,8 +1,8 @@
-"""A replica that a site's ranks share: each has some rows of every weight, and of its moments (FSDP).
+"""A replica sharded over a site's ranks: each has some rows of every weight and of its moments (FSDP).
 
-torch's `fully_shard` gathers a block's whole weights for its passes. Gradients travel as without it, so that
-FSDP adds up none. What comes back each rank applies to its own rows: optimizers that go element by element change these
-as they would change the whole. All ranks call each method at the same time.
+torch's `fully_shard` gathers a block's whole weights for its passes. Gradients are exchanged as without it, so FSDP
+reduces none. Each rank applies the update to its own rows, which equals the whole update for elementwise optimizers.
+All ranks call each method at the same time.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.snapshot import under
 from rankdad.common.spec import Adam, RunSpec
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose members are blocks
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # their members are blocks
 
 
 class ShardedReplica(Replica):
-    """The rows of a replica that are this rank's.
+    """The rows of a replica at one rank.
 
-    Rank 0 returns whole weights and states. The others return their own rows, which `load` takes, too.
+    Rank 0 returns whole weights and states. The others return their own rows, which `load` also accepts.
 
     Args:
         spec: the run.
-        model: with its initial weights; all ranks have the same, and of each keep their rows from here on.
-        group: the process group of the ranks; the default one where it is None.
+        model: with its initial weights, equal at all ranks; each keeps its rows.
+        group: the process group of the ranks; None for the default one.
     """
 
     def __init__(self, spec: RunSpec, model: nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -55,29 +55,29 @@ class ShardedReplica(Replica):
         super().__init__(spec, model=model)
         self._parameters = dict[str, nn.Parameter]()
         with self._gathering(alike=False):
-            self._parameters = dict(model.named_parameters())  # as passes use them: their memory comes and goes
+            self._parameters = dict(model.named_parameters())  # whole ones, allocated during passes
 
     def _trained(self) -> dict[str, nn.Parameter]:
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         return {name: nn.Parameter(_rows_of(parameter.detach())) for name, parameter in named.items()}
 
     def rows(self, length: int) -> slice:
-        """Return which rows of a parameter this rank has, of so many; maybe none."""
+        """Return this rank's rows of a parameter of this length; maybe none."""
         most = math.ceil(length / self._size)
         return slice(min(self._rank * most, length), min((self._rank + 1) * most, length))
 
     def capture(self, only: Container[str] | None = None) -> FactorCapture:
-        """Return what captures the gradients of the model's passes, whole as of these: see `FactorCapture`."""
+        """Return a capture of the gradients of whole weights; see `FactorCapture`."""
         return FactorCapture(self.model, only, layers=self._layers, parameters=self._parameters)
 
     def passes(self, samples: Sequence[int] = (), largest: int = 1) -> AbstractContextManager[None]:
-        """Return a context for passes: whole weights block by block, if all ranks come to each as often, else all.
+        """Return a context for passes: weights are gathered by block if all ranks make equally many, else at once.
 
         Args:
             samples: of each of the step's batches.
             largest: samples that go through the model at once.
         """
-        sizes = [parts(count, self._size) for count in samples]  # of the ranks' parts: the first has most samples
+        sizes = [parts(count, self._size) for count in samples]  # of the ranks; the first has most samples
         alike = all(len(batch_sizes(each[0], largest)) == len(batch_sizes(each[-1], largest)) for each in sizes)
         return self._gathering(alike=alike)
 
@@ -96,7 +96,7 @@ class ShardedReplica(Replica):
 
     @contextmanager
     def evaluating(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[nn.Module]:
-        """Yield the model, for passes without gradients at all ranks, with these weights in place of its own."""
+        """Yield the model with these weights, for passes without gradients at all ranks."""
         own = {name: _rows_of(value).clone() for name, value in self.model.state_dict().items()} if weights else {}
         self.load(weights)
         with self.passes():
@@ -104,7 +104,7 @@ class ShardedReplica(Replica):
         self.load(own)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over this rank's rows of weights, or of what `weights` has returned here, and buffers."""
+        """Load this rank's rows from whole weights, or its own rows from `weights`, and buffers."""
         own = self.model.state_dict()
         with torch.no_grad():
             for name, value in weights.items():
@@ -113,7 +113,7 @@ class ShardedReplica(Replica):
                 _rows_of(target).copy_(value[self.rows(len(value))] if rows else value)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return a copy of all weights and buffers on the CPU; at ranks other than 0 of their own rows."""
+        """Return a copy of all weights and buffers on the CPU; at ranks other than 0, of their rows."""
         return self._gathered(self.model.state_dict())
 
     def parameters(self) -> dict[str, Tensor]:
@@ -121,15 +121,15 @@ class ShardedReplica(Replica):
         return self._gathered(dict(self.model.named_parameters()), at_all=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of weights, buffers and moments by name: of one process's replica, or of this rank's rows."""
+        """Return copies of weights, buffers and moments by name: whole, or this rank's rows."""
         weights = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
         return self._gathered(weights | moments_of(self._optimizer, self.trained))
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go back to a state of one process's replica, after so many steps.
+        """Restore the whole state of a replica after this many steps.
 
         Raises:
-            ValueError, KeyError, RuntimeError: it is not that of this model.
+            ValueError, KeyError, RuntimeError: the state is of another model.
         """
         self.step = step
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
@@ -138,7 +138,7 @@ class ShardedReplica(Replica):
         if {name: value.shape for name, value in self.model.state_dict().items()} != {
             name: value.shape for name, value in weights.items()
         }:
-            raise ValueError("the weights are not those of this model")
+            raise ValueError("the weights are of another model")
         for key, value in moments.items():
             if value.ndim and value.shape != shapes.get(key.partition("/")[2]):
                 raise ValueError(f"{key}: got {list(value.shape)}, which is not its weight's shape")
@@ -147,7 +147,7 @@ class ShardedReplica(Replica):
         load_moments(self._optimizer, self.trained, own)
 
     def _clip(self, most: float) -> float:
-        """Scale the gradients so that the norm of all ranks' rows together is not larger, and return what that was."""
+        """Limit the norm of the gradients over all ranks' rows, and return the norm before."""
         gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
         own = nn.utils.get_total_norm(gradients).double().square()
         total = all_gather_equal(own, self._group).sum().sqrt()
@@ -155,14 +155,14 @@ class ShardedReplica(Replica):
         return float(total)
 
     def _gathered(self, rows: Mapping[str, Tensor], *, at_all: bool = False) -> dict[str, Tensor]:
-        """Return copies on the CPU of what ranks have the rows of, one after the other; buffers are whole anyway.
+        """Return copies on the CPU with the rows of all ranks; buffers are whole already.
 
         Args:
             rows: by name.
-            at_all: whether all ranks return what is whole, not rank 0 alone.
+            at_all: whether all ranks return them, not only rank 0.
         """
         found = dict[str, Tensor]()
-        for name in sorted(rows):  # moments from a file come in an order of their own
+        for name in sorted(rows):  # in the same order at all ranks
             value = rows[name]
             own = _rows_of(value)
             divided = value.ndim and (isinstance(value, DTensor) or name.partition("/")[2] in self.trained)
@@ -172,7 +172,7 @@ class ShardedReplica(Replica):
 
 
 def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -> None:
-    """Check that ranks can apply a run's updates to rows of weights.
+    """Check that a run's updates can be applied to rows of weights.
 
     Args:
         spec: the run.
@@ -181,7 +181,7 @@ def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -
         has_own_gpu: whether no other rank computes on it.
 
     Raises:
-        SpecError: names what they cannot.
+        SpecError: names the reason.
     """
     own, method, optimizer = spec.at(site), spec.method, spec.training.optimizer
     cannot = {
@@ -190,7 +190,7 @@ def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -
         'training.optimizer.second_moment "factored" needs sums over whole columns': isinstance(optimizer, Adam)
         and optimizer.second_moment == "factored",
         'evaluation.references "local" trains a whole model': "local" in spec.evaluation.references,
-        f"device {device} is maybe one GPU for several ranks": device != CPU and not has_own_gpu,
+        f"device {device} may be one GPU for several ranks": device != CPU and not has_own_gpu,
     }
     for reason, holds in cannot.items():
         if holds:
@@ -202,10 +202,10 @@ def check_sharded(spec: RunSpec, site: str, device: str, *, has_own_gpu: bool) -
 
 
 def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
-    """Divide a model's parameters, block by block; return the blocks, the model itself the last.
+    """Shard a model block by block; return the blocks, with the model itself last.
 
     Raises:
-        SpecError: a parameter has no rows, or a hook, which its rows would not have.
+        SpecError: a parameter has no rows, or has a hook, which its rows would lose.
     """
     for name, parameter in model.named_parameters():
         if has_hooks(parameter):
@@ -222,13 +222,13 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
     sharded: list[FSDPModule] = [module for module in (*blocks, model) if isinstance(module, FSDPModule)]
     for before, block in zip((sharded[0], *sharded), sharded, strict=False):
         block.set_requires_gradient_sync(False, recurse=False)
-        # Else torch goes by the forward passes before, those of evaluation included.
+        # By default, torch prefetches in the order of earlier forward passes, including those of evaluation.
         block.set_modules_to_backward_prefetch([before])
     return sharded
 
 
 def _members(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a model's blocks: its members, and those of its containers, which no pass goes through as such."""
+    """Yield a model's blocks: its members, and the members of its containers."""
     for member in module.children():
         if isinstance(member, CONTAINERS):
             yield from _members(member)
@@ -237,11 +237,11 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _has_tied(model: nn.Module) -> bool:
-    """Tell whether blocks hold a parameter together, or are in the model twice."""
+    """Return whether blocks share a parameter, or occur twice in the model."""
     held = [p for _, p in model.named_parameters(remove_duplicate=False)]
     return len(held) > len(set(held))
 
 
 def _rows_of(value: Tensor) -> Tensor:
-    """Return what this rank has of a tensor: its own memory."""
+    """Return this rank's part of a tensor, sharing its memory."""
     return value.to_local() if isinstance(value, DTensor) else value

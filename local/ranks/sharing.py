@@ -1,4 +1,4 @@
-"""What the ranks of a site do together: each runs the trainer, and computes its part of every batch."""
+"""Joint work of a site's ranks: each runs the trainer, and computes its part of every batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sharing(Alone):
 
     Args:
         ranks: of the site.
-        config: the site's own file.
+        config: of the site.
     """
 
     def __init__(self, ranks: Ranks, config: SiteConfig) -> None:
@@ -47,22 +47,22 @@ class Sharing(Alone):
         self.rank, self.size = ranks.rank, ranks.size
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a context for what all ranks do together; see `Ranks.together`."""
+        """Return a context for joint work of all ranks; see `Ranks.together`."""
         return self._ranks.together()
 
     def share(self, message: bytes | None = None, *, patiently: bool = False) -> bytes | None:
-        """Return rank 0's message at all ranks; none is None."""
+        """Return rank 0's message at all ranks; None stays None."""
         with self.together():
             if patiently:
                 self._ranks.meet()
             return broadcast_bytes(message or b"") or None
 
     def replica(self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica) -> Replica:
-        """Return the replica that all ranks have, or have rows of if the site's file says so.
+        """Return the shared replica, whole or in rows, after checking that run, data and model are equal.
 
         Raises:
             SpecError: ranks cannot share a batch of this model, or the model itself.
-            UserError: they have others; names the first rank that has.
+            UserError: they differ; names the first rank that does.
         """
         check_model(replica.model)
         with self.together():
@@ -83,8 +83,8 @@ class Sharing(Alone):
             other = next((key for key in OTHERS if theirs[key] != first[key]), None)
             if other is not None:
                 raise UserError(
-                    f"rank {rank}: has {OTHERS[other]} than rank 0: all ranks of a site read the same files, on "
-                    "machines set up alike",
+                    f"rank {rank}: has {OTHERS[other]} than rank 0: all ranks of a site need the same files and "
+                    "software",
                     code="ranks-disagree",
                 )
 
@@ -93,20 +93,20 @@ class Sharing(Alone):
         return pooled(payload, loss, self._ranks.group)
 
     def gathered(self, rows: Tensor) -> tuple[Tensor, int]:
-        """Return the rows of all ranks, in their order, and where this rank's begin; their numbers may differ."""
+        """Return the rows of all ranks in order, and the position of this rank's first row; numbers may differ."""
         each = all_gather_rows(rows, self._ranks.group)
         return torch.cat(each), sum(map(len, each[: self.rank]))
 
 
 def pooled(payload: Payload, loss: float, group: dist.ProcessGroup | None = None) -> tuple[Payload, float]:
-    """Return the gradients of the whole batch and its loss: rows of factors are gathered, matrices added up.
+    """Return the gradients of the whole batch and its loss: rows of factors are gathered, matrices summed.
 
     A weight that one rank has used outside its layer is a matrix at all of them.
 
     Args:
-        payload: of a rank's part, in the plan's order: its share of the gradients of the batch's mean loss.
-        loss: its share of that loss.
-        group: the process group; the default one where it is None.
+        payload: this rank's share of the gradients of the batch's mean loss, in the plan's order.
+        loss: this rank's share of that loss.
+        group: the process group; None for the default one.
     """
     rows = [value.rows if isinstance(value, Factor) else -1 for value in payload]
     table = all_gather_equal(torch.tensor([loss, *rows], dtype=torch.float64), group)
@@ -129,7 +129,7 @@ def _stacked(factors: list[Factor], counts: list[list[int]], group: dist.Process
 
     Args:
         factors: of this rank.
-        counts: of every rank, rows of every factor.
+        counts: rows of every factor, for each rank.
         group: the process group.
     """
     if not any(map(sum, counts)):
@@ -159,17 +159,17 @@ def _pieces(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that the gradients of a batch are those of its parts added up.
+    """Check that the gradients of a batch are the sum of those of its parts.
 
     Raises:
-        SpecError: statistics of the whole batch go into a layer.
+        SpecError: a layer uses statistics of the whole batch.
     """
     for name, module in model.named_modules():
         whole = isinstance(module, nn.modules.batchnorm._BatchNorm)
         if whole or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats):
             raise SpecError(
                 "model",
-                f"{name or 'the model'} ({type(module).__name__}) has statistics of a whole batch, of which each rank "
-                "sees a part: start this site without torchrun, or choose GroupNorm or LayerNorm",
+                f"{name or 'the model'} ({type(module).__name__}) uses statistics of a whole batch, and each rank sees "
+                "only a part: start this site without torchrun, or choose GroupNorm or LayerNorm",
                 code="batch-statistics",
             )

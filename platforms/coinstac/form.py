@@ -37,7 +37,7 @@ class Problem(Part):
     def withheld(self) -> Problem:
         """Return it with what it says in the details, since that comes from a member's table."""
         details = f"{self.text} ({self.details})" if self.details else self.text
-        text = f"{self.field}: {self.code} (the site's log says more)"
+        text = f"{self.field}: {self.code} (see the site's log)"
         return self.model_copy(update={"source": "member", "text": text, "details": details})
 
     def named(self, member: str = "") -> str:

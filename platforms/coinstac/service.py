@@ -101,7 +101,7 @@ class Service:
             said = str(error)
         except Exception as error:
             traceback.print_exc()
-            said = f"rankdad could not go on: {one_line(error)}; the container's log has more"
+            said = f"rankdad failed: {one_line(error)}; the container's log has more"
         _say(f"error: {said}")
         return json.dumps({"type": "stderr", "data": said, "code": 1, "end": True})
 

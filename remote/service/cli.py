@@ -14,37 +14,37 @@ from rankdad.remote.records import Retention
 
 
 def serve(
-    file: Annotated[Path, typer.Argument(metavar="CONSORTIUM.json", help="Who takes part, and who submits runs.")],
-    output: Annotated[Path, typer.Option(help="The service's directory: its queue, and a directory for each run.")],
+    file: Annotated[Path, typer.Argument(metavar="CONSORTIUM.json", help="Consortium: its sites and owners.")],
+    output: Annotated[Path, typer.Option(help="Directory of the service: its queue and its runs.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
     behind: SocketOption = None,
     exposed: ExposedOption = False,
     allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Permit a model factory 'package.module:function'.")
+        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Folder of pretrained weights that specs may name.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Folder with the pretrained weights that specs name.")] = None,
     retention: Annotated[
-        Retention, typer.Option(help="Of runs' files: 'all' updates, or only the 'tail' since the last checkpoints.")
+        Retention, typer.Option(help="Updates to keep: 'all', or the 'tail' since the last checkpoints.")
     ] = Retention.ALL,
-    tokens: Annotated[Path | None, typer.Option(help="File of all members' hashed tokens.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="The aggregator's certificate, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="File with the hashed tokens of all members.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the service, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option("--client-ca", help="Ask members for a certificate made by this authority.")
+        Path | None, typer.Option("--client-ca", help="Require client certificates signed by this authority.")
     ] = None,
     allow_plain_http: Annotated[
-        bool, typer.Option("--allow-plain-http", help="Let others than this machine connect without TLS.")
+        bool, typer.Option("--allow-plain-http", help="Allow other machines to connect without TLS.")
     ] = False,
     allow_anyone: Annotated[
-        bool, typer.Option("--allow-anyone", help="Let others take part without proof of who they are.")
+        bool, typer.Option("--allow-anyone", help="Allow other machines to take part without authentication.")
     ] = False,
     device: DeviceOption = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
 ) -> None:
-    """Stay up, and run what owners submit: `rankdad submit`, with sites that were started with --stay."""
+    """Run a service: a queue of runs that owners submit, for sites started with --stay."""
     set_up(LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json))
     from rankdad.common.documents import load_json, validate
     from rankdad.remote.config import Access

@@ -164,7 +164,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
     out, err = sites["beta"].communicate(timeout=15)
     assert sites["beta"].returncode == 128 + number
     assert err.splitlines()[-1] == f"error: stopped by {signal.Signals(number).name} [stopped]"
-    assert re.search(r"stops after step \d+; start it again", out), out
+    assert re.search(r"stopped after step \d+; start it again", out), out
     sites["beta"] = start("site", tmp_path / "hand" / "beta.json")
     for name, process in (*sites.items(), ("aggregator", aggregator)):
         out, err = process.communicate(timeout=60)
@@ -223,7 +223,7 @@ def test_a_site_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> N
     assert (tmp_path / "run" / "model" / "final.safetensors").exists()
     assert process.returncode == 1
     first, *last_lines = err.splitlines()
-    assert first == "error: beta could not go on: killed by SIGKILL [site-ended]"
+    assert first == "error: beta failed: killed by SIGKILL [site-ended]"
     assert "samples to train on" in last_lines[1]
     assert not any(alive(child) for child in children)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
@@ -237,7 +237,7 @@ def test_a_killed_aggregator_ends_the_simulation_and_the_summary_says_so(tmp_pat
     os.kill(children[0], signal.SIGKILL)
     _, err = process.communicate(timeout=15)
     assert process.returncode == 1
-    assert "aggregator could not go on: killed by SIGKILL" in err
+    assert "aggregator failed: killed by SIGKILL" in err
     assert not any(alive(child) for child in children)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
@@ -268,7 +268,7 @@ def test_a_site_that_cannot_go_on_ends_the_simulation_with_its_reason(tmp_path: 
     done = rankdad("simulate", diverging(tmp_path), "--output", tmp_path / "run")
     assert done.returncode == 1
     what = r"the (gradient of \S+ in step \d+|training loss in step \d+|validation loss) holds NaN or infinity"
-    assert re.search(r"(alpha|beta|gamma) could not go on: " + what, done.stderr)
+    assert re.search(r"(alpha|beta|gamma) failed: " + what, done.stderr)
     assert "Traceback" not in done.stderr
 
 

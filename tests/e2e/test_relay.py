@@ -105,7 +105,7 @@ def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> 
     os.kill(children[0], signal.SIGKILL)
     _, err = process.communicate(timeout=15)
     assert process.returncode == 1
-    assert "the relay could not go on: killed by SIGKILL" in err
+    assert "the relay failed: killed by SIGKILL" in err
     assert not any(alive(child) for child in children)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"].startswith("the relay: killed")
 

@@ -209,7 +209,7 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
         all_.kill("gamma")  # what waits there still does afterwards
         said = rankdad("refuse", unwanted, file, "--reason", "not for this purpose")
         all_.start("gamma")
-        assert "its owner is told: not for this purpose" in said
+        assert "its owner receives this reason: not for this purpose" in said
         assert all_.until_over(unwanted)[unwanted].reason == "gamma: not for this purpose"
         said = rankdad("approve", wanted, file, status=1)  # whose input ends without an answer
         assert "Let this site take part?" in said
@@ -254,7 +254,7 @@ def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path
         start(*words)
         assert "no run yet: rankdad submit RUN.json" in rankdad("runs", "--to", anna)
         alpha = kits / "sites/alpha/SITE.json"
-        assert "knows this site, and has 0 runs for it: start it with --stay" in rankdad("check", alpha)
+        assert "knows this site, and has 0 runs for it; start the site with --stay" in rankdad("check", alpha)
         assert "a service of several runs: start the site with --stay" in rankdad("site", alpha, status=1)
         assert "name certificate and key" in rankdad("runs", "--to", url, "--ca", own / "ca.pem", status=2)
         for site in SITES:

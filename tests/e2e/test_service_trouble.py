@@ -208,7 +208,7 @@ def test_a_run_that_a_service_never_describes_is_refused_and_holds_up_no_other(t
             serving.join()
     assert first == "good-2"
     assert service.replies["good-2"]["answer"] == "accepted"
-    assert service.replies["stuck-1"]["reason"] == "what would leave the site is not known after 15 s"
+    assert service.replies["stuck-1"]["reason"] == "considering the run took longer than 15 s"
     audited = [json.loads(line) for line in (tmp_path / "out/audit.jsonl").read_text().splitlines()]
     assert {(line["run"], line["what"]) for line in audited} == {("good-2", "accepted"), ("stuck-1", "refused")}
 

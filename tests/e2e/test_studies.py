@@ -164,7 +164,7 @@ def test_bad_data_are_named_at_the_site_and_at_the_aggregator_before_the_first_s
         assert done.stderr.startswith(
             "error: training.batch_size: the run makes steps of 5 samples here, but this site's policy allows none of "
             "fewer than 50 (min_rows), which larger batches or no validation would respect; "
-            '"min_rows": 5 in its policy lets out what fewer samples add up to: '
+            '"min_rows": 5 in its policy lets out sums over fewer samples: '
         )
         aggregator.send_signal(signal.SIGTERM)
         out, err = aggregator.communicate(timeout=10)

@@ -18,7 +18,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.service import Offers
 from rankdad.local.agent.processes import Listen
 from rankdad.local.agent.state import AUDIT, RunFolder
-from rankdad.local.agent.words import TWO, what_is_read, what_leaves
+from rankdad.local.agent.words import TWO_SITES, what_is_read, what_leaves
 from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
 
@@ -92,7 +92,7 @@ def test_all_that_a_run_reads_and_selects_rows_by_is_told_on_one_screen() -> Non
     )
     lines = what_leaves(spec, make_plan(spec, build_network(spec)), EVERYTHING, "anna")
     told = "\n".join(lines)
-    assert lines[0] == TWO
+    assert lines[0] == TWO_SITES
     assert f"w.safetensors, sha256 {'a1' * 32}" in told
     assert len(lines) <= 40
     for word in ("visits.csv, people.csv", "patient", "visit", "born", "ward", "ill", "sick is 1 or 2", "x4: -9"):
@@ -131,8 +131,8 @@ def test_what_is_said_to_leave_and_to_be_learned_holds_under_its_condition() -> 
     assert not [word for word in ("rounded", "about how many", "or more have", "linear-1") if word in exact]
     assert "site_coefficients" not in told(EVERYTHING.model_copy(update={"site_coefficients": False}), "exact")
     listed = told(Policy(columns=("*",)), "steps", data={**data, "group": "patient"})
-    assert "other files: the policy lists none (files)" in listed
-    assert "if patient is not what one person is here" in listed
+    assert "other files, by further runs" in listed
+    assert "if patient does not identify a person" in listed
 
 
 @pytest.mark.parametrize("batches", ["full", "even"])
@@ -140,5 +140,5 @@ def test_rows_of_a_step_are_told_as_the_most_that_there_are(batches: str) -> Non
     spec = run_spec(training={"batch_size": 27, "batches": batches})
     lines = what_leaves(spec, make_plan(spec, build_model(spec)), EVERYTHING, "anna")
     (step,) = (line for line in lines if line.startswith("sends in every step"))
-    assert "of at most 27 rows" in step
+    assert "at most 27 rows" in step
     assert ("even" in step) == (batches == "even")

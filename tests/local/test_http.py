@@ -374,7 +374,7 @@ def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answer
     with client_of(server) as client:
         client.run()
         assert client.exchange(b"contribution", 0) == b"update"
-    assert ["is its address one with https://?" in line for line in caplog.messages] == [True, False]
+    assert ["does its address begin with https://?" in line for line in caplog.messages] == [True, False]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_a_log_is_whole_lines_wherever_its_pieces_end(monkeypatch: pytest.Monkey
         yield Service()
 
     monkeypatch.setattr(owner, "_service", service)
-    monkeypatch.setattr(owner, "LOOK", 0.0)
+    monkeypatch.setattr(owner, "LOG_PERIOD", 0.0)
     app = typer.Typer()
     app.command()(owner.logs)
     done = CliRunner().invoke(app, ["small-1", "--to", "http://localhost", "--follow"])

@@ -155,7 +155,7 @@ def test_of_what_was_the_same_in_all_rows_a_model_has_learned_nothing(tmp_path: 
     assert usual["probability_yes"].equals(other["probability_yes"])
     assert (set(usual["outside"]), set(other["outside"])) == ({""}, {"sex; dial"})
     for column in ("sex", "dial"):
-        assert f"column {column}: 20 of 20 values are none of training's" in done.output
+        assert f"column {column}: 20 of 20 values do not occur in training" in done.output
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ def test_predictions_do_not_overwrite_the_data(hospitals: Path, tmp_path: Path) 
     before = data.read_bytes()
     done = predict(hospitals / "run", data, "--output", str(tmp_path / "." / "new.csv"))
     assert "--output: " in str(done.exception)
-    assert "is the data, which would be lost" in str(done.exception)
+    assert "is the data file and would be overwritten" in str(done.exception)
     assert data.read_bytes() == before
 
 

@@ -81,7 +81,7 @@ def table(count: int = 60) -> pd.DataFrame:
 def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     done = check(tmp_path, table(), min_rows=4)
     assert done.exit_code == 0, done.output
-    assert "alpha can take part in small (dsgd), and its policy allows it: " in done.output
+    assert "alpha can take part in small (dsgd), and its policy allows the run: " in done.output
     assert "60 read, 0 left out, 60 in Table 1" in done.output
     lines = {line.split("│")[1].strip(): line for line in done.output.splitlines() if line.count("│") > 3}
     assert "count, mean and deviation" in lines["age"]
@@ -96,16 +96,16 @@ FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored
 LEAVES: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {  # what a run asks for, and which words stand there
     "plain": (
         {"training": {"batches": "full"}},
-        {"every epoch:": True, "reference": False, "projection": False, "batches are even": False},
+        {"every epoch:": True, "reference": False, "projection": False, "even batches": False},
     ),
     "references": (
         {
             "evaluation": {"name": "holdout", "references": ["local", "linear"]},
             "training": {"validation": 0, "batches": "full"},
         },
-        {"every epoch:": False, "as many of each reference: local, linear": True, "the reference linear and": True},
+        {"every epoch:": False, "each reference model: local, linear": True, "the reference linear and": True},
     ),
-    "factored": ({"training": FACTORED}, {"batches are even": True, "random projections of every matrix": True}),
+    "factored": ({"training": FACTORED}, {"even batches": True, "random projections of every matrix": True}),
 }
 
 

@@ -69,7 +69,7 @@ def test_all_ranks_have_the_rows_of_all_in_their_order_and_the_sums_of_what_are_
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
 def test_a_model_with_statistics_of_a_whole_batch_is_refused_by_its_layers_name(layer: nn.Module) -> None:
-    with pytest.raises(SpecError, match=rf"^model: 1 \({type(layer).__name__}\) has statistics of a whole batch"):
+    with pytest.raises(SpecError, match=rf"^model: 1 \({type(layer).__name__}\) uses statistics of a whole batch"):
         check_model(nn.Sequential(nn.Linear(3, 4), layer))
     check_model(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4)))
 

@@ -50,7 +50,7 @@ def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served
     config = SiteConfig(
         name="alpha", aggregator=f"http://127.0.0.1:{served.port}", data=str(tmp_path / "none"), output=str(tmp_path)
     )
-    with pytest.raises(SpecError, match="has begun anew a run that was allowed here once"):
+    with pytest.raises(SpecError, match="has restarted a run that was allowed here once"):
         run_site(config, number=number or served.aggregator.run_id)  # which keeps no ledger
 
 
@@ -66,7 +66,7 @@ def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served
         ("data", "file-missing"),
         ("spec", "run-differs"),
         ("output", "output: cannot-make"),
-        ("anything", "an unexpected error (KeyError), of which its log says more"),
+        ("anything", "an unexpected error (KeyError); see the site's log"),
     ],
 )
 def test_a_site_that_cannot_take_part_says_so_and_the_run_waits_for_it(

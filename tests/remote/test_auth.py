@@ -163,7 +163,7 @@ def test_mutual_tls_lets_in_whom_the_certificate_names(mutual: tuple[Served, Aut
     said = refusal(shown(served, authority, expired))
     assert said.endswith(f"refuses this site's certificate {expired[0]}: it has expired")
     foreign = Authority(tmp_path / "other", "other").issue("alpha", ["alpha"])
-    assert "it was made by another authority than the aggregator's" in refusal(shown(served, authority, foreign))
+    assert "it was signed by another authority than the aggregator's" in refusal(shown(served, authority, foreign))
     assert "asks for a certificate" in refusal(shown(served, authority, None))
     served.until(lambda: len(served.audited()) >= 7)
     tls = [line["reason"] for line in served.audited() if line["what"] == "refused" and line["status"] == 0]
@@ -193,7 +193,7 @@ def test_a_handshake_does_not_take_for_ever(mutual: tuple[Served, Authority]) ->
         (["127.0.0.1"], (5, 9), False, "the aggregator's certificate is not valid yet"),
         (["127.0.0.2"], (-1, 1), False, "the aggregator's certificate is for another name: IP address mismatch"),
         (["elsewhere.example"], (-1, 1), False, "the aggregator's certificate is for another name"),
-        (["127.0.0.1"], (-1, 1), True, "the aggregator's certificate was not made by the authority in"),
+        (["127.0.0.1"], (-1, 1), True, "the aggregator's certificate was not signed by the authority in"),
     ],
 )
 def test_a_site_says_why_it_does_not_trust_an_aggregator(

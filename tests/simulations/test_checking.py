@@ -89,7 +89,7 @@ def test_check_prints_every_parameter_and_the_largest_body(tmp_path: Path) -> No
     printed = (tmp_path / "out").read_text()
     assert "3.weight + 3.bias" in printed
     assert "at most 66,838 bytes up and 66,838 down per site and step, 67.4 times fewer" in printed
-    said = r"the run's file at the aggregator: at most ([\d,]+) bytes a step and"
+    said = r"disk space at the aggregator: at most ([\d,]+) bytes per step and"
     found = re.search(said, " ".join(printed.split()))
     assert found
     assert 0 <= int(found[1].replace(",", "")) - 4 * 66_838 < 4 * 4 * PAGE, "three contributions and the update"

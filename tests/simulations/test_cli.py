@@ -71,7 +71,9 @@ def test_quiet_says_no_epoch(file: Path, tmp_path: Path) -> None:
 
 SPECS = Path(__file__).parents[2] / "simulations" / "specs"
 DSGD = 'run.method={"name": "dsgd"}'
-LOSES = "lets out the whole gradient of a layer, of as high a rank as there are samples: a batch can be rebuilt from it"
+LOSES = (
+    "lets out the whole gradient of a layer, with a rank up to the number of samples: a batch can be rebuilt from it"
+)
 
 
 @pytest.mark.slow

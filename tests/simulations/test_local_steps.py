@@ -221,7 +221,7 @@ def test_a_policy_counts_the_samples_of_one_batch_and_not_of_the_round(
         ({"name": "top-k", "decay": 0.9, "feedback": "none"}, "decay: got 0.9, but with feedback none"),
         ({"name": "top-k", "density": 0}, "method.density: got 0"),
         ({"name": "dsgd", "preset": "sparseloco"}, '^method.preset: got "sparseloco", expected'),
-        ({"name": "dsgd", "proximal": 0.1}, "proximal is of sites that take steps of their own"),
+        ({"name": "dsgd", "proximal": 0.1}, "proximal applies only with local steps"),
         ({"name": "dsgd", "preset": "diloco", "outer": {"name": "adam"}}, "outer: the preset diloco has nesterov"),
         ({"name": "dsgd", "preset": "fedprox", "proximal": 0}, "proximal: got 0"),
     ],

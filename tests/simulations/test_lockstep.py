@@ -266,7 +266,7 @@ def test_a_site_that_cannot_go_on_ends_the_run_also_if_it_is_every_site(
     data = site_data(spec)
     for site in ill:
         in_memory(data[site].samples.inputs)[:] = float("nan")
-    with pytest.raises(RunFailedError, match=f"{ill[0]} could not go on: the training loss in step 1 holds NaN"):
+    with pytest.raises(RunFailedError, match=f"{ill[0]} failed: the training loss in step 1 holds NaN"):
         run(spec, data, tmp_path / "run")
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "failed"
@@ -388,7 +388,7 @@ def test_a_gradient_that_is_not_finite_is_named_with_site_and_step(tmp_path: Pat
     method: dict[str, Any] = {"name": name} | ({} if name == "dsgd" else {"rank": 1})
     factory = "tests.simulations.test_lockstep:root"
     spec = run_spec(model={"name": "factory", "factory": factory}, method=method)
-    with pytest.raises(RunFailedError, match=r"alpha could not go on: the gradient of scale in step 1 holds NaN"):
+    with pytest.raises(RunFailedError, match=r"alpha failed: the gradient of scale in step 1 holds NaN"):
         run(spec, site_data(spec), tmp_path / "run", allowed_factories=[factory])
     assert rows_of(tmp_path / "run" / "steps.csv") == [], "nothing of it was applied"
 

@@ -195,8 +195,8 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     assert 10 <= reset["round"] < 20
     assert export(tmp_path / "run", None, tmp_path / "replayed").replica.digest() == digest
     (notice,) = run.sites["beta"].notices
-    assert "beta: has lost its checkpoints; goes on" in notice
-    assert notice.endswith("takes over its weights, which it cannot compare with its own")
+    assert "beta: has lost its checkpoints; continues" in notice
+    assert notice.endswith("takes over weights that it cannot compare with its own")
 
 
 @pytest.mark.parametrize(
@@ -270,5 +270,5 @@ def test_a_site_that_comes_back_with_other_data_is_refused_by_itself(tmp_path: P
         run.sites["beta"].data = data["alpha"]
         return "beta"
 
-    with contextlib.closing(run.aggregator), pytest.raises(UserError, match="a site goes on with the same data"):
+    with contextlib.closing(run.aggregator), pytest.raises(UserError, match="restore the data"):
         run.go(crash)

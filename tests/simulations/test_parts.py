@@ -51,7 +51,7 @@ def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
 ) -> None:
     """Two hospitals of two parts each: a fold is a part of each, and there are two ways to pair them."""
     spec, data = halves(tmp_path, {"name": "k-fold", "folds": 2, "repeats": 8}, sites)
-    assert all(any("deal this site's samples out differently" in note for note in own.notes) for own in data.values())
+    assert all(any("split this site's samples differently" in note for note in own.notes) for own in data.values())
     lockstep.run(spec, data, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["partitions"] == {"repeats": 8, "run": run, "sites": dict.fromkeys(data, 1)}

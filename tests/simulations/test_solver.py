@@ -403,7 +403,7 @@ def test_of_a_model_that_is_not_solved_no_coefficients_are_told_and_predict_warn
     fit = summary["coefficients"]["pooled"]
     assert (fit["problem"], fit["coefficients"]) == ("unsolved", [])
     predict_file(tmp_path / "run", folder / "small", tmp_path / "out.csv", "best")
-    assert "warning: the model has not come to its exact solution" in capsys.readouterr().err
+    assert "warning: the model has not reached its exact solution" in capsys.readouterr().err
     trained(folder, tmp_path / "steps", validate(RunSpec, document("sick", training={"solver": "steps"})))
     predict_file(tmp_path / "steps", folder / "small", tmp_path / "out.csv", "best")
     assert "exact solution" not in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_volume_that_cannot_be_read_in_the_midst_of_training_is_named(
             for file in (folder / "beta").glob("*.nii*"):
                 file.write_bytes(file.read_bytes()[:200])
 
-    said = r"^beta could not go on: .*scans.csv: row \d+, column image: '\d+\.nii.*' is truncated, damaged or no NIfTI"
+    said = r"^beta failed: .*scans.csv: row \d+, column image: '\d+\.nii.*' is truncated, damaged or no NIfTI"
     began = time.monotonic()
     with pytest.raises(RunFailedError, match=said):
         run(spec, data, tmp_path / "run", on_round=damage)

@@ -1,4 +1,4 @@
-"""SPI in block form: all components at once, warm-started from the last basis that was broadcast."""
+"""SPI in block form: all components at once, warm-started from the last broadcast basis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankdad.common.lowrank.reduction.operators import (
     widened,
 )
 
-SAFE = (1e-12, 1e12)  # magnitudes whose products neither overflow nor vanish
+SAFE = (1e-12, 1e12)  # magnitudes whose products neither overflow nor underflow
 
 
 def block(
@@ -34,18 +34,18 @@ def block(
 ) -> Factor:
     """Reduce a matrix G to its leading singular components by orthogonal iteration on r + 8 columns.
 
-    Two products with G an iteration, against two for every component and iteration of `spi`. Directions beyond the
-    rank make up for a start that misses some; they also speed up convergence, to the ratio σ_{r+9}/σ_r.
+    This takes two products with G per iteration, instead of two per component and iteration in `spi`. Directions beyond
+    the rank compensate for a poor start, and speed up convergence to the ratio σ_{r+9}/σ_r.
 
     Args:
         factor: G = Δᵀ A as a factor (Δ [n, out], A [n, in]), or G itself [out, in].
         rank: largest number r of components.
-        basis: rows [k, in] close to the leading right singular vectors, such as the last step's; one iteration then
-            does.
+        basis: rows [k, in] close to the leading right singular vectors, such as the last step's; one iteration is then
+            enough.
         tolerance: components with σ_j ≤ tolerance · σ₁ are left out.
-        seed: of the random columns that fill up the start.
+        seed: of the random columns of the start.
         oversampling: columns beyond the rank.
-        iterations: how many.
+        iterations: number of them.
 
     Returns:
         Q [k, out] carrying the singular values and P [k, in] with orthonormal rows, k ≤ r.
@@ -61,7 +61,7 @@ def block(
     matrix, scale = wide, 1.0
     width = min(rank + oversampling, *matrix.shape)
     y, x = _iterate(matrix, _start(matrix, width, basis, seed), iterations)
-    if not SAFE[0] < float(x.abs().max()) < SAFE[1]:  # so NaN shows, too
+    if not SAFE[0] < float(x.abs().max()) < SAFE[1]:  # also detects NaN
         matrix, scale = normalised(wide)
         if scale == 0:
             return empty_factor(factor)
@@ -79,10 +79,10 @@ def _iterate(matrix: Matrix, x: Tensor, iterations: int) -> tuple[Tensor, Tensor
 
 
 def _start(matrix: Matrix, width: int, basis: Tensor | None, seed: int) -> Tensor:
-    """Return rows [width, in]: the known directions, and random ones out of the matrix's own span.
+    """Return rows [width, in]: the known directions, and random ones in the matrix's row space.
 
-    They come through the product ΔᵀA alone, as all that is sent must: a start from rows of A would show in the result
-    of few iterations, and tell more of single samples than their gradient does.
+    Random rows are products with ΔᵀA, like everything that is sent: a start from rows of A would show in the result of
+    few iterations, and reveal more about single samples than their gradient does.
     """
     like, (out, columns) = leaf(matrix), matrix.shape
     known = like.new_zeros(0, columns) if basis is None else basis[:width].to(like)

@@ -18,8 +18,8 @@ from rankdad.common.lowrank.reduction.operators import (
 def exact(factor: Matrix, rank: int, *, tolerance: float = 0.0) -> Factor:
     """Reduce a matrix G to its leading singular components exactly.
 
-    A factor with few rows is decomposed by QR of Δᵀ and Aᵀ and the SVD of the small core between them; the core is in
-    float64, since its singular values are products of two triangles'.
+    For a factor with few rows, this is a QR of Δᵀ and Aᵀ and an SVD of the small core between them. The core is in
+    float64, because its singular values are products of those of two triangles.
 
     Args:
         factor: G = Δᵀ A as a factor (Δ [n, out], A [n, in]), or G itself [out, in].

@@ -1,10 +1,10 @@
-"""Error feedback: what a reduction leaves out of one step joins the next. Pure functions.
+"""Error feedback: the part of a step's gradient that a reduction leaves out is added to the next step. Pure functions.
 
-A residual is kept as a matrix, or as rows where the gradient is a factor: those that were meant, and those that were
-sent with the opposite sign. That is exact and costs no product; now and then a reduction makes few rows of many.
+A residual is a matrix, or rows if the gradient is a factor: the intended rows, and the sent ones with the opposite
+sign. Rows are exact and need no product; from time to time they are reduced.
 
-Units: `share` is the site's part of the round's total weight, by which the aggregator multiplies what it sends. A
-residual is in the units of what is applied, so it is divided by the share before it joins a gradient.
+Units: `share` is the site's part of the round's total weight, by which the aggregator multiplies what the site sends.
+Residuals are in units of the applied update, so they are divided by the share before they are added to a gradient.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def plus_rows(gradient: Factor, residual: Factor | None, share: float) -> Factor
 
 
 def minus_matrix(meant: Tensor, decoded: Matrix, share: float, out: Tensor | None = None) -> Tensor:
-    """Return share · (meant − decoded), the new residual, in the memory of `out` if that is given."""
+    """Return share · (meant − decoded), the new residual, in the memory of `out` if given."""
     if isinstance(decoded, Factor):
         return torch.addmm(meant, decoded.delta.T, decoded.activation, beta=share, alpha=-share, out=out)
     return torch.sub(meant, decoded, out=out).mul_(share)
@@ -51,10 +51,10 @@ def minus_rows(meant: Factor, decoded: Factor, share: float) -> Factor:
 
 
 def interpolate_residual(old: Residuals, new: Residuals, part: float) -> Residuals:
-    """Return part · new + (1 − part) · old: what is kept if the share applied is only `part` of the one meant.
+    """Return part · new + (1 − part) · old: the residual if the applied share is only `part` of the expected one.
 
-    With 0, at a site that was left out, the old residuals stay as they are. All that was applied and all that is kept
-    still add up to all gradients that took part.
+    With 0, for a site that was left out, this is the old residual. Applied updates and residuals always add up to all
+    gradients that took part.
     """
     if part in (0, 1):
         return new if part else old
@@ -86,12 +86,12 @@ def _plus(first: Matrix | None, second: Matrix | None, part: float) -> Matrix:
 
 
 def leading_rows(components: Factor, sent: Factor, decoded: Factor, share: float) -> Factor:
-    """Return nearly the same in few rows: components not sent, and what the wire has rounded off of those sent.
+    """Return about the same residual in few rows: components that were not sent, and rounding errors of those sent.
 
     Args:
-        components: the leading ones of what was meant, those that were sent first.
+        components: leading ones of the intended matrix, the sent ones first.
         sent: the first of them.
-        decoded: what the other end has of `sent`; the same object if nothing was rounded.
+        decoded: `sent` after the wire; the same object if nothing was rounded.
         share: see above.
     """
     rest = Factor(components.delta[sent.rows :], components.activation[sent.rows :])

@@ -1,4 +1,4 @@
-"""What all reducers share: a matrix as an operator, whether a factor or dense, and its components within a subspace."""
+"""Helpers of all reducers: a matrix or factor as an operator, and its components within a subspace."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rankdad.common.lowrank.factors import Factor, Matrix
 
 
 def widened(matrix: Matrix) -> Matrix:
-    """Return the matrix in a precision that decompositions have: half precision in float32."""
+    """Return the matrix in a precision that decompositions support: half precision as float32."""
     if leaf(matrix).dtype not in (torch.float16, torch.bfloat16):
         return matrix
     return Factor(matrix.delta.float(), matrix.activation.float()) if isinstance(matrix, Factor) else matrix.float()
 
 
 def as_given(factor: Factor, matrix: Matrix) -> Factor:
-    """Return what a widened matrix was reduced to in the precision of the matrix as it was given."""
+    """Return a reduced matrix in the precision of the original one."""
     like = leaf(matrix)
     return factor if factor.delta.dtype == like.dtype else Factor(factor.delta.to(like), factor.activation.to(like))
 
 
 def normalised(matrix: Matrix) -> tuple[Matrix, float]:
-    """Return the matrix with entries of at most 1, and its scale: squares then neither overflow nor vanish.
+    """Return the matrix scaled to entries of at most 1, and the scale, so that squares neither overflow nor underflow.
 
     Raises:
         ValueError: the matrix holds NaN or infinity.
@@ -53,9 +53,9 @@ def orthonormal(rows: Tensor) -> Tensor:
 
 
 def decomposed(rows: Tensor, rank: int, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose few long rows [k, ·] into their leading singular components, no more than `rank` of them.
+    """Decompose few long rows [k, ·] into at most `rank` leading singular components.
 
-    For rows in float32 the Gram matrix in float64 does: it resolves singular values of 1e-8 of the largest.
+    For float32 rows, the Gram matrix in float64 is precise enough: it resolves singular values of 1e-8 of the largest.
 
     Returns:
         Left singular vectors as rows [count, k], singular values [count, 1], right singular vectors as rows [count, ·].
@@ -73,23 +73,23 @@ def decomposed(rows: Tensor, rank: int, tolerance: float) -> tuple[Tensor, Tenso
 
 
 def leaf(matrix: Matrix) -> Tensor:
-    """Return a tensor of the matrix's dtype and device."""
+    """Return one of the matrix's tensors, for dtype and device."""
     return matrix.delta if isinstance(matrix, Factor) else matrix
 
 
 def rank_tolerance(matrix: Matrix) -> float:
-    """Return the part of the largest singular value below which one is rounding error."""
+    """Return the fraction of the largest singular value below which others are rounding errors."""
     return float(4 * torch.finfo(leaf(matrix).dtype).eps * max(matrix.shape) ** 0.5)
 
 
 def kept(sigma: Tensor, rank: int, tolerance: float) -> int:
-    """Return the effective rank: how many of the falling singular values are above the tolerance, at most `rank`."""
+    """Return the effective rank: how many descending singular values exceed the tolerance, at most `rank`."""
     sizes: list[float] = sigma.tolist()
     return sum(size > tolerance * sizes[0] for size in sizes[:rank])
 
 
 def empty_factor(matrix: Matrix) -> Factor:
-    """Return the factor without rows of the matrix's shape."""
+    """Return a factor of the matrix's shape without rows."""
     out, columns = matrix.shape
     return Factor(leaf(matrix).new_zeros(0, out), leaf(matrix).new_zeros(0, columns))
 

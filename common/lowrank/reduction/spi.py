@@ -18,10 +18,10 @@ from rankdad.common.lowrank.reduction.operators import (
     widened,
 )
 
-# The paper's θ: sine of the angle between two iterates below which a component counts as found. It names no value; the
-# authors' code has 1e-3 for another measure, the distance of two components: see `benchmarks.paper.authors`.
+# The paper's θ: sine of the angle between two iterates below which a component has converged. The paper gives no value;
+# the authors' code has 1e-3 for another measure, the distance of two components: see `benchmarks.paper.authors`.
 CONVERGENCE = 1e-3
-MIN_ITERATIONS = 12  # a start that happens to lie near another component does not turn at first, either
+MIN_ITERATIONS = 12  # a start near another component also changes little at first
 
 
 def spi(
@@ -34,16 +34,16 @@ def spi(
 ) -> Factor:
     """Reduce a matrix G to its leading singular components, one after the other.
 
-    Each component is a power iteration on GᵀG, orthogonalised in every iteration against those already found: plain
-    deflation finds a component twice once σ_j/σ₁ falls below the square root of the machine precision. A last
-    Rayleigh-Ritz step sets right what stopping early has mixed within the span.
+    Each component is a power iteration on GᵀG, orthogonalised in every iteration against the previous ones: plain
+    deflation finds a component twice once σ_j/σ₁ falls below the square root of the machine precision. A final
+    Rayleigh-Ritz step separates components that stopping early has mixed.
 
     Args:
         factor: G = Δᵀ A as a factor (Δ [n, out], A [n, in]), or G itself [out, in].
         rank: largest number r of components.
         tolerance: components with σ_j ≤ tolerance · σ₁ are left out.
         seed: of the random starts.
-        iterations: power iterations per component at most.
+        iterations: at most, per component.
 
     Returns:
         Q [k, out] carrying the singular values and P [k, in] with orthonormal rows, k ≤ r: the effective rank. A zero
@@ -72,10 +72,10 @@ def spi(
             image = right(matrix, g)
             following = _orthogonal(left(matrix, image), basis)
             size = torch.linalg.vector_norm(following)
-            following = torch.where(size > 0, following / size, g)  # nothing is left beside the basis: g stays
+            following = torch.where(size > 0, following / size, g)  # nothing is left outside the basis: g stays
             turned = torch.linalg.vector_norm(following - g * (following @ g))
             g = following
-            # The one value that a GPU is waited for: the paper stops when a component is found, not after so many.
+            # The only synchronisation with a GPU: the paper stops at convergence, not after a number of iterations.
             if iteration >= MIN_ITERATIONS and turned <= CONVERGENCE:
                 break
         sigma = float(torch.linalg.vector_norm(right(matrix, g)))
@@ -88,7 +88,7 @@ def spi(
 
 
 def _rayleigh_ritz(matrix: Matrix, basis: Tensor, tolerance: float, scale: float) -> Factor:
-    """Diagonalise G within the span of the basis: rows ordered by singular value, the negligible ones left out."""
+    """Diagonalise G within the span of the basis: rows in order of singular values, without negligible ones."""
     images = right(matrix, basis)
     _, sigma, rotation = torch.linalg.svd(images.T.double(), full_matrices=False)
     rotation = rotation[: kept(sigma, len(basis), tolerance)].to(basis)
@@ -96,7 +96,7 @@ def _rayleigh_ritz(matrix: Matrix, basis: Tensor, tolerance: float, scale: float
 
 
 def _orthogonal(x: Tensor, basis: Tensor) -> Tensor:
-    """Remove from x its parts along the basis's rows; twice, since once leaves rounding errors behind."""
+    """Remove from x its components along the basis; twice, because of rounding errors."""
     for _ in range(2 if len(basis) else 0):
         x = x - basis.T @ (basis @ x)
     return x

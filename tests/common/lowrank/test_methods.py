@@ -155,7 +155,7 @@ def unfit(kind: str) -> nn.Module:
         ("frozen", r"layer 0 \(Linear\) is frozen"),
         ("twice", "more than one layer"),
         ("end", "ends in a linear layer"),
-        ("shared", r"0\.bias stands in more than one layer"),
+        ("shared", r"0\.bias is used in more than one layer"),
         ("extra", "scale is in no layer"),
     ],
 )

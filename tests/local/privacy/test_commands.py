@@ -102,7 +102,7 @@ def test_the_page_names_owners_and_shows_runs_of_which_an_older_version_noted_le
     said("disclosures", site, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert re.findall("<dt>Owner</dt><dd>([a-z-]+)", page) == ["dr-audited", "dr-counted", "not"]
-    assert page.count("not noted by the version of then") == 2
+    assert page.count("not recorded by that version") == 2
 
 
 def test_a_run_that_an_older_version_began_goes_on(site: Path, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_run_that_an_older_version_began_goes_on(site: Path, tmp_path: Path) -
 def test_a_withdrawn_patient_is_in_no_later_run_and_those_that_hold_them_are_named(site: Path, tmp_path: Path) -> None:
     told = said("purge", site, "p3 ", "nobody", "--yes", "--absent")
     first, second = told.splitlines()[:2]
-    assert first.startswith("p3: sums of them are in stroke (0000000000000000, 20")
-    assert second == "nobody: no run holds sums of them"
+    assert first.startswith("p3: included in sums of stroke (0000000000000000, 20")
+    assert second == "nobody: not included in any run"
     log = DisclosureLog(tmp_path / "alpha", "alpha")
     later = log.parts("1" * 16, "{}", "key", patients([*NAMES, "nobody"]), 8)
     assert len(later) == 16

@@ -183,7 +183,7 @@ def test_an_edited_run_is_none_that_the_ledger_holds(consortium: Make, tmp_path:
 
 def test_a_run_waits_for_somebody_at_a_site_who_approves_it(consortium: Make, tmp_path: Path) -> None:
     said = failed(consortium({"beta": {"approval": "manual"}}))
-    assert said.startswith(f"beta: beta waits for somebody there: `rankdad approve {ID} SITE.json`")
+    assert said.startswith(f"beta: beta waits for approval: `rankdad approve {ID} SITE.json`")
     site = tmp_path / "beta" / "rankdad.json"
     done = CliRunner().invoke(app, ["approve", ID, str(site), "--yes"])
     assert done.exit_code == 0, done.output

@@ -220,8 +220,8 @@ def test_a_run_at_any_moment_has_a_page(finished: Path, tmp_path: Path) -> None:
     page = Page(report(begun(tmp_path / "begun")))
     assert "The run is not over" in page.text
     assert "no epoch is complete" in page.text
-    failed = begun(tmp_path / "failed", status="failed", reason="beta could not go on", drift=None, steps=0)
-    assert "The run failed. Reason: beta could not go on" in Page(report(failed)).text
+    failed = begun(tmp_path / "failed", status="failed", reason="beta failed", drift=None, steps=0)
+    assert "The run failed. Reason: beta failed" in Page(report(failed)).text
     whole = {name: (finished / name).read_text() for name in ("metrics.csv", "steps.csv")}
     (finished / "summary.json").unlink()
     for part in (0, 0.1, 0.3, 0.5, 0.77, 0.9, 0.99):  # cut anywhere, as a full disk does
