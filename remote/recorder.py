@@ -38,7 +38,7 @@ from rankdad.page.history import History
 from rankdad.remote.results.coefficients import as_json, as_table
 from rankdad.remote.results.progress import Progress
 from rankdad.remote.results.run_summary import RunSummary
-from rankdad.remote.results.solving import how_solved, no_sums, not_solved, undertrained
+from rankdad.remote.results.solving import missing_sums_warning, solver_summary, undertrained, with_unsolved
 from rankdad.remote.results.table_one import table_one
 from rankdad.remote.results.tuning import began, note
 from rankdad.remote.retelling import retold
@@ -178,7 +178,7 @@ class Recorder:
         progress.rows = {child: sum(sum(own[0]) for own in hello.samples.values()) for child, hello in hellos.items()}
         progress.site_versions = {child: hello.version for child, hello in hellos.items()}
         self._note_sites(introduced(self._sites, ready.messages), update.equal)
-        progress.solver = how_solved(self._spec, update.exact, progress.warnings)
+        progress.solver = solver_summary(self._spec, update.exact, progress.warnings)
         progress.method = "exact" if update.exact else self._spec.method.name
         self.summarise()
 
@@ -208,7 +208,7 @@ class Recorder:
                 self.progress.warn(kind, sites)
             self.summarise()
         if names := self._preparing.untold(update.stage, update.values):
-            self.progress.table1.setdefault("warnings", []).append(no_sums(self._spec, names))
+            self.progress.table1.setdefault("warnings", []).append(missing_sums_warning(self._spec, names))
             self.summarise()
         if self._spec.kept_fold is not None and update.stage == OWN:
             self._record_coefficients(last, self._totals(self._spec.kept_fold))
@@ -224,7 +224,7 @@ class Recorder:
         left = [fold for fold in range(self._spec.folds) if not solving.is_solved(self._totals(fold))]
         unsolved = [self._spec.training_name(fold) for fold in left]
         if unsolved and self.progress.solver.get("name") == "exact":
-            self.progress.solver = not_solved(self._spec, self.progress.solver, unsolved)
+            self.progress.solver = with_unsolved(self._spec, self.progress.solver, unsolved)
             self.summarise()
 
     def _totals(self, fold: int) -> dict[str, Tensor]:

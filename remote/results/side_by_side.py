@@ -1,4 +1,4 @@
-"""Whether several runs have tested the same rows, and which of them is the best."""
+"""Check whether several runs tested the same rows, and find the best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankdad.remote.results.run_results import RunResults
 
 
 def best_of(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
-    """Return the run whose value is best by so much that no other interval reaches its own; None of other rows."""
+    """Return the run whose interval is better than all others; None if there is none, or rows differ."""
     if not have_same_rows(runs):
         return None
     known = [run for run in runs if run.test.get(name) is not None]
@@ -29,15 +29,15 @@ def best_of(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
 
 
 def have_same_rows(runs: Sequence[RunResults]) -> bool:
-    """Return whether all runs tested the same rows, as far as their figures tell."""
-    return not any(is_of_other_rows(run, runs) for run in runs)
+    """Return whether all runs tested the same rows, as far as their figures show."""
+    return not any(differs_in_rows(run, runs) for run in runs)
 
 
-def is_of_other_rows(run: RunResults, runs: Sequence[RunResults]) -> bool:
-    """Return whether a run has tested others than the first one that has tested any.
+def differs_in_rows(run: RunResults, runs: Sequence[RunResults]) -> bool:
+    """Return whether a run tested other rows than the first tested run.
 
-    Of one site there may be the rows of all others together, as `simulate --pooled` has them: then not names are
-    compared, but how many rows there are, how many have each outcome, and the labels of all tables.
+    Compares numbers of rows and events, and labels in Table 1. Names of sites count only if both runs have several:
+    `simulate --pooled` joins all rows at one site.
     """
     first = next((one for one in runs if "samples" in one.test), run)
     sites, its = run.spec.federation.sites, first.spec.federation.sites
@@ -51,6 +51,6 @@ def _tested(run: RunResults) -> tuple[float | None, list[float]]:
 
 
 def _labels(run: RunResults) -> list[float]:
-    """Return what Table 1 tells of all rows' labels: how many of each class, or mean and deviation; else nothing."""
+    """Return the counts of classes, or the mean and SD, of all rows' labels in Table 1."""
     label = run.summary.table1.get("pooled", {}).get("label", {})
     return [float(one) for one in (label.get("counts") or [label.get("mean"), label.get("sd")]) if one is not None]

@@ -168,7 +168,7 @@ def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_p
         table["sex"] = rng.permutation(table["sex"])
         table.to_csv(path, index=False)
     said = " ".join(Iterations(tmp_path, inputs).go()["warnings"].values())
-    assert "the model tells the classes apart no better than a guess" in said
+    assert "the model separates the classes no better than a guess" in said
 
 
 @pytest.mark.slow

@@ -263,4 +263,4 @@ def test_a_column_of_which_no_hospital_tells_a_sum_is_named(tmp_path: Path) -> N
     document["run"]["training"] |= {"solver": "steps", "epochs": 2}
     simulate(in_two_folds(document), tmp_path / "run")
     said = load_json(tmp_path / "run" / "summary.json")["table1"]["warnings"]
-    assert [sentence.split()[1] for sentence in said if "no hospital tells a sum" in sentence] == ["crp"]
+    assert [sentence.split()[6] for sentence in said if "no hospital sends a sum" in sentence] == ["crp,"]
