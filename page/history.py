@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 
 import numpy as np
@@ -148,3 +148,54 @@ def _patch(bins: Bins, first: int) -> str:
     columns = ",".join(f"{json.dumps(bins.columns[place])}:{texts(values[place])}" for place in used)
     x = ",".join(map(str, bins.ends(first)))
     return f'{{"first":{first},"x":[{x}],"y":{{{columns}}}}}'
+
+
+Rows = Callable[[str], Iterable[Mapping[str, str]]]
+
+
+def rebuild_history(history: History, rows: Rows, layers: Sequence[str]) -> None:
+    """Refill the curves from a run's tables, except sites' own losses and times by step.
+
+    Args:
+        history: the curves.
+        rows: returns the rows of a table: steps, metrics or spectra.
+        layers: layers with columns of ranks.
+    """
+    for row in rows("steps"):
+        ranks = [_number(row.get(f"rank:{name}")) for name in layers]
+        loss, seconds, reduction = (_number(row.get(name)) for name in ("loss", "seconds", "aggregation_seconds"))
+        history.add_step(loss, seconds, reduction, ranks)
+    last, epoch = None, dict[str, dict[str, float]]()
+    for row in rows("metrics"):
+        training = row.get("fold"), row.get("candidate")
+        if last is not None and training != last:
+            if epoch:
+                history.add_epoch(epoch)
+                epoch = {}
+            history.begin_fold()
+        last = training
+        if row.get("split") != "validation":
+            continue
+        if row.get("site") == "pooled" and epoch:
+            history.add_epoch(epoch)
+            epoch = {}
+        epoch[row["site"]] = {name: _number(value) for name, value in row.items() if name != "site"}
+    if epoch:
+        history.add_epoch(epoch)
+    at, spectra = "", dict[str, list[float]]()
+    for row in rows("spectra"):
+        if row["step"] != at and spectra:
+            history.add_spectra(int(at), spectra)
+            spectra = {}
+        at = row["step"]
+        values = (row[name] for name in row if name[:1] == "s" and name[1:].isdecimal())
+        spectra[row["layer"]] = [float(value) for value in values if value]
+    if spectra:
+        history.add_spectra(int(at), spectra)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan

@@ -15,9 +15,15 @@ from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.rendering import damage_named, render
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.report.words import NAMES, NONE, count, duration, number, with_interval
-from rankdad.remote.results.comparison import comparison_metric, reference_value, shown_references
+from rankdad.remote.results.comparison import (
+    best_of,
+    comparison_metric,
+    differs_in_rows,
+    have_same_rows,
+    reference_value,
+    shown_references,
+)
 from rankdad.remote.results.run_results import RunResults, read_results
-from rankdad.remote.results.side_by_side import best_of, differs_in_rows, have_same_rows
 from rankdad.remote.view import size
 
 LEGEND = (

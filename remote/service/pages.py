@@ -37,7 +37,7 @@ from rankdad.page.viewers import own_token
 from rankdad.remote.app import run_named
 from rankdad.remote.auth import hashed
 from rankdad.remote.live import Live, guard_of
-from rankdad.remote.past import past
+from rankdad.remote.page_document import past_page
 from rankdad.remote.service.board import Board
 from rankdad.remote.service.logs import LOGS, LastLines
 from rankdad.remote.service.queue import Entry
@@ -143,7 +143,7 @@ class Pages:
             return None
         async with self._reading:
             if entry.run not in self._past:
-                told = partial(past, self._directory(entry), entry.state.value, entry.reason, self._lines(entry)())
+                told = partial(past_page, self._directory(entry), entry.state.value, entry.reason, self._lines(entry)())
                 try:
                     document, history = await asyncio.to_thread(told)
                 except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:

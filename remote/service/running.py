@@ -30,14 +30,14 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry
-from rankdad.remote.host import Host
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.process import waiting_of
 from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
-from rankdad.remote.server import see_through
+from rankdad.remote.run_session import RunSession
+from rankdad.remote.server import run_until_finished
 from rankdad.remote.service.logs import RunLogs
 from rankdad.remote.service.queue import Entry
 from rankdad.remote.view import PlainView
@@ -87,7 +87,7 @@ class RunningRun:
     ) -> None:
         self.entry, self.directory = entry, directory
         self._document, self._options, self._known_logs = spec, options, known_logs
-        self.host: Host | None = None
+        self.host: RunSession | None = None
         self.problem = ""
         self.page: Page | None = None
         self._routes: Routes | None = None
@@ -101,7 +101,7 @@ class RunningRun:
         return self.entry.state is not State.ENDED and (self.host is None or not self.host.aggregator.ended)
 
     @property
-    def served(self) -> Host | None:
+    def served(self) -> RunSession | None:
         """Return what calls its aggregator, while its sites are let in."""
         return self.host if self._ready.is_set() else None
 
@@ -127,7 +127,7 @@ class RunningRun:
         if self.host is not None:
             self.host.ended.set()
 
-    async def see_through(
+    async def run_until_finished(
         self,
         beginning: Executor,
         identity: Identity,
@@ -194,10 +194,10 @@ class RunningRun:
         registry: ConnectionRegistry,
         log: IO[str],
         leaving: Callable[[], bool],
-    ) -> Host:
+    ) -> RunSession:
         """Let the sites in, see the run through, and return what called its aggregator."""
         connected = partial(registry.present, self.entry.run)
-        host = Host(aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected)
+        host = RunSession(aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected)
         self._routes = Routes(host, identity, registry, self.entry.run)
         self.host = host
         if aggregator.ended:
@@ -208,7 +208,7 @@ class RunningRun:
         try:
             progress, console = aggregator.recorder.progress, Console(file=log, width=200)
             view = PlainView(progress, partial(waiting_of, aggregator), console)
-            await see_through(host, view, lambda: leaving() and not aggregator.ended)
+            await run_until_finished(host, view, lambda: leaving() and not aggregator.ended)
         finally:
             self._ready.clear()
             if self.page is not None:

@@ -378,7 +378,9 @@ class Service:
         name = run.entry.run
         identity = replace(self.identity, sites=run.entry.sites)
         try:
-            outcome = await run.see_through(self._beginning, identity, self.registry, self.logs, lambda: self.leaving)
+            outcome = await run.run_until_finished(
+                self._beginning, identity, self.registry, self.logs, lambda: self.leaving
+            )
             if outcome is not None:
                 await self._conclude(name, *outcome)
         finally:

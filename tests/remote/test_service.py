@@ -221,7 +221,7 @@ def test_a_site_that_never_has_enough_does_not_fill_the_memory_with_runs_that_ha
         async def at_once(self: RunningRun) -> object:
             return object()
 
-        monkeypatch.setattr(RunningRun, "see_through", held)
+        monkeypatch.setattr(RunningRun, "run_until_finished", held)
         monkeypatch.setattr(RunningRun, "routes", at_once)
         for run in runs[:-1]:
             await service.routes(run)

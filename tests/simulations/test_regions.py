@@ -312,7 +312,7 @@ def test_an_update_from_above_that_is_not_due_ends_the_region_s_run_with_a_sente
     answers = region.answer(pack(wrong, tree.top.plan, up=False))
     told = unpack(answers["s0"], tree.top.plan, up=False).body
     assert isinstance(told, Failure)
-    assert "the update of round 0 from above cannot be used: k: got DECISION in round 0, expected HELLO" in told.reason
+    assert "the update of round 0 from above is invalid: k: got DECISION in round 0, expected HELLO" in told.reason
     tree.close()
 
 
