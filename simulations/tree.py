@@ -71,8 +71,8 @@ class Tree:
         own = self.regions.get(aggregator.node.name)
         if own is not None and own.outgoing is not None:
             answers = answers | self.take(aggregator.node.name, own.outgoing.body)
-        elif own is not None and aggregator.barrier.failed and not own.told:
-            own.told = True
+        elif own is not None and aggregator.barrier.failed and not own.is_reported:
+            own.is_reported = True
             answers = answers | self.take(aggregator.node.name, own.failure())
         below: Answers = {}
         for name, body in answers.items():

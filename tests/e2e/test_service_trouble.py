@@ -75,7 +75,7 @@ def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_pat
             )
             assert all_.until_over(part)[part].state is State.ENDED, all_.said()
             all_.until(lambda _: "agent" in (tmp_path / "other.log").read_text())
-            all_.until_state(whole, State.WAITING, "^word from beta$")
+            all_.until_state(whole, State.WAITING, "^answers from beta$")
             assert other.poll() is None, "it stays, and is let in once the service is of its version"
         finally:
             other.kill()

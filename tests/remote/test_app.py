@@ -170,7 +170,7 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
     monkeypatch.setattr(served.aggregator, "take", take)
     for _ in range(3):
         answer = reason(ask(served, "POST", "/rounds/alpha", b"anything"))
-        assert answer == (500, "an error of the aggregator's own (KeyError): its log says more")
+        assert answer == (500, "an internal error of the aggregator (KeyError): see its log")
     (logged,) = caplog.records
     assert logged.exc_info is not None
     assert logged.exc_info[0] is KeyError
@@ -328,7 +328,7 @@ def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_o
     with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
         monkeypatch.setattr(served.aggregator.store, "follow", lambda *arguments: 1 / 0)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
-        said = (500, "an error of the aggregator's own (ZeroDivisionError): its log says more")
+        said = (500, "an internal error of the aggregator (ZeroDivisionError): see its log")
         assert {reason(request.wait()) for request in held} == {said}, "nobody hears of what is half done"
         served.until(lambda: served.host.crashed and served.host.ended.is_set())
         assert "ZeroDivisionError: division by zero; the ledger is complete" in str(served.host.error)
