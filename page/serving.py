@@ -132,9 +132,7 @@ class Guard:
             return self.form(wrong=True)
         response = RedirectResponse("./", 303)
         path = self._path or request.url.path
-        before = (
-            request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
-        )
+        before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         safe = "https" in (request.url.scheme, before)
         cookie = self._sessions.open(token)
         response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)

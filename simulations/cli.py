@@ -214,7 +214,7 @@ def split(
 ) -> None:
     """Write each site's data and its SITE.json, to start aggregator and sites by hand."""
     from rankdad.common.policy import FILE
-    from rankdad.simulations.dealing import write_sites
+    from rankdad.simulations.site_folders import write_sites
     from rankdad.simulations.spec import read_simulation
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)

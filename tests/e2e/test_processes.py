@@ -332,9 +332,9 @@ def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path, refus
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     command = ("simulate", simulation(tmp_path), "--output", tmp_path / "run")
-    assert "already holds a run" in refused(*command)
+    assert "already has a run" in refused(*command)
     (tmp_path / "run" / "run.sqlite").touch()
-    assert f"--resume {tmp_path / 'run'} goes on with it" in refused(*command)
+    assert f"--resume {tmp_path / 'run'} resumes an interrupted one" in refused(*command)
     assert "--ledger: a run with --lockstep cannot go on" in refused(*command, "--lockstep", "--ledger")
 
 
