@@ -23,8 +23,8 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.given import given_simulation
 from rankdad.local.admission import usual
-from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import simulate
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import SimulationFile
 
 FILE, LABEL = "patients.csv", "disease"
@@ -155,7 +155,7 @@ def write_heart(source: Path, folder: Path) -> None:
 def merged(file: SimulationFile, policy: str) -> list[Merged]:
     """Return what a run's policy moves at each hospital."""
     with tempfile.TemporaryDirectory() as folder:
-        read = dealt_data(file, Path(folder))
+        read = partitioned_data(file, Path(folder))
     return [_merged_at(site, policy, file.run, data) for site, data in read.items()]
 
 

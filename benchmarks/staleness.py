@@ -23,7 +23,7 @@ from rankdad.local.training import Result, TrainingState, train
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Retention
-from rankdad.simulations.dealing import dealt_data
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import SimulationFile
 
 COLUMNS = (
@@ -82,7 +82,7 @@ def _trained(file: SimulationFile, seed: int, staleness: int | None) -> dict[str
     document["federation"] |= waits
     spec = validate(RunSpec, document)
     with tempfile.TemporaryDirectory() as folder:
-        data = dealt_data(file.model_copy(update={"run": spec}), Path(folder) / "sites")
+        data = partitioned_data(file.model_copy(update={"run": spec}), Path(folder) / "sites")
         directory = Path(folder) / "run"
         _train(spec, data, directory, holds=staleness is not None)
         summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())

@@ -1,1 +1,1 @@
-"""The live page about a run: what is kept of it, what changes, who may see it; for aggregators and sites."""
+"""The live page about a run or service, for aggregators and sites."""

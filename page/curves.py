@@ -1,4 +1,4 @@
-"""Curves of a run that goes on for long: bins that double in width when they are full, in memory that never grows."""
+"""Curves of long runs in constant memory: bins double in width when they are full."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_BINS = 400  # of a curve: about as many as a screen has points for
+MAX_BINS = 400  # of a curve; about a screen's resolution
 
 Numbers = NDArray[np.float64]
 
 
 class Bins:
-    """Means over equally many points in a row of several curves that have the same points.
+    """Binned means of several curves with common points.
 
     Args:
         columns: names of the curves.
-        bins: most bins; even.
+        bins: maximum number of bins; even.
 
     Attributes:
-        width: points of a whole bin.
+        width: points in a full bin.
         points: added so far.
     """
 
@@ -34,7 +34,7 @@ class Bins:
         return -(-self.points // self.width)
 
     def add(self, values: Sequence[float] | Numbers) -> None:
-        """Add a point, a value for each curve; NaN and infinity are none."""
+        """Add a point: a value for each curve; NaN and infinity are ignored."""
         bins = len(self._sums)
         if self.points == bins * self.width:
             for array in (self._sums, self._counts):
@@ -48,16 +48,16 @@ class Bins:
         self.points += 1
 
     def means(self, first: int = 0) -> Numbers:
-        """Return the bins' means from one on, [bins, curves]; NaN where a bin has no value."""
+        """Return the bins' means from `first` on, [bins, curves]; NaN for empty bins."""
         counts = self._counts[first : len(self)]
         with np.errstate(invalid="ignore", divide="ignore"):
             return self._sums[first : len(self)] / counts
 
     def ends(self, first: int = 0) -> list[int]:
-        """Return the number of the last point in each bin from one on, from 1."""
+        """Return the number of the last point in each bin from `first` on, counted from 1."""
         return [min((place + 1) * self.width, self.points) for place in range(first, len(self))]
 
 
 def texts(values: Iterable[float]) -> str:
-    """Return numbers as a JSON list of five digits each; NaN and infinity are null."""
+    """Format numbers as a JSON list of five digits each; NaN and infinity become null."""
     return "[" + ",".join("null" if value - value else f"{value:.5g}" for value in values) + "]"

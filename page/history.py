@@ -1,33 +1,33 @@
-"""What the page keeps of a run: its curves by step and by epoch, where time went, and singular values by layer."""
+"""A run's curves for the page: by step and epoch, times of sites, and singular values by layer."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 
 import numpy as np
 
 from rankdad.page.curves import Bins, texts
 
-RECENT = 50  # steps over which times are averaged
-MAX_SPECTRUM = 16  # singular values of a layer that the page keeps
+RECENT = 50  # steps in the averages of times
+MAX_SPECTRUM = 16  # singular values of a layer
 SPECTRUM_BINS = 100
 SPECTRUM = [str(number + 1) for number in range(MAX_SPECTRUM)]
 STEP = ("loss", "seconds", "reduction")  # curves by step, before those of layers and sites
-Seen = tuple[int, int, int]  # of a curve: which fold's it is, its bins' width, its points
+Seen = tuple[int, int, int]  # of a curve: fold, width of bins, points
 TIMES = ("compute", "wire", "waiting")
 
 
 class History:
-    """A run's curves. One thread adds to them, any may read.
+    """A run's curves. One thread adds to them; any thread may read.
 
     Args:
-        sites: whose own curves are kept, in order.
-        layers: that travel as factors.
-        metrics: that are kept of those measured at the end of an epoch.
+        sites: sites with separate curves, in order.
+        layers: layers sent as factors.
+        metrics: validation metrics to store.
     """
 
     def __init__(self, sites: Sequence[str], layers: Sequence[str], metrics: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class History:
         self.begin_fold()
 
     def begin_fold(self) -> None:
-        """Begin the curves by epoch anew: another model is trained."""
+        """Restart the curves by epoch for another model."""
         names = ("train_loss", *self.metrics)
         with self._lock:
             self._folds += 1
@@ -61,10 +61,10 @@ class History:
         Args:
             loss: pooled training loss.
             seconds: from one step's end to the next.
-            reduction: seconds of it in which the aggregator works.
+            reduction: seconds of aggregation in it.
             ranks: effective rank of each layer.
-            losses: by site, as far as it took part.
-            times: seconds in which each site computed, its bytes were on the way, and it waited for others.
+            losses: training loss by site, for those that took part.
+            times: seconds of computing, transfer and waiting by site.
         """
         own = losses or {}
         with self._lock:
@@ -74,7 +74,7 @@ class History:
                 self._times.append((reduction, times))
 
     def add_epoch(self, rows: Mapping[str, Mapping[str, float]]) -> None:
-        """Add an epoch: training loss and metrics by site, and those of all under `pooled`."""
+        """Add an epoch: training loss and metrics by site, and `pooled`."""
         names = ("train_loss", *self.metrics)
         with self._lock:
             self.epochs.add(
@@ -82,7 +82,7 @@ class History:
             )
 
     def add_spectra(self, step: int, spectra: Mapping[str, Sequence[float]]) -> None:
-        """Add the leading singular values of some layers."""
+        """Add the leading singular values of layers."""
         with self._lock:
             self._spectrum_steps.add([step])
             for layer, values in spectra.items():
@@ -90,7 +90,7 @@ class History:
                 kept.add([*values, *[math.nan] * MAX_SPECTRUM][:MAX_SPECTRUM])
 
     def times(self) -> dict[str, list[float | None]]:
-        """Return the mean seconds of the last steps, by site: computing, on the wire, waiting; and of the reduction."""
+        """Return mean seconds of recent steps by site: computing, transfer, waiting; and the aggregation under ""."""
         with self._lock:
             recent = list(self._times)
         if not recent:
@@ -106,27 +106,27 @@ class History:
         return found | {"": [round(sum(reduction for reduction, _ in recent) / len(recent), 6)]}
 
     def last_seconds(self) -> dict[str, float]:
-        """Return how long after the last step's beginning each site's contribution was in, of those that took part."""
+        """Return the seconds from the start of the last step to each site's contribution."""
         with self._lock:
             last = self._times[-1][1] if self._times else {}
         return {site: compute + wire for site, (compute, wire, _) in last.items()}
 
     def by_epoch(self, metric: str) -> list[float]:
-        """Return a pooled metric of the fold's epochs, or means of some in a row; NaN where there is none."""
+        """Return a pooled metric by epoch of the present fold, or binned means; NaN if missing."""
         with self._lock:
             means: list[float] = self.epochs.means()[:, self.epochs.columns.index(f"{metric}:pooled")].tolist()
         return means
 
     def curves(self) -> dict[str, Bins]:
-        """Return all curves by name; those of spectra have a point for each time that they were recorded."""
+        """Return all curves by name."""
         spectra = {f"spectrum:{layer}": bins for layer, bins in self._spectra.items()}
         return {"steps": self.steps, "epochs": self.epochs, "spectra": self._spectrum_steps, **spectra}
 
     def patches(self, seen: Mapping[str, Seen]) -> tuple[str, dict[str, Seen]]:
-        """Return what curves have gained, as JSON, and what is then seen.
+        """Return changes of the curves as JSON, and the new state of what was sent.
 
         Args:
-            seen: of each curve what was there when it was last told of.
+            seen: state of each curve when it was last sent.
         """
         parts, now = [], dict(seen)
         with self._lock:
@@ -142,9 +142,60 @@ class History:
 
 
 def _patch(bins: Bins, first: int) -> str:
-    """Return bins from one on as JSON: their columns by name, to be put behind the first ones."""
+    """Format the bins from `first` on as JSON, to replace those from there on."""
     values = bins.means(first).T
     used = [place for place, column in enumerate(values) if first or np.isfinite(column).any()]
     columns = ",".join(f"{json.dumps(bins.columns[place])}:{texts(values[place])}" for place in used)
     x = ",".join(map(str, bins.ends(first)))
     return f'{{"first":{first},"x":[{x}],"y":{{{columns}}}}}'
+
+
+Rows = Callable[[str], Iterable[Mapping[str, str]]]
+
+
+def rebuild_history(history: History, rows: Rows, layers: Sequence[str]) -> None:
+    """Refill the curves from a run's tables, except sites' own losses and times by step.
+
+    Args:
+        history: the curves.
+        rows: returns the rows of a table: steps, metrics or spectra.
+        layers: layers with columns of ranks.
+    """
+    for row in rows("steps"):
+        ranks = [_number(row.get(f"rank:{name}")) for name in layers]
+        loss, seconds, reduction = (_number(row.get(name)) for name in ("loss", "seconds", "aggregation_seconds"))
+        history.add_step(loss, seconds, reduction, ranks)
+    last, epoch = None, dict[str, dict[str, float]]()
+    for row in rows("metrics"):
+        training = row.get("fold"), row.get("candidate")
+        if last is not None and training != last:
+            if epoch:
+                history.add_epoch(epoch)
+                epoch = {}
+            history.begin_fold()
+        last = training
+        if row.get("split") != "validation":
+            continue
+        if row.get("site") == "pooled" and epoch:
+            history.add_epoch(epoch)
+            epoch = {}
+        epoch[row["site"]] = {name: _number(value) for name, value in row.items() if name != "site"}
+    if epoch:
+        history.add_epoch(epoch)
+    at, spectra = "", dict[str, list[float]]()
+    for row in rows("spectra"):
+        if row["step"] != at and spectra:
+            history.add_spectra(int(at), spectra)
+            spectra = {}
+        at = row["step"]
+        values = (row[name] for name in row if name[:1] == "s" and name[1:].isdecimal())
+        spectra[row["layer"]] = [float(value) for value in values if value]
+    if spectra:
+        history.add_spectra(int(at), spectra)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan

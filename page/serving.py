@@ -1,13 +1,13 @@
-"""The page's addresses, below one folder: they are relative, so that it can lie anywhere.
+"""The page's routes. They are relative, so that the page can be mounted anywhere.
 
-GET  …/            the page; without a viewer's token the form that asks for one
-POST …/            the form's answer begins a session: its cookie, which scripts do not see, is no token
+GET  …/            the page, or a form for the viewer's token
+POST …/            the form: begins a session with an HttpOnly cookie, which is not the token
 POST …/leave       ends the session
-GET  …/state       everything as JSON
-GET  …/events      everything, then what changes, as server-sent events
-GET  …/page.css, …/telling.js, …/page.js, …/charts.js, …/service.js, …/plotly.js
+GET  …/state       the whole document as JSON
+GET  …/events      the whole document, then changes, as server-sent events
+GET  …/page.css, …/shared.js, …/page.js, …/charts.js, …/service.js, …/plotly.js
 
-A token may also come as `authorization: Bearer`. Nothing on the page comes from another host, or is sent to one.
+A token may also come as `authorization: Bearer`. The page loads nothing from other hosts and sends nothing to them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rankdad.page.sessions import Sessions
 from rankdad.page.stream import Stream
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("telling.js", "page.js", "charts.js", "service.js")
+SCRIPTS = ("shared.js", "page.js", "charts.js", "service.js")
 STATIC = {"page.css": "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
 NO_CHARTS = "Curves need Plotly, which is not installed here: pip install 'rankdad[page]'"
-MAX_FORM, FORM_SECONDS = 1000, 10.0  # bytes of the form's answer, and how long it may take to come
-# Plotly writes into `style`; scripts are files of this server alone.
+MAX_FORM, FORM_SECONDS = 1000, 10.0  # bytes of the form's body, and seconds to receive it
+# Plotly sets inline styles; scripts come only from this server.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -51,10 +51,10 @@ _log = logging.getLogger(__name__)
 
 
 class PageRoute(APIRoute):
-    """A route whose answers a browser treats as a page's; what goes wrong is logged, and nothing of the run's."""
+    """A route with the page's security headers; its errors are logged and do not affect the run."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers."""
+        """Return the request handler."""
         handler = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
@@ -65,9 +65,9 @@ class PageRoute(APIRoute):
             except RankdadError:
                 raise
             except Exception as error:
-                _log.exception("the page cannot be shown; the run goes on")
-                said = "an error of the page's own: the log says more"
-                raise ProtocolError(500, said, code="page-failed") from error
+                _log.exception("the page cannot be shown; the run continues")
+                message = "an internal error of the page: see the log"
+                raise ProtocolError(500, message, code="page-failed") from error
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
             return response
@@ -76,14 +76,14 @@ class PageRoute(APIRoute):
 
 
 class Guard:
-    """Lets those see a page who have a token for it.
+    """The page's authentication.
 
     Args:
-        allowed: tells whether the token of a request opens the page.
-        admitted: called for every request of somebody whom it lets in.
-        refused: told of somebody whom the form does not let in.
-        path: for which the cookie is; the page's own without it.
-        asks: for what the form asks.
+        allowed: returns whether a token opens the page.
+        admitted: called for each admitted request.
+        refused: called for each refused form.
+        path: path of the cookie; the page's by default.
+        asks: title of the form.
     """
 
     ASKS = "A viewer's token"
@@ -100,39 +100,39 @@ class Guard:
         self._sessions, self._admitted = Sessions(), admitted
 
     def token(self, request: Request) -> str:
-        """Return the token that comes with a request; "" without one."""
+        """Return a request's token; "" without one."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         return token if kind.lower() == "bearer" else self._sessions.token(request.cookies.get(_cookie(request), ""))
 
     def admits(self, request: Request) -> bool:
-        """Tell whether a request comes from somebody who may see the page."""
+        """Return whether a request is authenticated."""
         if not self.allowed(request, self.token(request)):
             return False
         self._admitted(request)
         return True
 
     async def check(self, request: Request) -> None:
-        """Let a request through that comes from somebody who may see the page.
+        """Check that a request is authenticated.
 
         Raises:
-            ProtocolError: 401 for anybody else.
+            ProtocolError: 401 if it is not.
         """
         if not self.admits(request):
-            raise ProtocolError(401, "the page: no token for it; see the page itself", code="token-missing")
+            raise ProtocolError(401, "the page: no valid token; open the page to enter one", code="token-missing")
 
     def form(self, *, wrong: bool = False) -> Response:
-        """Ask for a token."""
+        """Return the form for a token."""
         return HTMLResponse(rendered("form.html", wrong=wrong, asks=self._asks), 401)
 
     async def enter(self, request: Request) -> Response:
-        """Take a token from the form: its answer begins a session."""
+        """Take a token from the form and begin a session."""
         token = await _token_of(request)
         if not self.allowed(request, token):
             self._refused(request, 401, "the page: the token does not open it")
             return self.form(wrong=True)
         response = RedirectResponse("./", 303)
         path = self._path or request.url.path
-        before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()  # by the nearest proxy
+        before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         safe = "https" in (request.url.scheme, before)
         cookie = self._sessions.open(token)
         response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)
@@ -147,15 +147,15 @@ class Guard:
 
 
 class Page:
-    """The page about one run, or about a service.
+    """The page of one run or of a service.
 
     Args:
-        title: of the page.
-        stream: what it shows.
-        guard: of those who may see it.
+        title: its title.
+        stream: its document and changes.
+        guard: its authentication.
         closing: called when the page is closed.
-        template: of the page.
-        values: returns what the template takes beside the title, for whoever asks.
+        template: its template.
+        values: returns further template variables for a request.
     """
 
     def __init__(
@@ -171,18 +171,18 @@ class Page:
         self._title, self._template, self._values = title, template, values
 
     def close(self) -> None:
-        """Tell viewers the last of it, and end their streams."""
+        """Send the last changes and end all streams."""
         self.stream.close()
         self._closing()
 
     def router(self, folder: str = "/page") -> APIRouter:
-        """Return the routes of this page alone."""
+        """Return the routes of this page."""
 
         async def found(request: Request) -> Page:  # noqa: ARG001
             return self
 
         async def lead() -> Response:
-            """Lead to the page."""
+            """Redirect to the page."""
             return RedirectResponse(f"{folder.rpartition('/')[2]}/", 307)
 
         router = page_router(folder, self.guard, found)
@@ -190,23 +190,23 @@ class Page:
         return router
 
     def show(self, request: Request) -> Response:
-        """Show the page."""
+        """Render the page."""
         values = {"title": self._title, "charts": _plotly() is not None, "no_charts": NO_CHARTS}
         return HTMLResponse(rendered(self._template, **values, **self._values(request)))
 
-    def told(self, request: Request) -> Response:
-        """Tell everything, then what changes.
+    def event_stream(self, request: Request) -> Response:
+        """Return the whole document, then changes, as a stream.
 
         Raises:
-            ProtocolError: as many viewers are connected already.
+            ProtocolError: the viewer has too many streams.
         """
         if self.stream.is_full(self.guard.token(request)):
-            raise ProtocolError(503, "too many pages are open by this token", code="too-many-pages")
-        headers = {"x-accel-buffering": "no"}  # which nginx would hold back
+            raise ProtocolError(503, "too many pages are open with this token", code="too-many-pages")
+        headers = {"x-accel-buffering": "no"}  # disables buffering in nginx
         return StreamingResponse(self._events(request), media_type="text/event-stream", headers=headers)
 
     async def _events(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the stream's events for as long as the token is good."""
+        """Yield the stream's events while the token is valid."""
         async with aclosing(self.stream.events(self.guard.token(request))) as events:
             async for event in events:
                 if not self.guard.admits(request):
@@ -215,12 +215,12 @@ class Page:
 
 
 def page_router(folder: str, guard: Guard, find: Callable[[Request], Awaitable[Page | None]]) -> APIRouter:
-    """Return the routes of pages below a folder.
+    """Create the routes of pages below a folder.
 
     Args:
-        folder: of a page.
-        guard: of those who may see them.
-        find: returns the page that a request is about, once its caller is let in; None if it cannot be shown yet.
+        folder: path of a page.
+        guard: the pages' authentication.
+        find: returns an authenticated request's page; None if it cannot be shown yet.
     """
     router = APIRouter(prefix=folder, route_class=PageRoute, tags=["page"])
     guarded = [Depends(guard.check)]
@@ -229,12 +229,12 @@ def page_router(folder: str, guard: Guard, find: Callable[[Request], Awaitable[P
         await guard.check(request)
         page = await find(request)
         if page is None:
-            raise ProtocolError(503, "the run has not begun, or is being taken up", code="run-waits")
+            raise ProtocolError(503, "the run has not begun, or is being opened", code="run-waits")
         return page
 
     @router.get("/", response_class=HTMLResponse)
     async def page(request: Request) -> Response:
-        """Show the page, or the form that asks for a token."""
+        """Show the page, or the form for a token."""
         if not guard.admits(request):
             return guard.form()
         found = await find(request)
@@ -242,17 +242,17 @@ def page_router(folder: str, guard: Guard, find: Callable[[Request], Awaitable[P
 
     @router.get("/state")
     async def state(page: Page = Depends(open_page)) -> Response:  # noqa: B008
-        """Tell everything as JSON."""
+        """Return the whole document as JSON."""
         return Response(page.stream.whole(), media_type="application/json")
 
     @router.get("/events", response_class=StreamingResponse)
     async def events(request: Request, page: Page = Depends(open_page)) -> Response:  # noqa: B008
-        """Tell everything, then what changes, as server-sent events."""
-        return page.told(request)
+        """Return the whole document, then changes, as server-sent events."""
+        return page.event_stream(request)
 
     @router.get("/plotly.js", response_class=FileResponse, dependencies=guarded)
     async def plotly() -> Response:
-        """Give Plotly's script."""
+        """Return Plotly's script."""
         path = _plotly()
         if path is None:
             raise ProtocolError(404, NO_CHARTS, code="package-missing")
@@ -260,7 +260,7 @@ def page_router(folder: str, guard: Guard, find: Callable[[Request], Awaitable[P
         return FileResponse(path, media_type="text/javascript", headers=kept)
 
     async def file(request: Request) -> Response:
-        """Give one of the page's files; the form needs its looks before anybody has shown a token."""
+        """Return a static file; the form's style sheet needs no token."""
         name = request.url.path.rpartition("/")[2]
         return Response((FOLDER / "static" / name).read_bytes(), media_type=STATIC[name])
 
@@ -272,7 +272,7 @@ def page_router(folder: str, guard: Guard, find: Callable[[Request], Awaitable[P
 
 
 async def _token_of(request: Request) -> str:
-    """Return the token in a form's answer; "" if it has none."""
+    """Read the token of a form; "" without one."""
     data = b""
     async with asyncio.timeout(FORM_SECONDS):
         async for chunk in request.stream():
@@ -283,13 +283,13 @@ async def _token_of(request: Request) -> str:
 
 
 def _cookie(request: Request) -> str:
-    """Return the cookie's name: a browser does not tell ports apart."""
+    """Return the cookie's name, which includes the port: browsers share cookies between ports."""
     server = request.scope.get("server") or ("", 0)
     return f"rankdad-{server[1] or 0}"
 
 
 def _plotly() -> Path | None:
-    """Return where the package Plotly keeps its script, without importing it; None if it is not installed."""
+    """Find the script of the package Plotly without importing it; None if it is not installed."""
     found = find_spec("plotly")
     folders = found.submodule_search_locations if found else None
     path = Path(folders[0]) / "package_data" / "plotly.min.js" if folders else None
@@ -297,11 +297,11 @@ def _plotly() -> Path | None:
 
 
 def rendered(name: str, **values: object) -> str:
-    """Return a page of a template here."""
+    """Render a template of this package."""
     return _environment().get_template(name).render(values)  # type: ignore[attr-defined, no-any-return]
 
 
-@cache  # of this package's templates
+@cache
 def _environment() -> object:
     from jinja2 import Environment, PackageLoader
 

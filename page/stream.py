@@ -1,4 +1,4 @@
-"""What viewers receive: everything when they come, then once a second what has changed, made once for all of them."""
+"""The page's document for viewers: first the whole, then changes once a second, rendered once for all."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 from rankdad.page.history import History, Seen
 
-PERIOD = 1.0  # seconds between two events
-MAX_VIEWERS = 50  # streams of one viewer at once
-MAX_BEHIND = 30  # events that a viewer has not taken: its stream is then ended, and it asks for everything again
+PERIOD = 1.0  # seconds between events
+MAX_VIEWERS = 50  # concurrent streams of one viewer
+MAX_BEHIND = 30  # queued events, after which a stream ends and the viewer reloads
 _log = logging.getLogger(__name__)
 
 
 class Stream:
-    """Tells viewers of a run. Without any it does nothing.
+    """Streams a document to viewers. Without viewers it does nothing.
 
     Args:
-        document: returns where the run stands, by part; a part is told of when it has changed.
+        document: returns the document by part; changed parts are sent.
         history: the run's curves.
-        period: seconds between two events.
-        everybody: how many look on at this and at other streams, by viewer, if the limit is one for all of them.
+        period: seconds between events.
+        everybody: counts of streams by viewer, shared by several pages with a common limit.
     """
 
     def __init__(
@@ -39,29 +39,29 @@ class Stream:
         self._document, self._history, self._period = document, history, period
         self._everybody = Counter[str]() if everybody is None else everybody
         self._viewers: dict[asyncio.Queue[bytes | None], str] = {}
-        self._told: dict[str, str] = {}  # parts as JSON
+        self._told: dict[str, str] = {}  # sent parts as JSON
         self._seen: dict[str, Seen] = {}
-        self._whole: str | None = None  # made since the last event
+        self._whole: str | None = None  # cached since the last event
         self._ticking: asyncio.Task[None] | None = None
         self._closed = False
 
     def is_full(self, viewer: str) -> bool:
-        """Tell whether a viewer has as many streams as one may have."""
+        """Return whether a viewer has the maximum number of streams."""
         return self._everybody[viewer] >= MAX_VIEWERS
 
     def whole(self) -> str:
-        """Return everything as JSON. What is told next fits behind it."""
+        """Return the whole document as JSON, consistent with the next change."""
         if self._whole is None:
             curves, _ = self._history.patches({})
             self._whole = _joined({**self._parts(), "curves": curves, "now": f"{time.time():.3f}"})
-            if self._ticking is None:  # nobody is told of changes: those since now are new to everybody
+            if self._ticking is None:  # no viewers: do not cache
                 made, self._whole = self._whole, None
                 return made
         return self._whole
 
     async def events(self, viewer: str = "") -> AsyncGenerator[bytes]:
-        """Yield server-sent events until the stream is closed; none if the viewer has too many streams by now."""
-        if self.is_full(viewer):  # of many who ask at once all are let in before the first is told anything
+        """Yield server-sent events until the stream is closed; none if the viewer has too many streams."""
+        if self.is_full(viewer):  # concurrent requests may all pass the first check
             return
         queue = asyncio.Queue[bytes | None](MAX_BEHIND)
         if self._ticking is None and not self._closed:
@@ -82,14 +82,14 @@ class Stream:
                 self._ticking, self._whole = None, None
 
     def close(self) -> None:
-        """Tell the last of it, and end all streams."""
+        """Send the last changes, and end all streams."""
         if self._closed:
             return
         if self._viewers:
             self._tell()
         self._closed = True
         for queue in self._viewers:
-            with contextlib.suppress(asyncio.QueueFull):  # whose viewer does not wait for it
+            with contextlib.suppress(asyncio.QueueFull):  # this viewer is not waiting
                 queue.put_nowait(None)
 
     def _forget(self, queue: asyncio.Queue[bytes | None]) -> None:
@@ -104,11 +104,11 @@ class Stream:
             await asyncio.sleep(self._period)
             try:
                 self._tell()
-            except Exception:  # a fault of the page's is not the run's
-                _log.exception("what the page shows cannot be made; the run goes on")
+            except Exception:  # errors of the page do not affect the run
+                _log.exception("the page cannot be updated; the run continues")
 
     def _tell(self) -> None:
-        """Tell all viewers what has changed."""
+        """Send changes to all viewers."""
         parts = self._parts()
         curves, self._seen = self._history.patches(self._seen)
         changed = {name: text for name, text in parts.items() if self._told.get(name) != text}

@@ -10,11 +10,11 @@ from rankdad.common.errors import visible
 
 MAX_LINES = 100
 MAX_LENGTH = 300  # characters of a line
-Line = tuple[float | None, str, str]  # when, if the text does not say it, level, text
+Line = tuple[float | None, str, str]  # time (None if in the text), level, text
 
 
 class Tail(logging.Handler):
-    """Keeps the last lines from here on; what is logged at all is for the log itself to say."""
+    """Stores the last log lines; the logger's level applies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,16 +22,16 @@ class Tail(logging.Handler):
         logging.getLogger("rankdad").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Store a line."""
         event = vars(record).get("event", {})
         words = [record.getMessage(), *(f"{key}={json.dumps(value)}" for key, value in event.items())]
         line = visible(" ".join(words), MAX_LENGTH)
         self._lines.append((round(record.created, 1), record.levelname.lower(), line))
 
     def lines(self) -> list[Line]:
-        """Return the lines, the oldest first."""
+        """Return the lines, oldest first."""
         return list(self._lines)
 
     def stop(self) -> None:
-        """Keep no more lines."""
+        """Stop storing lines."""
         logging.getLogger("rankdad").removeHandler(self)

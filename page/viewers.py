@@ -1,4 +1,4 @@
-"""The token with which a run's page is seen, where nobody has given a file of viewers."""
+"""The token of a run's page without a file of viewers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VIEWER_TOKEN = "viewer-token"  # the file's name
 
 
 def own_token(path: Path) -> str:
-    """Return the token in a file of its owner's, which is made if it is missing.
+    """Read the token in a private file; create it if missing.
 
     Raises:
         UserError: it cannot be read or written.
@@ -25,6 +25,6 @@ def own_token(path: Path) -> str:
         raise UserError(f"{path}: cannot be read: {error}", code="cannot-read") from None
     if len(token) < 20:
         raise UserError(
-            f"{path}: holds no token, expected one line of 20 or more letters and digits", code="token-malformed"
+            f"{path}: has no token, expected one line of 20 or more letters and digits", code="token-malformed"
         )
     return token

@@ -1,1 +1,1 @@
-"""The aggregator: the process that all sites talk to. It sees no sample."""
+"""The aggregator: the process that all sites connect to. It never receives samples."""

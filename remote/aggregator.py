@@ -1,4 +1,4 @@
-"""The aggregator without its sockets: what it hears, and what it answers. What it keeps is in `remote.kept_run`."""
+"""The aggregator without sockets: it takes contributions and returns answers. `remote.run_store` stores the run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.remote.barrier import Answer, Barrier, BarrierState, Effect
-from rankdad.remote.kept_run import COMPLETED, KeptRun
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import NOBODY, Entry
 from rankdad.remote.replay import replay, updates_to_the_end
 from rankdad.remote.results.progress import AGGREGATOR, Status
 from rankdad.remote.retention import Retention
-from rankdad.remote.tries import HalfwayError, PausedError, Tries
+from rankdad.remote.retries import PausedError, Retries, UncommittedRoundError
+from rankdad.remote.run_store import COMPLETED, RunStore
 from rankdad.remote.updates import Reduction, Source, Update
 
 Answers = dict[str, bytes]  # by site
@@ -40,18 +40,17 @@ class Aggregator:
 
     Args:
         spec: the run.
-        replica: with the initial weights.
-        directory: of the run.
+        replica: has the initial weights.
+        directory: the run's.
         clock: seconds.
-        ledger: what is written down; None writes no ledger. A directory that holds a ledger already goes on from it:
-            call `resume` first.
-        name: of its region; that of the aggregator above all without it.
-        run_id: of a run that begins; drawn without it.
-        goes_on: whether a run that has failed may go on, in another process; else what sites have sent is deleted then.
-        logs: what is known of the sites' logs; what this run alone knows without it.
+        ledger: options of the ledger; None writes none. Call `resume` if the directory already has a ledger.
+        name: its region's name; the top aggregator's by default.
+        run_id: of a new run; random by default.
+        goes_on: whether another process may resume a failed run; else contributions are deleted after a failure.
+        logs: known heads of the sites' logs; those of this run by default.
 
     Raises:
-        UserError: the directory holds another run, or one without a ledger.
+        UserError: the directory has another run, or one without a ledger.
     """
 
     def __init__(
@@ -67,60 +66,60 @@ class Aggregator:
         goes_on: bool = True,
         logs: KnownLogs | None = None,
     ) -> None:
-        self.kept = kept = KeptRun(spec, replica, directory, ledger, name, run_id, goes_on=goes_on)
-        self.spec, self.node, self.plan, self.state = spec, kept.node, kept.plan, kept.state
-        self.children = self.node.children  # who sends to it: sites, and regions that stand for theirs
-        self.device, self.recorder = replica.device, kept.recorder
-        self.persistence, self.run_id = kept.persistence, kept.persistence.file.run_id
+        self.store = store = RunStore(spec, replica, directory, ledger, name, run_id, goes_on=goes_on)
+        self.spec, self.node, self.plan, self.state = spec, store.node, store.plan, store.state
+        self.children = self.node.children  # sites and regions
+        self.device, self.recorder = replica.device, store.recorder
+        self.persistence, self.run_id = store.persistence, store.persistence.file.run_id
         self._clock, self._logs = clock, logs or KnownLogs(directory)
-        self.source: Source = Reduction()  # of the updates; a region puts itself there
+        self.source: Source = Reduction()  # replaced by a region
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
-        self.tries = Tries()
+        self.retries = Retries()
         self._departed: set[str] = set()
         self._publish()
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over, well or not."""
+        """Whether the run has ended, successfully or not."""
         return self.barrier.state is BarrierState.ENDED
 
     @property
     def outcome(self) -> tuple[str, str]:
-        """How the run has ended, and why; that it has not."""
-        return self.kept.outcome[:2] if self.ended else ("running", "")
+        """The run's status, and the reason for it."""
+        return self.store.outcome[:2] if self.ended else ("running", "")
 
     @property
     def retention(self) -> Retention | None:
-        """What has become of the contributions, once the run is over."""
-        return self.kept.retention
+        """What became of the contributions, once the run has ended."""
+        return self.store.retention
 
     def take(self, site: str, body: bytes) -> Answers:
-        """Take a contribution: check it, record it, and complete the round if it is the last.
+        """Take a contribution: check it, record it, and complete the round if it is the last one.
 
         Returns:
-            The round's update for all sites, if it is complete. Otherwise what this site alone is answered: the stored
-            update of a round before, or that it has failed. Nothing while the round waits for others.
+            The round's update for all sites, if it is complete. Otherwise an answer to this site alone: an earlier
+            round's update, or a failure. Empty while the round waits for others.
 
         Raises:
-            ProtocolError: it has to be refused; nothing has changed then.
+            ProtocolError: it is refused; nothing has changed.
             UserError: the disk is full or broken.
-            HalfwayError: only another process can go on.
-            PausedError: likewise, after the round could not be aggregated again and again.
-            Exception: the round could not be aggregated; `tick` tries again.
+            UncommittedRoundError: only another process can resume.
+            PausedError: only another process can resume, as aggregation has failed repeatedly.
+            Exception: the round could not be aggregated; `tick` retries it.
         """
         return self._answers(self._receive(site, body))
 
     def tick(self) -> Answers:
-        """Do what is due by now: close a round whose grace is over, end a run whose quorum does not come together.
+        """Do what is due: close a round after its grace, retry an aggregation, fail a run without quorum.
 
         Raises:
-            Exception: as `take`.
+            Exception: see `take`.
         """
         now, limit = self._clock(), self.spec.federation.timeout
         if self.ended:
             return {}
-        if self.tries.pending is not None:
-            return self._complete(self.tries.pending) if self.tries.is_due(now) else {}
+        if self.retries.pending is not None:
+            return self._complete(self.retries.pending) if self.retries.is_due(now) else {}
         effects = self.barrier.tick(now)
         late = limit is not None and self.barrier.round > 0 and now - self.barrier.began > limit
         if effects or not late or self.barrier.has_quorum:
@@ -128,14 +127,14 @@ class Aggregator:
         missing = ", ".join(self.barrier.missing())
         return self.fail(
             AGGREGATOR,
-            f"round {self.barrier.round} has not had its quorum of {self.barrier.quorum} sites within {limit:g} s "
+            f"round {self.barrier.round} did not reach its quorum of {self.barrier.quorum} sites within {limit:g} s "
             f"(federation.timeout): no word from {missing}",
             code="quorum-missing",
             field="federation.timeout",
         )
 
     def depart(self, site: str, reason: str) -> Answers:
-        """Take note that a site cannot go on; end the run if it cannot do without."""
+        """Mark a site as departed; fail the run if it is required."""
         return self._answers(self._depart(Failure(site=site, reason=visible(reason), code="site-ended")))
 
     def fail(
@@ -146,20 +145,19 @@ class Aggregator:
         status: str = "failed",
         code: str = "error",
         field: str = "",
-        told: bytes | None = None,
+        packed: bytes | None = None,
     ) -> Answers:
-        """End the run because of a site, or of the aggregator itself, and tell everyone: by `told` if it is there."""
+        """End the run because of a site or the aggregator, and tell all sites; `packed` replaces the message."""
         failure = Failure(site=site, reason=visible(reason), code=code, field=visible(field))
-        return self._answers(self._fail(failure, status, told))
+        return self._answers(self._fail(failure, status, packed))
 
     def _receive(self, site: str, body: bytes) -> list[Effect]:
-        """Check a contribution and put it in its round.
+        """Check a contribution and add it to its round.
 
-        Whose it is: before, `Identity.check` in `remote/auth.py`; how large: `read_body` in `remote/app.py`. Form:
-        `unpack` in `common/protocol/codec.py`; shapes and rows: `MessageLayout.checked` in `common/lowrank/layout.py`;
-        finite numbers: `decode` in `common/lowrank/wire.py`. A repeated or late one: `Barrier.receive`. Kind, round and
-        exchange: `RunState.check`. Counts, weights and sizes against the roster: the round's `check`, of a step
-        `common/rounds/step.py`.
+        Checks by place: sender `Identity.check` in `remote/auth.py`, size `read_body` in `remote/connections.py`, form
+        `unpack` in `common/protocol/codec.py`, shapes and rows `MessageLayout.checked` in `common/lowrank/layout.py`,
+        finite numbers `decode` in `common/lowrank/wire.py`, repeated or late contributions `Barrier.receive`, kind,
+        round and exchange `RunState.check`, counts, weights and sizes the round's `check`.
         """
         if site not in self.children:
             raise ProtocolError(404, "no such site in this run", code="site-unknown")
@@ -168,10 +166,10 @@ class Aggregator:
             return self._hear_failure(site, message.body)
         if isinstance(message.body, Hello):
             body = self._meet(site, body, message, message.body)
-        # What is new is checked and recorded: a site that has no answer sends it again.
-        admit = partial(self.kept.admit, site, body, message, self.barrier.round)
+        # Checks and records new contributions: a site without an answer sends its own again.
+        admit = partial(self.store.admit, site, body, message, self.barrier.round)
         stored = self.persistence.update(message.round)
-        if stored is not None:  # a site that has gone back to its checkpoint, or was late
+        if stored is not None:  # the site has resumed from its checkpoint, or was late
             if self.plan.staleness and isinstance(message.body, Step) and not self.ended:
                 self.barrier.receive_late(site, body, message, self.state, admit)
             if message.round == self.barrier.round - 1:
@@ -183,21 +181,21 @@ class Aggregator:
         return effects
 
     def _meet(self, site: str, body: bytes, message: Message, hello: Hello) -> bytes:
-        """Take what a site says of its log; return its hello, or the one that is here where only the log has gone on.
+        """Take the head of a site's log. Return its hello, or the stored one if only the log has advanced.
 
         Raises:
-            ProtocolError: the hello is not of this run, or the log is not the newest.
+            ProtocolError: the hello is of another run, or the log is not the newest.
         """
         held, before = self.barrier.held(site)
-        if held == body:  # sent again: another run may have told of a newer log meanwhile
+        if held == body:  # sent again: another run may know a newer log by now
             return body
-        self.kept.check(site, message)  # what is refused leaves nothing behind
+        self.store.check(site, message)  # before anything is stored
         self._logs.take(site, hello.log)
         same = isinstance(before, Hello) and hello.model_copy(update={"log": before.log}) == before
         return held if same else body
 
     def _answers(self, effects: list[Effect]) -> Answers:
-        """Carry out what the barrier asks for."""
+        """Apply the barrier's effects."""
         answers: Answers = {}
         for effect in effects:
             if isinstance(effect, Answer):
@@ -208,55 +206,55 @@ class Aggregator:
         return answers
 
     def _publish(self) -> None:
-        """Put the present status in place of the one before."""
+        """Replace the status."""
         self.status = Status.of(self.barrier, self.recorder.progress, self.persistence.oldest(self.barrier.round))
 
     def _complete(self, ready: Ready) -> Answers:
-        """Aggregate a round whose contributions are in; without success `tick` tries again."""
-        began, self.tries.pending = perf_counter(), ready
+        """Aggregate a complete round; on failure, `tick` retries."""
+        began, self.retries.pending = perf_counter(), ready
         self._publish()
         try:
-            update = self.source.make(self.kept.collected(ready))
+            update = self.source.make(self.store.collected(ready))
         except RunFailedError as error:
             status = "failed" if ready.round else "refused"
             return self.fail(error.site, error.reason, status=status, code=error.code, field=error.field)
         except Exception as error:
-            if not self.tries.fail(self._clock()):
+            if not self.retries.fail(self._clock()):
                 raise
             if not self.persistence.keeps:  # no other process could go on
-                reason = f"an error of the aggregator's own ({type(error).__name__})"
+                reason = f"an internal error ({type(error).__name__})"
                 return self.fail(AGGREGATOR, reason, code="aggregator-failed")
-            self.tries.paused = PausedError(ready.round, error)
-            raise PausedError(ready.round, error) from error  # the one that stays holds no frames
-        self.tries.succeed()
+            self.retries.paused = PausedError(ready.round, error)
+            raise PausedError(ready.round, error) from error  # the stored one keeps no frames
+        self.retries.succeed()
         return {} if update is None else self.conclude(ready, update, perf_counter() - began)
 
     def conclude(self, ready: Ready, update: Update, seconds: float) -> Answers:
-        """Record a round's update and follow it, open the next round, and answer.
+        """Record and apply a round's update, open the next round, and answer.
 
         Raises:
             UserError: the disk is full or broken.
-            HalfwayError: only another process can go on.
+            UncommittedRoundError: only another process can resume.
         """
         self.persistence.append(Entry.UPDATE, ready.round, NOBODY, update.packed)
         try:
-            self.kept.follow(ready, update, seconds, self.barrier.latecomers)
+            self.store.follow(ready, update, seconds, self.barrier.stale)
         except UserError:
             raise
         except Exception as error:
-            raise HalfwayError(error) from error
+            raise UncommittedRoundError(error) from error
         self.note_problem(AGGREGATOR, "")
         _log.debug("round %d (%s) is complete, step %d", ready.round, ready.kind.name.lower(), self.state.steps)
         effects = self._open_next(ready, update)
         if self.ended:
-            self.kept.release()
+            self.store.release()
         return self._answers(effects)
 
     def recorded(self, site: str, round_: int) -> bytes | None:
-        """Return the update of a completed round to a site; None if the round is not complete.
+        """Return the update of a completed round; None if the round is not complete.
 
         Raises:
-            ProtocolError: 409 for a round of the future, 410 for one that is no longer kept, or damaged.
+            ProtocolError: 409 for a future round, 410 for one that is deleted or damaged.
         """
         if self.barrier.failed:
             return self.barrier.stored
@@ -270,7 +268,7 @@ class Aggregator:
         stored = last or self.persistence.update(round_)
         if stored is None:
             raise ProtocolError(
-                410, f"r: round {round_} is no longer kept: start the site again", code="round-gone", field="r"
+                410, f"r: round {round_} is no longer stored: start the site again", code="round-gone", field="r"
             )
         return stored
 
@@ -285,13 +283,13 @@ class Aggregator:
         if len(self.children) - len(self._departed) < self.barrier.quorum:
             problem = self.recorder.progress.problems.get(site)
             refused = problem is not None and self.barrier.round == 0
-            said = failure.model_copy(update={"reason": problem or failure.reason})
-            return self._fail(said, "refused" if refused else "failed")
+            known = failure.model_copy(update={"reason": problem or failure.reason})
+            return self._fail(known, "refused" if refused else "failed")
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
-        """Note why a site cannot go on. It has departed for good, or until somebody there puts it right."""
-        failure = failure.model_copy(update={"site": site})  # a sender's name is not its own to choose
+        """Handle a site's failure: final, or until its staff fixes the problem."""
+        failure = failure.model_copy(update={"site": site})  # the sender cannot choose its name
         answer = Answer((site,), self._pack_failure(failure))
         if failure.final:
             effects = self._depart(failure)
@@ -301,26 +299,26 @@ class Aggregator:
         return effects if self.ended else [*effects, answer]
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Show what keeps a site, or the aggregator, from going on; "" removes what was shown."""
+        """Show what blocks a site or the aggregator; "" clears it."""
         if self.recorder.progress.note_problem(name, problem):
             self._publish()
-            with contextlib.suppress(UserError):  # a disk that is full ends the run where it has to be written
+            with contextlib.suppress(UserError):  # a full disk ends the run at the next commit
                 self.recorder.summarise()
 
     def snapshot(self, site: str) -> bytes | None:
-        """Return the run's last checkpoint to a site that has lost its own; None if it can start from the beginning.
+        """Return the last checkpoint to a site that lost its own; None if it can start from the beginning.
 
-        The site goes on without residuals, and what it has sent to this round is not waited for: the ledger says so.
+        The ledger records the reset: the site continues without residuals, and its contribution to this round is void.
 
         Raises:
-            ProtocolError: 404 for an unknown site, 429 for one that has been given it again and again.
+            ProtocolError: 404 for an unknown site, 429 after too many snapshots.
             UserError: the ledger cannot be written.
         """
         if site not in self.children:
             raise ProtocolError(404, "no such site in this run", code="site-unknown")
-        aggregating = self.barrier.state is BarrierState.AGGREGATING  # what is so stands, for the ledger too
+        aggregating = self.barrier.state is BarrierState.AGGREGATING  # its contribution is already in use
         place, round_ = self.children.index(site), self.barrier.round + aggregating
-        snapshot, first = self.kept.snapshot(site, round_)
+        snapshot, first = self.store.snapshot(site, round_)
         if snapshot is not None and not self.ended and (first or self.barrier.holds(site)):
             self.persistence.append(Entry.RESET, round_, place, b"")
             self.persistence.commit()
@@ -328,46 +326,46 @@ class Aggregator:
         return snapshot
 
     def _reset(self, place: int, round_: int) -> None:
-        if round_ == self.barrier.round:  # else what it has sent is being aggregated, and stands
+        if round_ == self.barrier.round:  # else its contribution is already in use
             self.barrier.forget(self.children[place])
         self.recorder.reset(self.children[place], round_)
         self._publish()
 
     def resume(self) -> None:
-        """Go on from checkpoint and ledger; the next `tick` completes the round if all are in.
+        """Resume from checkpoint and ledger; the next `tick` completes the round if all contributions are in.
 
         Raises:
-            UserError: an update does not come out as it was recorded.
-            DamageError: a record that is needed is not there, or cannot be read.
+            UserError: the run has ended and cannot be resumed.
+            DamageError: a required record is missing or unreadable.
         """
-        kept, ledger = self.kept, self.persistence.file
-        if kept.ended is None:
+        store, ledger = self.store, self.persistence.file
+        if store.ended is None:
             here = (self.plan, self.node, self.barrier, self._clock, self._reset)
             for ready, record in replay(ledger, *here, lambda: self.state.progress.left_out, self.device):
-                update = kept.again(self.source, ready, record)
-                kept.follow(ready, update, 0.0, self.barrier.latecomers)
+                update = store.replay(self.source, ready, record)
+                store.follow(ready, update, 0.0, self.barrier.stale)
                 self._open_next(ready, update)
-            kept.has_resumed = True
-            self.recorder.progress.ended.clear()  # told of before
-        else:  # sites that were away still ask for its updates
-            for message, body in updates_to_the_end(ledger, kept.ended, self.plan, self.barrier.round, self.device):
+            store.has_resumed = True
+            self.recorder.progress.ended.clear()  # already shown
+        else:  # absent sites still ask for its updates
+            for message, body in updates_to_the_end(ledger, store.ended, self.plan, self.barrier.round, self.device):
                 self.state.follow(message)
                 self.barrier.follow(body, self._clock(), last=message.kind is Kind.GOODBYE)
-            kept.outcome = COMPLETED
+            store.outcome = COMPLETED
         if self.ended:
-            kept.release()
+            store.release()
         self._publish()
 
     def _open_next(self, ready: Ready, update: Update) -> list[Effect]:
         return self.barrier.complete(update.packed, self._clock(), last=ready.kind is Kind.GOODBYE)
 
-    def _fail(self, failure: Failure, status: str = "failed", told: bytes | None = None) -> list[Effect]:
+    def _fail(self, failure: Failure, status: str = "failed", packed: bytes | None = None) -> list[Effect]:
         if self.ended:
             return []
-        self.kept.outcome = (status, f"{failure.site}: {failure.reason}", failure.code, failure.field)
-        effects = self.barrier.fail(told or self._pack_failure(failure))
-        if not self.kept.goes_on:
-            self.kept.release()
+        self.store.outcome = (status, f"{failure.site}: {failure.reason}", failure.code, failure.field)
+        effects = self.barrier.fail(packed or self._pack_failure(failure))
+        if not self.store.goes_on:
+            self.store.release()
         return effects
 
     def _pack_failure(self, failure: Failure) -> bytes:
@@ -375,26 +373,26 @@ class Aggregator:
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
     def interrupt(self, reason: str) -> None:
-        """Take note of what stops this process; another goes on."""
+        """Record what stops this process; another one may resume."""
         if not self.ended:
-            self.kept.outcome = ("interrupted", reason, "interrupted", "")
+            self.store.outcome = ("interrupted", reason, "interrupted", "")
 
     def abandon(self) -> None:
-        """Close the files as they stand, for another process to go on with."""
+        """Close the files for another process to resume."""
         self.recorder.close()
         self.persistence.close()
 
     def close(self) -> None:
-        """Write the last summary and the model, however the run has ended."""
-        kept, status = self.kept, self.kept.outcome[0]
-        if self.ended and (status == "completed" or not kept.goes_on) and kept.retention is None:
-            kept.release()  # somebody has read what was to be deleted, and maybe reads no more
+        """Write the final summary and the model, however the run ended."""
+        store, status = self.store, self.store.outcome[0]
+        if self.ended and (status == "completed" or not store.goes_on) and store.retention is None:
+            store.release()  # a reader may have blocked the deletion before
         try:
-            self.recorder.finish(*kept.outcome)
+            self.recorder.finish(*store.outcome)
             self._publish()
         finally:
             self.persistence.close()
         if status == "refused":
             self.persistence.remove()
         else:
-            kept.save_model()
+            store.save_model()

@@ -1,17 +1,16 @@
-"""The aggregator's HTTP routes. A request is held until its round is complete, but not for long: nobody polls.
+"""The aggregator's HTTP routes: long polling, in which a request waits for its round for a limited time.
 
-POST /rounds/{site}          a contribution; 200 and the round's update, or 202 when that takes long: ask again with
-GET  /rounds/{site}/{round}  200 and the update, 202 as above, or 204: nothing of this site is in, so send it
-POST /rounds/{site}/done     the site has all that it needs of a run that has ended: 200 and its Receipt, or 204
-POST /snapshots/{site}       200 and the run's newest state for a site that has lost its own, or 204: there is none
-GET  /run                    the spec, and what a site compares before it reads any data
-GET  /status                 where the run stands and whom it waits for
+POST /rounds/{site}          a contribution; 200 with the round's update, or 202 after a while: ask again with
+GET  /rounds/{site}/{round}  200 with the update, 202 as above, or 204: this site's contribution is missing
+POST /rounds/{site}/done     the site needs nothing more of an ended run: 200 with its Receipt, or 204
+POST /snapshots/{site}       200 with the run's latest state for a site that lost its own, or 204 without one
+GET  /run                    the spec, and values that a site compares before it reads data
+GET  /status                 the run's progress, and the sites it waits for
 
-The same stand below /runs/{run}, where a service has several; an aggregator of one run answers to both.
+A service has the same routes below /runs/{run}; an aggregator of one run answers to both.
 
-Refused are, in this order: callers who do not prove who they are (401, 403), names that are no site's (422, 404),
-rounds of another run (409), bodies that are too slow (408) or too large (413), and contents (422, 409, 410). An error
-of the aggregator's own is a 500: it is logged, and sites try again.
+Checks in order: authentication (401, 403), the site's name (422, 404), the run (409), the body's time (408) and size
+(413), and its contents (422, 409, 410). An internal error is logged and answered by 500, and sites retry.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from rankdad.page.serving import HEADERS
 from rankdad.remote.auth import Identity
 from rankdad.remote.browsers import check_host, check_origin, is_loopback
 from rankdad.remote.connections import ConnectionRegistry, read_body
-from rankdad.remote.host import Host
 from rankdad.remote.run_answer import RunAnswer
+from rankdad.remote.run_session import RunSession
 from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
@@ -54,37 +53,37 @@ Find = Callable[[Request], Awaitable["Routes"]]
 
 
 class Refused(BaseModel):
-    """What is said with every refusal: in words, as a word that programs know, and of which field."""
+    """Body of every refusal: a message, its code, and the field."""
 
     error: str
     code: str
     field: str
 
 
-SCHEMAS = "#/components/schemas/"  # where OpenAPI has a body's shape
+SCHEMAS = "#/components/schemas/"  # in OpenAPI documents
 _SAID: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": f"{SCHEMAS}{Refused.__name__}"}}}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": _SAID | {"description": "Refused"},
-    "5XX": _SAID | {"description": "A fault of the server's own, which its log says more about"},
+    "5XX": _SAID | {"description": "An internal error; the server's log has details"},
 }
 
 
 class Refusal(JSONResponse):
-    """An error in one line, after which the connection is closed.
+    """An error response, after which the connection is closed.
 
     Args:
-        error: what was wrong, and the status of HTTP.
-        unread: seconds in which the rest of the request's body is thrown away; 0 where nothing of it is left.
-        more: what is said beside.
+        error: message and HTTP status.
+        unread: seconds for which the rest of the request's body is discarded; 0 if it has been read.
+        more: further fields of the body.
     """
 
     def __init__(self, error: ProtocolError, unread: float, **more: object) -> None:
-        said = Refused(error=str(error), code=error.code, field=error.field).model_dump()
-        super().__init__(said | more, error.status, {"connection": "close"} | HEADERS)
+        body = Refused(error=str(error), code=error.code, field=error.field).model_dump()
+        super().__init__(body | more, error.status, {"connection": "close"} | HEADERS)
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer at once, then throw away what still comes of the request."""
+        """Send the answer at once, then discard the rest of the request."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": self._unread > 0})
         if self._unread:
@@ -96,12 +95,12 @@ class Refusal(JSONResponse):
 
 
 def application(find: Find, registry: ConnectionRegistry, others: Iterable[APIRouter] = ()) -> FastAPI:
-    """Return the application: every error becomes its answer here.
+    """Create the application, which converts errors to responses.
 
     Args:
-        find: returns the routes of the run that a request is about.
-        registry: of all connections.
-        others: what can be asked beside that.
+        find: returns the routes of a request's run.
+        registry: all connections.
+        others: further routers.
     """
     app = FastAPI(
         title="rankdad aggregator",
@@ -123,7 +122,7 @@ def application(find: Find, registry: ConnectionRegistry, others: Iterable[APIRo
 
 
 async def refuse(request: Request, error: Exception, **more: object) -> Response:
-    """Answer with a refusal, and whatever is said beside, and take note of it in the audit log."""
+    """Answer with a refusal and record it in the audit log."""
     assert isinstance(error, ProtocolError)
     registry: ConnectionRegistry = request.app.state.registry
     state, address = request.scope["state"], request.client.host if request.client else ""
@@ -134,8 +133,8 @@ async def refuse(request: Request, error: Exception, **more: object) -> Response
 
 async def _nowhere(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = f"{request.method} is not known at this path"
-    return await refuse(request, ProtocolError(error.status_code, said, code="path-unknown"))
+    message = f"{request.method} is not known at this path"
+    return await refuse(request, ProtocolError(error.status_code, message, code="path-unknown"))
 
 
 async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
@@ -143,30 +142,30 @@ async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
 
 
 class Routes:
-    """What can be asked of one run.
+    """Routes of one run.
 
     Args:
-        host: of the run.
-        identity: how callers prove who they are.
-        registry: of all connections.
-        run: what the run is called in addresses, where there are several.
+        host: the run's session.
+        identity: authentication of callers.
+        registry: all connections.
+        run: the run's name in addresses, if there are several.
     """
 
-    def __init__(self, host: Host, identity: Identity, registry: ConnectionRegistry, run: str = "") -> None:
+    def __init__(self, host: RunSession, identity: Identity, registry: ConnectionRegistry, run: str = "") -> None:
         self.host, self.aggregator, self.name, self.timeouts = host, host.aggregator, run, registry.timeouts
         self.limit = body_limit(host.aggregator.plan, up=True, region=bool(host.aggregator.node.regions))
         self._identity, self._registry = identity, registry
         self._addresses: dict[str, str] = {}  # from which each site last came
 
     def app(self, others: Iterable[APIRouter] = ()) -> FastAPI:
-        """Return an application of this run alone."""
+        """Create an application of this run alone."""
         checked = APIRouter(dependencies=[Depends(self._check_browser)])
         for router in others:
             checked.include_router(router)
         return application(self._only, self._registry, [checked])
 
     async def _check_browser(self, request: Request) -> None:
-        """Check that no page of somebody else asks through a browser; who listens to the network asks for proof."""
+        """Reject requests that other pages send through a browser."""
         if not self._identity.required and is_loopback(request):
             check_host(request, ())
         await check_origin(request)
@@ -178,7 +177,7 @@ class Routes:
         return self
 
     def admit(self, request: Request) -> None:
-        """Check who asks, and note on which connection.
+        """Authenticate the caller and identify its connection.
 
         Raises:
             ProtocolError: see `Identity.check`.
@@ -193,15 +192,15 @@ class Routes:
             self._addresses[site] = connection.address
             what = "identified" if self._identity.required else "connected"
             self.host.audit.note(what, address=connection.address, site=site)
-        self.host.meet(site)
+        self.host.note_request(site)
 
 
 async def run_named(run: str) -> None:
-    """Take the run's name in an address; whoever finds the run reads it."""
+    """Declare the path parameter for OpenAPI; `find` reads it."""
 
 
 async def _admitted(request: Request) -> AsyncIterator[Routes]:
-    """Yield the run that a request is about, to a caller who has proved who it is; other errors are the run's own."""
+    """Yield the run of a request after authentication; convert other errors to internal errors."""
     routes: Routes = await request.app.state.find(request)
     request.scope["state"]["audit"] = routes.host.audit
     with log_names(run=routes.name or None, site=routes.aggregator.node.name):
@@ -218,9 +217,9 @@ Admitted = Annotated[Routes, Depends(_admitted)]
 
 
 async def _of_its_run(routes: Admitted, x_rankdad_run: Annotated[str | None, Header()] = None) -> Routes:
-    """Return the run, to a caller who names it: nothing is mixed into another one."""
+    """Return the run if the request names it."""
     if x_rankdad_run != routes.aggregator.run_id:
-        problem = "names no run" if x_rankdad_run is None else "is of another run than this one"
+        problem = "names no run" if x_rankdad_run is None else "is for another run"
         raise ProtocolError(
             409,
             f"{RUN_HEADER}: the request {problem}; ask for /run first",
@@ -234,10 +233,10 @@ OfItsRun = Annotated[Routes, Depends(_of_its_run)]
 
 
 class StepRoute(APIRoute):
-    """A route that all sites take in each step: it calls its dependencies itself, and takes 0.2 ms less."""
+    """A route for each step. It calls its dependencies directly, which saves 0.2 ms."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers."""
+        """Return the request handler."""
         endpoint, admitted = self.endpoint, contextlib.asynccontextmanager(_admitted)
         names = [name for name in self.param_convertors if name != "run"]
 
@@ -271,10 +270,10 @@ async def contribute(site: str, routes: OfItsRun, request: Request) -> Response:
 @_steps.get(
     "/rounds/{site}/{round}",
     response_class=Response,
-    responses=_UPDATE | {204: {"description": "Nothing of this site is in: send it"}},
+    responses=_UPDATE | {204: {"description": "This site's contribution is missing: send it"}},
 )
 async def ask(site: str, round: str, routes: OfItsRun, request: Request) -> Response:
-    """Answer with a round's update."""
+    """Return a round's update."""
     if not re.fullmatch("[0-9]{1,18}", round):
         raise ProtocolError(422, "the round is not a whole number", code="round-malformed")
     update, waits = await routes.host.ask(site, int(round), request.scope["state"]["connection"])
@@ -284,12 +283,12 @@ async def ask(site: str, round: str, routes: OfItsRun, request: Request) -> Resp
 @_of_a_run.post(
     "/rounds/{site}/done",
     response_model=Receipt,
-    responses={204: {"description": "The aggregator does not say what it has deleted"}},
+    responses={204: {"description": "The aggregator reports no deletion"}},
 )
 async def done(site: str, routes: OfItsRun, request: Request) -> Receipt | Response:
-    """Take note that a site needs no more of a run that has ended."""
+    """Record that a site needs nothing more of an ended run."""
     await read_body(request, 0, routes.timeouts)
-    routes.host.discount(site)
+    routes.host.mark_acknowledged(site)
     retention = routes.aggregator.retention
     return Response(status_code=204) if retention is None else retention.receipt(site)
 
@@ -300,7 +299,7 @@ async def done(site: str, routes: OfItsRun, request: Request) -> Receipt | Respo
     responses={200: _BYTES | {"description": "The run's state"}, 204: {"description": "There is none"}},
 )
 async def snapshot(site: str, routes: OfItsRun, request: Request) -> Response:
-    """Give the run's newest state to a site that has lost its own."""
+    """Return the run's latest state to a site that lost its own."""
     await read_body(request, 0, routes.timeouts)
     state = await routes.host.call(partial(routes.aggregator.snapshot, site))
     if state is None:
@@ -312,12 +311,12 @@ async def snapshot(site: str, routes: OfItsRun, request: Request) -> Response:
 
 @_of_a_run.get("/run")
 async def describe(routes: Admitted) -> RunAnswer:
-    """Say what the run is."""
+    """Return the run's spec and identity."""
     return RunAnswer.of(routes.aggregator)
 
 
 class StatusAnswer(BaseModel):
-    """Where the run stands, and whom it waits for."""
+    """The run's progress, and the sites it waits for."""
 
     name: str
     round: int
@@ -332,14 +331,14 @@ class StatusAnswer(BaseModel):
 
 @_of_a_run.get("/status")
 async def standing(routes: Admitted) -> StatusAnswer:
-    """Say where the run stands."""
+    """Return the run's progress."""
     status = asdict(routes.aggregator.status)
     waiting = perf_counter() - status["round_began"]
     return StatusAnswer(**status, name=routes.aggregator.spec.name, waiting_seconds=waiting)
 
 
 def _computed(request: Request) -> float | None:
-    """Return for how many seconds a site says it has computed for a step so far; None if it does not say."""
+    """Return the seconds that a site reports to have computed for a step so far; None without a report."""
     number = request.headers.get(COMPUTED_HEADER, "")
     return float(number) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", number) else None
 

@@ -1,7 +1,4 @@
-"""The audit log: who connected, and who was refused.
-
-Each event is a JSON line in the run's directory and a record of the log. Steps are in the ledger.
-"""
+"""The audit log: connections and refusals, each a JSON line in the run's directory and a log record."""
 
 from __future__ import annotations
 
@@ -16,20 +13,20 @@ from pathlib import Path
 from rankdad.common.errors import visible
 from rankdad.common.logs import log_names
 
-AUDIT = "audit.jsonl"  # of a run's directory
-MAX_PER_MINUTE = 100  # lines of one address
-MAX_ADDRESSES = 1000  # told apart within a minute, and names
+AUDIT = "audit.jsonl"  # in a run's directory
+MAX_PER_MINUTE = 100  # lines for each address
+MAX_ADDRESSES = 1000  # counted separately in a minute; also names
 MAX_REASON = 200  # characters of the last refusal of a site
-STRANGERS = (400, 401, 403, 404, 405, 408, 421, 431)  # what those are answered who have not proved who they are
+STRANGERS = (400, 401, 403, 404, 405, 408, 421, 431)  # status codes for unauthenticated callers
 _log = logging.getLogger(__name__)
 
 
 class Audit:
-    """An append-only log that neither floods the disk nor ends the run when the disk is full.
+    """An append-only log that does not flood the disk, and does not end the run if the disk is full.
 
     Args:
-        path: of the file; made readable for its owner alone.
-        now: the time of day.
+        path: the file, readable by its owner only.
+        now: clock.
     """
 
     def __init__(self, path: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -37,11 +34,11 @@ class Audit:
         self._file: int | None = None
         self._torn = self._broken = False
         self._minute = ""
-        self._counts: dict[str, int] = {}  # lines of this minute by address
-        self.refusals: dict[str, tuple[int, str]] = {}  # how many requests of each site were refused, and why the last
+        self._counts: dict[str, int] = {}  # lines in this minute, by address
+        self.refusals: dict[str, tuple[int, str]] = {}  # number and last reason by site
 
     def note(self, what: str, *, address: str = "", site: str = "", **details: str | int) -> None:
-        """Write a line; the more than `MAX_PER_MINUTE` of an address are only counted."""
+        """Write a line; lines beyond `MAX_PER_MINUTE` of an address are only counted."""
         time = self._now().isoformat(timespec="milliseconds")
         if time[:16] != self._minute:
             self._begin_minute(time)
@@ -54,15 +51,15 @@ class Audit:
         self._write({"time": time, "what": what, "address": address, "site": site, **details})
 
     def refused(self, address: str, site: str, status: int, reason: str) -> None:
-        """Write that a request was refused."""
+        """Record a refused request."""
         count, _ = self.refusals.get(site, (0, ""))
-        if site and (count or len(self.refusals) < MAX_ADDRESSES):  # strangers may say that they are anybody
+        if site and (count or len(self.refusals) < MAX_ADDRESSES):  # an unauthenticated caller may claim any name
             self.refusals[site] = count + 1, visible(reason, MAX_REASON)
-        with log_names(run="") if status in STRANGERS else nullcontext():  # who write nothing into a run's log
+        with log_names(run="") if status in STRANGERS else nullcontext():  # strangers do not appear in a run's log
             self.note("refused", address=address, site=site, status=status, reason=reason)
 
     def close(self) -> None:
-        """Write how many lines were left out, and close the file."""
+        """Write the number of omitted lines, and close the file."""
         self._begin_minute(self._now().isoformat(timespec="milliseconds"))
         if self._file is not None:
             os.close(self._file)
@@ -87,4 +84,4 @@ class Audit:
             self._torn = self._file is not None
             if not self._broken:
                 self._broken = True
-                _log.warning("%s: cannot be written: %s; the run goes on without it", self._path, error.strerror)
+                _log.warning("%s: cannot be written: %s; the run continues without it", self._path, error.strerror)

@@ -1,4 +1,4 @@
-"""Which site a caller is: its token proves it, its certificate, or both. Who proves nothing is refused."""
+"""Authentication of sites by token, certificate, or both."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class Tokens(RootModel[dict[SiteName, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]]]):
-    """The aggregator's file of tokens: the hash of every site's."""
+    """The aggregator's token file: the hash of each site's token."""
 
 
 def hashed(token: str) -> str:
-    """Return what the aggregator keeps of a token.
-
-    Tokens are 256 random bits: nobody can try them all, so a plain hash without salt or stretching is enough.
-    """
+    """Hash a token. Tokens are 256 random bits, so a hash without salt or stretching suffices."""
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
@@ -38,19 +35,16 @@ def read_tokens(path: Path) -> dict[str, str]:
     """Read a file of hashed tokens.
 
     Raises:
-        UserError: it is unreadable, or holds something else.
+        UserError: it is unreadable or invalid.
     """
     return validate(Tokens, load_json(path), file=path).root
 
 
 class TokenFile(Mapping[str, str]):
-    """The hashed tokens of a file, read again when it has changed: who is added or revoked is so at once.
-
-    Args:
-        path: of the file.
+    """The hashed tokens of a file, reloaded when it changes.
 
     Raises:
-        UserError: it is unreadable at the beginning, or holds something else.
+        UserError: the file is unreadable or invalid at the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,8 +65,8 @@ class TokenFile(Mapping[str, str]):
         if stamp != self._stamp:
             try:
                 self._tokens = read_tokens(self._path)
-            except UserError as error:  # nobody is locked out by a file half copied
-                _log.warning("%s; the tokens stay as they were", error)
+            except UserError as error:  # it may be half copied
+                _log.warning("%s; the previous tokens remain valid", error)
             self._stamp = stamp
         return self._tokens
 
@@ -87,12 +81,12 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Identity:
-    """How callers prove which site they are.
+    """Authentication of callers as sites.
 
     Args:
-        sites: of the run.
-        tokens: hashed token of each site; None asks for none.
-        certificates: whether callers have shown a certificate of the consortium.
+        sites: the run's.
+        tokens: hashed token of each site; None requires none.
+        certificates: whether callers must show a certificate of the consortium.
     """
 
     sites: tuple[str, ...]
@@ -101,19 +95,19 @@ class Identity:
 
     @property
     def required(self) -> bool:
-        """Whether callers have to prove who they are."""
+        """Whether authentication is required."""
         return self.tokens is not None or self.certificates
 
     def check(self, site: str | None, authorization: str, names: Iterable[str]) -> str | None:
-        """Return the name of the site that asks; None if nobody has to say.
+        """Return the authenticated site; None if no authentication is required.
 
         Args:
-            site: as which it asks; None where that does not matter.
-            authorization: the request's header.
-            names: in the caller's certificate.
+            site: name in the request; None if it has none.
+            authorization: header of the request.
+            names: names in the caller's certificate.
 
         Raises:
-            ProtocolError: 401 without proof, 403 as another site, then 422 or 404 for names that are no site's.
+            ProtocolError: 401 without proof, 403 for another site, 422 or 404 for an invalid or unknown name.
         """
         proven: set[str] | None = None
         if self.certificates:
@@ -157,13 +151,13 @@ class Identity:
 
 
 class Context(ssl.SSLContext):
-    """How one connection is encrypted, and why that failed."""
+    """TLS settings of one connection, and the error of its handshake."""
 
     failure: ssl.SSLError | None = None
 
 
 class _Alerting(ssl.SSLObject):
-    """Sends the alert that says why a handshake failed: event loops would close the connection before it has left."""
+    """Sends the TLS alert for a failed handshake; event loops would close the connection before."""
 
     def do_handshake(self) -> None:
         context = self.context
@@ -176,14 +170,14 @@ class _Alerting(ssl.SSLObject):
             raise
         except ssl.SSLError as error:
             context.failure = error
-            raise ssl.SSLWantReadError from None  # what is to be sent is sent now; called again, it fails
+            raise ssl.SSLWantReadError from None  # flushes the alert; the next call raises
 
 
 def server_context(certificate: Path, key: Path, client_ca: Path | None) -> Context:
-    """Return how the aggregator speaks TLS on one connection; with `client_ca` callers must show its certificate.
+    """Create the TLS context of one connection; `client_ca` requires client certificates.
 
     Raises:
-        UserError: a file is unreadable, or key and certificate do not belong together.
+        UserError: a file is unreadable, or key and certificate do not match.
     """
     context = Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -203,10 +197,10 @@ def server_context(certificate: Path, key: Path, client_ca: Path | None) -> Cont
 
 
 def check_authority(client_ca: Path) -> None:
-    """Check that the file of an authority's certificate can be used.
+    """Check that a file of an authority's certificate is usable.
 
     Raises:
-        UserError: it is unreadable, or holds something else.
+        UserError: it is unreadable or invalid.
     """
     _load_authority(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), client_ca)
 
@@ -227,7 +221,7 @@ def _words(error: OSError) -> str:
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the names in a verified certificate: its alternative names of DNS and URI, without any its common name."""
+    """Return the names in a verified certificate: DNS and URI alternative names, else the common name."""
     if not certificate:
         return ()
     alternative = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI"))

@@ -1,4 +1,4 @@
-"""What keeps pages of others from asking through a browser that can reach a server of ours."""
+"""Protection against requests that other websites send through a browser."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]*)(?::[0-9]{1,5})?", re.ASCII)
 
 
 def check_host(request: Request, names: Collection[str]) -> None:
-    """Check by which name a server without tokens is asked: a page may have made one of its own lead here.
+    """Check the Host header of a server without tokens, against DNS rebinding.
 
     Args:
-        request: to the server.
-        names: by which it may be asked, beside addresses and names without a dot.
+        request: the request.
+        names: permitted names, beside addresses and names without a dot.
 
     Raises:
-        ProtocolError: 421, for a name that a stranger can have; 400, for what is no name, or several.
+        ProtocolError: 421 for another name; 400 for a malformed header, or several.
     """
     hosts = request.headers.getlist("host")
     found = HOST.fullmatch(",".join(hosts))
@@ -32,7 +32,7 @@ def check_host(request: Request, names: Collection[str]) -> None:
     if "." in name and _address(name) is None and name not in names:
         raise ProtocolError(
             421,
-            f"host: a server without tokens is asked by its address, or by a name of its own; got {visible(name)}",
+            f"host: got {visible(name)}, expected the address or a known name of this server, which has no tokens",
             code="host-unknown",
             field="host",
         )
@@ -47,14 +47,14 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def is_loopback(request: Request) -> bool:
-    """Tell whether a request has come to an address of this machine alone."""
+    """Return whether a request was received on a loopback address."""
     server = (request.scope.get("server") or ("",))[0]
     address = _address(server)
     return address is not None and address.is_loopback
 
 
 async def check_origin(request: Request) -> None:
-    """Check that nothing is changed because a page of another site has made a browser ask.
+    """Refuse changes that a page of another site requests through a browser.
 
     Raises:
         ProtocolError: 403.
@@ -63,7 +63,7 @@ async def check_origin(request: Request) -> None:
         return
     fetched, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     elsewhere = origin is not None and origin.partition("://")[2] != request.headers.get("host")
-    if fetched is not None:  # through TLS, and on one machine; no proxy changes that
+    if fetched is not None:  # over TLS or on one machine; proxies keep it
         elsewhere = fetched not in ("same-origin", "none")
     if elsewhere:
-        raise ProtocolError(403, "a page of another site asks for that", code="other-page")
+        raise ProtocolError(403, "the request comes from a page of another site", code="other-page")

@@ -1,7 +1,7 @@
-"""An aggregator whose sites' calls an engine carries: it takes calls, and says which sites are answered, and with what.
+"""Remote calls of sites to an aggregator over an engine's transport.
 
-One thread calls it, with every call that comes and several times a second. A site that waits for a round has no reply
-until the round is complete.
+One thread passes each call, and calls `tick` several times a second. A site that waits for a round gets its reply when
+the round is complete.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from rankdad.common.protocol.calls import Call, Reply, packed, unpacked
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.results.progress import AGGREGATOR
+from rankdad.remote.retries import PausedError, UncommittedRoundError
 from rankdad.remote.run_answer import RunAnswer
-from rankdad.remote.tries import HalfwayError, PausedError
 
 Replies = dict[str, bytes]  # by site
-MAX_MALFORMED = 100  # messages of a site in a row that are no calls, after which it is not answered any more
+MAX_MALFORMED = 100  # consecutive malformed messages, after which a site is ignored
 _log = logging.getLogger(__name__)
 
 
 class StoppedRunError(RankdadError):
-    """The run stops here, and goes on in another process."""
+    """The run stops here and can resume in another process."""
 
     is_public = True
 
@@ -34,34 +34,34 @@ class Calls:
     """The calls of a run's sites.
 
     Args:
-        aggregator: of the run; it keeps a ledger.
+        aggregator: the run's, with a ledger.
 
     Attributes:
-        open: sites that still have something to say.
+        open: sites that may still call.
     """
 
     def __init__(self, aggregator: Aggregator) -> None:
         self.aggregator, self.open = aggregator, set(aggregator.children)
         self._limit = body_limit(aggregator.plan, up=True)
         self._malformed = Counter[str]()
-        self._waiting: dict[str, int] = {}  # number of the call of each site that waits for a round
+        self._waiting: dict[str, int] = {}  # number of each waiting call, by site
 
     def take(self, site: str, data: object) -> Replies:
-        """Take a call of a site, as the engine names it, and return the replies that are due.
+        """Take a call of a site, named by the engine, and return the replies that are due.
 
-        Bytes that are no call, and calls that the aggregator refuses, change nothing.
+        Malformed and refused calls change nothing.
 
         Raises:
-            StoppedRunError: only another process can go on.
+            StoppedRunError: only another process can resume.
         """
-        if site not in self.open:  # of another run, or ended
+        if site not in self.open:  # unknown, or ended
             return {}
         try:
             call = unpacked(Call, data, self._limit)
         except ProtocolError as error:
             self._malformed[site] += 1
             if self._malformed[site] > MAX_MALFORMED:
-                return self.lose(site, "sends what is no call")
+                return self.lose(site, "sends malformed messages")
             return {site: _refusal(error, 0)}
         self._malformed[site] = 0
         try:
@@ -72,18 +72,18 @@ class Calls:
             return {site: _refusal(error, call.number)}
 
     def tick(self) -> Replies:
-        """Do what is due by now: see `Aggregator.tick`.
+        """Do what is due: see `Aggregator.tick`.
 
         Raises:
-            StoppedRunError: only another process can go on.
+            StoppedRunError: only another process can resume.
         """
         return self._replies(self._guarded(self.aggregator.tick))
 
     def lose(self, site: str, reason: str) -> Replies:
-        """Take note that the engine has lost a site's process, which does not come back in this one.
+        """Handle the loss of a site's process, which does not return in this job.
 
         Raises:
-            StoppedRunError: too few are left for a round.
+            StoppedRunError: too few sites remain for a round.
         """
         if site not in self.open:
             return {}
@@ -95,7 +95,7 @@ class Calls:
         if len(self.open) < aggregator.barrier.quorum:
             problem = aggregator.recorder.progress.problems.get(site) or visible(reason)
             raise StoppedRunError(
-                f"{site}: {problem}; once that is mended, the same job, submitted again, goes on where this one stood",
+                f"{site}: {problem}; fix that and submit the same job again, which resumes from here",
                 code="site-ended",
                 site=site,
             )
@@ -104,10 +104,10 @@ class Calls:
     def _check(self, site: str, call: Call) -> None:
         """Check that a call is of the site that the engine names, and of this run."""
         if call.site != site and call.what != "end":
-            said = f"site: the engine knows this node as {site}, and it calls itself {visible(call.site, 63)}"
-            raise ProtocolError(403, said, code="site-differs", field="site")
+            message = f"site: the engine knows this node as {site}, but it calls itself {visible(call.site, 63)}"
+            raise ProtocolError(403, message, code="site-differs", field="site")
         if call.what not in ("run", "give-up", "end") and call.run != self.aggregator.run_id:
-            raise ProtocolError(409, "run: is of another run than this one", code="request-malformed", field="run")
+            raise ProtocolError(409, "run: is another run", code="request-malformed", field="run")
 
     def _run(self, site: str, call: Call) -> Replies:
         body = RunAnswer.of(self.aggregator).model_dump_json().encode()
@@ -130,8 +130,8 @@ class Calls:
 
     def _done(self, site: str, call: Call) -> Replies:
         if not self.aggregator.ended:
-            said = "the run has not ended: an aggregator with an older copy of its directory cannot go on"
-            raise ProtocolError(409, said, code="run-not-ended")
+            message = "the run has not ended: an aggregator cannot resume from an older copy of its directory"
+            raise ProtocolError(409, message, code="run-not-ended")
         retention = self.aggregator.retention
         body = None if retention is None else retention.receipt(site).model_dump_json().encode()
         return {site: packed(Reply(number=call.number, body=body))}
@@ -146,16 +146,16 @@ class Calls:
         return self.lose(site, call.reason or "its process has ended")
 
     def _replies(self, answers: Answers) -> Replies:
-        """Return the replies to calls that wait; what others would be answered they hear when they call."""
+        """Return replies to waiting calls; other sites get their answers when they call."""
         waits = {site: body for site, body in answers.items() if site in self._waiting}
         return {site: packed(Reply(number=self._waiting.pop(site), body=body)) for site, body in waits.items()}
 
     def _guarded(self, work: Callable[[], Answers]) -> Answers:
-        """Call the aggregator; a round that it could not aggregate is tried again by `tick`.
+        """Call the aggregator. `tick` retries a round that it could not aggregate.
 
         Raises:
-            ProtocolError: what a site has sent is refused.
-            StoppedRunError: only another process can go on.
+            ProtocolError: the contribution is refused.
+            StoppedRunError: only another process can resume.
         """
         try:
             return work()
@@ -166,19 +166,19 @@ class Calls:
             raise StoppedRunError(error.public_message, code=error.code) from error
         except UserError as error:
             _log.error("%s", error)
-            said = f"the aggregator stops ({error.code}): its log says more, and the same job, submitted again, goes on"
-            raise StoppedRunError(said, code=error.code) from error
-        except HalfwayError as error:
-            _log.error("an error of the aggregator's own", exc_info=error.cause)
-            said = "an error of the aggregator's own: its log says more, and the same job, submitted again, goes on"
-            raise StoppedRunError(said, code="aggregator-stopped") from error
+            message = f"the aggregator stops ({error.code}): see its log; the same job, submitted again, resumes"
+            raise StoppedRunError(message, code=error.code) from error
+        except UncommittedRoundError as error:
+            _log.error("internal error", exc_info=error.cause)
+            message = "an internal error of the aggregator: see its log; the same job, submitted again, resumes"
+            raise StoppedRunError(message, code="aggregator-stopped") from error
         except Exception as error:
-            _log.error("an error of the aggregator's own", exc_info=error)
+            _log.error("internal error", exc_info=error)
             self.aggregator.note_problem(AGGREGATOR, one_line(error))
-            if self.aggregator.tries.pending is not None:
+            if self.aggregator.retries.pending is not None:
                 return {}
-            said = f"an error of the aggregator's own ({type(error).__name__}): its log says more"
-            raise ProtocolError(500, said, code="aggregator-failed") from error
+            message = f"an internal error of the aggregator ({type(error).__name__}): see its log"
+            raise ProtocolError(500, message, code="aggregator-failed") from error
 
     _handlers: ClassVar[dict[str, Callable[[Calls, str, Call], Replies]]] = {
         "run": _run,

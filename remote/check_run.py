@@ -1,4 +1,4 @@
-"""`rankdad check-run`: all digests of what a run goes on from, and what is damaged or missing."""
+"""`rankdad check-run`: verify all digests of a run's directory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rankdad.remote.run_reader import FILE, TABLE_NAMES, reading
 
 
 def faults_of(directory: Path) -> tuple[list[str], str]:
-    """Return what is wrong in a run's directory, a sentence each, and what there is.
+    """Return the faults of a run's directory, a sentence each, and a count of its contents.
 
     Args:
-        directory: of the run, which may go on.
+        directory: the run's; the run may be active.
 
     Raises:
-        UserError: it holds no run's file, or one that cannot be opened.
+        UserError: the run's file is missing or cannot be opened.
     """
     faults, end = list[str](), None
     with reading(directory) as file:
         faults += file.faults()
-        told = retained(file)
-        if told is not None and (told.deleted or told.forgotten) and told != retention(directory):
+        known = retained(file)
+        if known is not None and (known.deleted or known.forgotten) and known != retention(directory):
             faults.append(
-                f"{file.path}: what sites have sent is deleted, but may still be in it: `rankdad forget {directory}`"
+                f"{file.path}: contributions are deleted, but may still be in the file: `rankdad forget {directory}`"
             )
         try:
             end = file.end
@@ -39,7 +39,7 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
     checkpoints = [path for path in sorted((directory / CHECKPOINTS).glob("*")) if is_checkpoint(path)]
     faults += [f"{path}: the checkpoint is damaged" for path in checkpoints if not is_whole(path)]
     faults += [
-        f"{path}: the checkpoint is of a later round than {FILE}, which has {counted(end, 'round')}: that is an older "
+        f"{path}: the checkpoint is of a later round than {FILE}, which has {counted(end, 'round')}: one is an older "
         "copy, or another run's"
         for path in checkpoints
         if end is not None and round_of(path) > end

@@ -1,4 +1,4 @@
-"""Who may connect to the aggregator, and how: checked before anything listens."""
+"""Access options of the aggregator, checked before it listens."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rankdad.remote.auth import Context, Identity, TokenFile, check_authority, h
 from rankdad.remote.proxies import Proxy
 
 LACKS = (
-    "no proxy is in front: strangers share this process's time and its connections, without a limit for each address; "
-    "use --socket behind nginx (docker/nginx/rankdad.conf), or accept that with --exposed"
+    "without a proxy, unauthenticated callers use this process's time and connections, without a limit for each "
+    "address; use --socket behind nginx (docker/nginx/rankdad.conf), or accept that with --exposed"
 )
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Access:
-    """The aggregator's options for the network.
+    """The aggregator's network options.
 
     Args:
         host: address to listen on.
         tls_cert: the aggregator's certificate.
         tls_key: its key.
-        client_ca: certificate of the authority that made the sites' certificates.
+        client_ca: certificate of the authority of the sites' certificates.
         tokens: file of the sites' hashed tokens.
-        allow_plain_http: permits to be reached from outside without TLS, as behind a proxy that ends it.
-        allow_anyone: permits to be reached from outside by callers who prove nothing.
-        viewers: file of the hashed tokens of those who may see the live page.
+        allow_plain_http: whether other machines may connect without TLS, as behind a proxy that ends it.
+        allow_anyone: whether other machines may connect without authentication.
+        viewers: file of hashed tokens for the live page.
         behind: Unix socket to listen on instead, for a proxy on this machine.
-        exposed: permits to be reached from outside without a proxy: nothing is said about that.
+        exposed: whether other machines may connect without a proxy and without a warning.
     """
 
     host: str = "127.0.0.1"
@@ -50,10 +50,10 @@ class Access:
     exposed: bool = False
 
     def check(self, sites: Sequence[str]) -> None:
-        """Refuse what is unsafe or cannot work.
+        """Refuse unsafe or impossible combinations.
 
         Raises:
-            UserError: with what to do.
+            UserError: names the option and a remedy.
         """
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError(
@@ -79,7 +79,7 @@ class Access:
         both = set((identity.tokens or {}).values()) & set(self.viewers_in().values())
         if both:
             raise UserError(
-                f"--viewers {self.viewers}: has the token of a site, which only that site may have",
+                f"--viewers {self.viewers}: has the token of a site; give viewers tokens of their own",
                 code="token-of-a-site",
                 field="--viewers",
             )
@@ -104,7 +104,7 @@ class Access:
             _log.warning("--host %s: %s", self.host, LACKS)
 
     def _check_behind(self) -> None:
-        """Refuse what a proxy does in place of this process."""
+        """Refuse options that belong to the proxy."""
         if self.tls_cert is not None:
             raise UserError(
                 "--socket: the proxy ends TLS: give --tls-cert and --tls-key to it",
@@ -115,10 +115,10 @@ class Access:
             check_authority(self.client_ca)
 
     def viewers_in(self, directory: Path | None = None) -> dict[str, str]:
-        """Return the hashed tokens of viewers, by name: those of the file, else the one in a run's directory.
+        """Return viewers' hashed tokens by name: the file's, else the one in a run's directory.
 
         Raises:
-            UserError: a file cannot be read or written, or holds something else.
+            UserError: a file cannot be read or written, or is invalid.
         """
         if self.viewers is not None:
             return read_tokens(self.viewers)
@@ -126,29 +126,29 @@ class Access:
 
     @property
     def proxy(self) -> Proxy | None:
-        """Return what is known of the proxy that alone connects to the Unix socket; None where there is no such."""
+        """The proxy in front of the Unix socket; None without one."""
         return None if self.behind is None else Proxy(self.client_ca)
 
     @property
     def scheme(self) -> str:
-        """Return the scheme of the aggregator's own address."""
+        """Scheme of the aggregator's address."""
         return "http" if self.tls_cert is None else "https"
 
     def identity(self, sites: Sequence[str]) -> Identity:
-        """Return how callers prove who they are."""
+        """Create the authentication of callers."""
         tokens = None if self.tokens is None else TokenFile(self.tokens)
         return Identity(tuple(sites), tokens, certificates=self.client_ca is not None)
 
     @property
     def secure(self) -> Callable[[], Context] | None:
-        """Return what makes a connection's encryption; None if there is none. A renewed file is taken up at once."""
+        """Factory of TLS contexts, which reloads renewed files; None without TLS."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return partial(server_context, self.tls_cert, self.tls_key, self.client_ca)
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is reached from this machine alone."""
+    """Return whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

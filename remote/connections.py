@@ -1,7 +1,7 @@
-"""All connections to the aggregator: how many there may be, and which one makes room for another.
+"""Limits on connections to the aggregator, and their eviction.
 
-A connection is unauthenticated until a request on it proves which site it is; where no proof is asked for, until one
-names a site. Of unauthenticated connections there are few, and the newest of a site's connections replace its oldest.
+A connection is unauthenticated until a request on it authenticates a site or, without authentication, names one.
+Unauthenticated connections are few. A site's newest connections replace its oldest.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from rankdad.common.errors import ProtocolError
 from rankdad.remote.audit import Audit
 
 MAX_UNAUTHENTICATED = 64  # connections
-MAX_PER_SITE = 4  # connections of a run, and so requests at once: no pipelining
-VIEWER, MAX_OF_VIEWERS = "(viewer)", 256  # whose they are that show the page; no site is called that
+MAX_PER_SITE = 4  # connections of a run, and thus concurrent requests
+VIEWER, MAX_OF_VIEWERS = "(viewer)", 256  # owner of the page's connections; not a valid name of a site
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long the aggregator waits for a caller, and holds a request.
+    """Timeouts for requests.
 
     Args:
         headers: seconds for a TLS handshake, and for a request's headers.
-        body: seconds in which any body may come.
-        bytes_per_second: at which a larger body must come.
-        refused: seconds in which the rest of a refused body is thrown away: a reset would cut off the answer.
-        hold: seconds for which a request is held: proxies cut what stands idle for 30 or 60.
+        body: seconds for a small body.
+        bytes_per_second: minimum rate of a larger body.
+        refused: seconds for which the rest of a refused body is discarded; a reset would cut off the answer.
+        hold: seconds for which a request is held; proxies cut idle connections after 30 or 60.
     """
 
     headers: float = 10.0
@@ -54,11 +54,11 @@ class Connection(Protocol):
 
 
 class ConnectionRegistry:
-    """All connections, by site.
+    """All connections by site.
 
     Args:
         audit: log of refusals.
-        timeouts: of their requests.
+        timeouts: for their requests.
     """
 
     def __init__(self, audit: Audit, timeouts: Timeouts = Timeouts()) -> None:
@@ -68,11 +68,11 @@ class ConnectionRegistry:
         self._keys: dict[Connection, tuple[str, str]] = {}
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection, unauthenticated."""
+        """Add a new, unauthenticated connection."""
         _add(self._unauthenticated, connection, MAX_UNAUTHENTICATED)
 
     def identify(self, connection: Connection, site: str, run: str = "") -> None:
-        """Note whose a connection is, and, where there are several, for which run."""
+        """Assign a connection to a site and, if there are several, a run."""
         key = run, site
         if self._keys.get(connection) == key:
             return
@@ -82,7 +82,7 @@ class ConnectionRegistry:
         _add(self._sites.setdefault(key, {}), connection, MAX_OF_VIEWERS if site == VIEWER else MAX_PER_SITE)
 
     def present(self, run: str = "") -> set[str]:
-        """Return the sites that have a connection; where there are several runs, for this one."""
+        """Return the sites with a connection, for one run if there are several."""
         return {site for of, site in self._sites if of == run}
 
     def remove(self, connection: Connection) -> None:
@@ -99,7 +99,7 @@ class ConnectionRegistry:
 def _add(connections: dict[Connection, None], connection: Connection, limit: int) -> None:
     connections[connection] = None
     if len(connections) > limit:
-        # One of the address with most connections, so that one machine cannot keep others out.
+        # Evict from the address with the most connections, so that one machine cannot block others.
         address = Counter(other.address for other in connections).most_common(1)[0][0]
         oldest = next(other for other in connections if other.address == address)
         del connections[oldest]
@@ -107,10 +107,10 @@ def _add(connections: dict[Connection, None], connection: Connection, limit: int
 
 
 async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
-    """Read a body, counting its bytes and its time as they come.
+    """Read a body within limits of size and time.
 
     Raises:
-        ProtocolError: 413 for a body beyond the limit, 408 for one that is too slow.
+        ProtocolError: 413 for a body that is too large, 408 for one that is too slow.
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
@@ -131,7 +131,7 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
                     deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
     except TimeoutError:
         raise ProtocolError(
-            408, f"the body came slower than {timeouts.bytes_per_second} bytes per second", code="body-too-slow"
+            408, f"the body was slower than {timeouts.bytes_per_second} bytes per second", code="body-too-slow"
         ) from None
     request.scope["state"]["read"] = True
     return b"".join(chunks)

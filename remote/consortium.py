@@ -1,4 +1,4 @@
-"""A consortium's file: who takes part in runs, who starts them, and where the aggregator is."""
+"""A consortium's file: members of runs and the aggregator's address."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from rankdad.common.documents import Part
 from rankdad.common.spec import SiteName
 
-AGGREGATOR = "aggregator"  # folder of a kit; nobody may be called that
+AGGREGATOR = "aggregator"  # folder of a kit, and not a valid name of a member
 CA_DAYS = 3650
 
 
 class Consortium(Part):
-    """Who takes part in runs, and where the aggregator is."""
+    """Members of runs and the aggregator's address."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,40}$")]
     """The consortium's name, in its authority's certificate."""
@@ -29,16 +29,16 @@ class Consortium(Part):
     days: Annotated[int, Field(ge=1, le=CA_DAYS)] = 365
     """Days for which certificates are valid."""
     mutual_tls: bool = True
-    """Whether sites show certificates too; behind a proxy that ends TLS only their tokens tell who they are."""
+    """Whether sites also show certificates; behind a proxy that ends TLS, only tokens authenticate them."""
 
     owners: Annotated[tuple[SiteName, ...], Field(max_length=1000)] = ()
-    """Names of those who may submit runs to `rankdad serve`."""
+    """Names of members who may submit runs to `rankdad serve`."""
     viewers: Annotated[tuple[SiteName, ...], Field(max_length=1000)] = ()
-    """Names of those who may look on."""
+    """Names of members who may see runs."""
     runs_at_once: Annotated[int, Field(ge=1, le=100)] = 1
-    """How many runs `rankdad serve` lets train at the same time; others wait for their turn."""
+    """Number of runs that `rankdad serve` trains at the same time; others wait."""
     max_queue: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """How many runs of one owner may wait or train at most; one more is refused."""
+    """Maximum number of waiting and training runs of one owner."""
 
     @field_validator("aggregator")
     @classmethod
@@ -55,15 +55,15 @@ class Consortium(Part):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Return the names of all who prove who they are."""
+        """Names of all authenticated members."""
         return (*self.sites, *self.owners, *self.viewers)
 
     @property
     def hosts(self) -> set[str]:
-        """Return by which names the aggregator may be asked."""
+        """Permitted names of the aggregator in requests."""
         return {name.lower() for name in (self.address.hostname or "", *self.addresses)}
 
     @property
     def address(self) -> SplitResult:
-        """Return the aggregator's address in parts."""
+        """The aggregator's address in parts."""
         return urlsplit(self.aggregator)

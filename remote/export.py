@@ -1,7 +1,6 @@
-"""`rankdad export`: the model of any step of a run, from the initial weights and the run's updates alone.
+"""`rankdad export`: the model after any step of a run, by replaying updates from the initial weights.
 
-Where its file keeps its tail only, from the last checkpoint before that step; where it is damaged, as far as it is
-whole.
+If the file keeps only its tail, the replay starts at the last checkpoint before that step. It stops at damage.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ def export(
     allowed_factories: Collection[str] = (),
     weights: Path | None = None,
 ) -> RunState:
-    """Write the model as it was after a step, as the final one of the output folder; return where the run was.
+    """Write the model after a step as the final one in `output`; return the run's state then.
 
-    A run that is still going on is only read.
+    The run may be active.
 
     Args:
-        directory: of the run.
-        step: counted from 1; None takes the last there is.
-        output: for `model/`.
-        allowed_factories: model factories that the caller permits.
+        directory: the run's.
+        step: counted from 1; None is the last one.
+        output: folder for `model/`.
+        allowed_factories: permitted model factories.
         weights: folder of the pretrained weights that the spec names.
 
     Raises:
-        UserError: there is no ledger, it is that of other versions, or it does not reach so far.
+        UserError: the ledger is missing, of another version, or does not reach that step.
     """
     spec = validate(RunSpec, load_json(directory / "run.json"), file=directory / "run.json")
     torch.set_num_threads(spec.training.threads)
@@ -64,21 +63,21 @@ def export(
     with closing(RunReader(ledger, plan.sha256())) as file:
         if file.oldest > 0 and not checkpoints.load(state, step):
             raise UserError(
-                f"--step: got {step}, but {ledger} keeps only the last checkpoints and what came after them",
+                f"--step: got {step}, but {ledger} keeps only the last checkpoints and later rounds",
                 code="step-gone",
                 field="--step",
             )
         try:
             for record in file.updates(state.round):
-                if state.steps == step and state.due and state.due.kind is not Kind.BUFFERS:  # of the epoch's last step
+                if state.steps == step and state.due and state.due.kind is not Kind.BUFFERS:  # of the last step
                     break
                 state.follow(unpack(record.body, plan, up=False))
         except DamageError as error:
             damage = str(error)
     if state.steps == 0:
-        raise UserError(damage or f"{ledger}: holds no step yet", code="no-step")
+        raise UserError(damage or f"{ledger}: has no step yet", code="no-step")
     if step not in (None, state.steps):
-        reaches = damage or f"so far does {ledger} reach"
+        reaches = damage or f"that is how far {ledger} reaches"
         raise UserError(
             f"--step: got {step}, expected 1 to {state.steps}: {reaches}", code="step-out-of-range", field="--step"
         )

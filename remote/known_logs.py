@@ -1,4 +1,4 @@
-"""How far sites' logs had come when they were last here: an older copy, another log or none is refused."""
+"""Last known heads of the sites' disclosure logs: older copies, forks and missing logs are refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rankdad.common.errors import ProtocolError, UserError, visible
 from rankdad.common.files import write_whole
 from rankdad.common.privacy.heads import Heads, problem
 
-FILE = "logs.json"  # of a run's directory, or a service's
+FILE = "logs.json"  # in a run's or service's directory
 WRONG = {
-    "log-missing": "is not there, and {site} had one here before",
-    "log-replaced": "is another one than {site} had here before",
+    "log-missing": "is missing, although {site} had one here before",
+    "log-replaced": "is not the log that {site} had here before",
     "log-too-old": "lacks runs that the log of {site} had here before: it is an older copy",
-    "log-forked": "has other runs than the log of {site} had here before: it is an older copy that goes its own way",
+    "log-forked": "has other runs than the log of {site} had here before: it is a diverged copy",
 }
 Digits = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Known(Part):
-    """A log as it was last here."""
+    """The last known head of a log."""
 
     id: Digits
     length: Annotated[int, Field(ge=1)]
@@ -32,23 +32,21 @@ class Known(Part):
 
 
 class _All(Part):
-    """Those of all sites."""
-
     sites: dict[str, Known]
 
 
 class KnownLogs:
-    """What a run or a service knows of its sites' logs. Several threads may call it.
+    """A run's or service's knowledge of the sites' logs; thread-safe.
 
     Args:
-        directory: of the run or the service; its file is made when a site first tells of a log.
+        directory: the run's or the service's; the file is created with the first log.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path, self._lock = directory / FILE, Lock()
 
-    def take(self, site: str, told: Heads | None) -> None:
-        """Take what a site tells of its log: it is what later ones are compared with.
+    def take(self, site: str, heads: Heads | None) -> None:
+        """Check and store the head of a site's log.
 
         Raises:
             ProtocolError: it is not the newest.
@@ -57,7 +55,7 @@ class KnownLogs:
         with self._lock:
             sites = self._read()
             known = sites.get(site)
-            code = problem(None if known is None else Heads(known.id, known.length, (known.head,)), told)
+            code = problem(None if known is None else Heads(known.id, known.length, (known.head,)), heads)
             if code:
                 raise ProtocolError(
                     409,
@@ -67,23 +65,23 @@ class KnownLogs:
                     code=code,
                     field="d.log",
                 )
-            if told is None:
+            if heads is None:
                 return
-            newest = Known(id=told.id, length=told.length, head=told.heads[-1])
+            newest = Known(id=heads.id, length=heads.length, head=heads.heads[-1])
             if newest != known:
                 self._write(sites | {site: newest})
 
     def forget(self, site: str) -> None:
-        """Forget which log a site has had.
+        """Forget a site's log.
 
         Raises:
-            UserError: it has told of none, or the file cannot be read or written.
+            UserError: it has no log here, or the file cannot be read or written.
         """
         with self._lock:
             sites = self._read()
             if site not in sites:
                 raise UserError(
-                    f"{visible(site, 63)}: has told of no log in {self._path.parent}", code="site-unknown", field="SITE"
+                    f"{visible(site, 63)}: has no log in {self._path.parent}", code="site-unknown", field="SITE"
                 )
             self._write({name: known for name, known in sites.items() if name != site})
 

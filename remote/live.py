@@ -1,4 +1,4 @@
-"""What the live page says of an aggregator's run, by part."""
+"""The live page's document about an active run."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from rankdad.page.stream import Stream
 from rankdad.page.tail import Line, Tail
 from rankdad.remote.auth import hashed
 from rankdad.remote.connections import VIEWER, ConnectionRegistry
-from rankdad.remote.host import Host
 from rankdad.remote.page_document import page_document
 from rankdad.remote.results.run_summary import RunFigures
-from rankdad.remote.standing import Kind, Standing, standings
+from rankdad.remote.run_session import RunSession
+from rankdad.remote.site_status import Kind, SiteStatus, site_statuses
 
 WORDS: Mapping[Kind, str] = {
     "absent": "not here yet",
-    "gone": "gone: no connection",
-    "behind": "late: the round goes on without it",
-    "awaited": "works",
-    "in": "is in",
+    "gone": "disconnected",
+    "behind": "late: the round continues without it",
+    "awaited": "computing",
+    "in": "done",
 }
 
 
 class Live:
-    """A run as the page tells of it.
+    """The document of an active run.
 
     Args:
-        host: of the run.
-        lines: returns the last ones of the log.
+        host: the run's session.
+        lines: returns the last lines of the log.
     """
 
-    def __init__(self, host: Host, lines: Callable[[], list[Line]]) -> None:
+    def __init__(self, host: RunSession, lines: Callable[[], list[Line]]) -> None:
         self._host, self._lines = host, lines
         self._aggregator, self._recorder = host.aggregator, host.aggregator.recorder
-        self._epoch = time.time() - time.perf_counter()  # the moment that its clock counts from
+        self._epoch = time.time() - time.perf_counter()  # zero of its clock, in seconds since 1970
 
     def document(self) -> dict[str, Any]:
-        """Return all parts: a part is told again when it has changed."""
+        """Return all parts; the page receives a part when it changes."""
         p, status, history = self._recorder.progress, self._aggregator.status, self._recorder.history
         outcome, reason = self._aggregator.outcome
         figures = RunFigures.of(p)
-        if p.status == "running" and outcome != "running":  # and the last summary is being written
+        if p.status == "running" and outcome != "running":  # the last summary is being written
             figures = figures.model_copy(update={"status": outcome, "reason": p.reason or reason})
         running = figures.status == "running"
         return page_document(
@@ -62,24 +62,24 @@ class Live:
                 "without": list(status.without),
             },
             times=history.times(),
-            states={one.site: _words(one) for one in standings(self._host)} if running else None,
+            states={one.site: _words(one) for one in site_statuses(self._host)} if running else None,
             refused=self._host.audit.refusals,
             seen={site: round(seen) for site, seen in dict(self._host.seen).items()},
         )
 
 
-def _words(standing: Standing) -> tuple[str, str]:
+def _words(standing: SiteStatus) -> tuple[str, str]:
     stopped = f"cannot take part: {standing.problem}"
     return standing.kind, stopped if standing.kind == "stopped" else WORDS[standing.kind]
 
 
-def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Collection[str]]) -> Page:
-    """Return the page about a run.
+def page_of(host: RunSession, registry: ConnectionRegistry, viewers: Callable[[], Collection[str]]) -> Page:
+    """Create the page about a run.
 
     Args:
-        host: of the run.
-        registry: of all connections.
-        viewers: returns the hashed tokens of those who may see it.
+        host: the run's session.
+        registry: all connections.
+        viewers: returns viewers' hashed tokens.
     """
     tail = Tail()
     stream = Stream(Live(host, tail.lines).document, host.aggregator.recorder.history)
@@ -94,7 +94,7 @@ def page_of(host: Host, registry: ConnectionRegistry, viewers: Callable[[], Coll
 def guard_of(
     registry: ConnectionRegistry, allowed: Callable[[Request, str], bool], path: str = "", asks: str = Guard.ASKS
 ) -> Guard:
-    """Return what guards a page: connections of those whom it lets in are viewers', and others are in the audit log."""
+    """Create a page's guard, which marks viewers' connections and audits refusals."""
 
     def admitted(request: Request) -> None:
         connection = request.scope["state"]["connection"]

@@ -1,16 +1,21 @@
-"""What the page says of a run, by part, from its figures alone: of one that goes on and of one that is over alike."""
+"""The page's document about a run, active or ended, from its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from rankdad.common.documents import load_json, validate
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER, shown
+from rankdad.page.history import History, rebuild_history
 from rankdad.page.tail import Line
-from rankdad.remote.results.run_summary import RunFigures
+from rankdad.remote.results.run_summary import RunFigures, RunSummary
+from rankdad.remote.tables import rows_in, text_of
 
-MAX_WARNINGS = 5  # of a site
+MAX_WARNINGS = 5  # for each site
 NOBODY: Mapping[str, Any] = {"sites": [], "since": 0, "without": []}
 
 
@@ -28,20 +33,20 @@ def page_document(
     refused: Mapping[str, tuple[int, str]] | None = None,
     seen: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return all parts: a part is told again when it has changed.
+    """Return all parts; the page receives a part when it changes.
 
     Args:
-        figures: of the run.
-        spec: of the run.
-        layers: whose ranks are in the curves.
-        lines: the last ones of the log.
-        id_: of the run.
-        ends: seconds since 1970 at which it will be over.
-        waiting: whom the present round waits for.
+        figures: the run's.
+        spec: the run's.
+        layers: layers with curves of ranks.
+        lines: the last lines of the log.
+        id_: the run's identity.
+        ends: estimated end, in seconds since 1970.
+        waiting: sites that the present round waits for.
         times: of each site's last step.
-        states: kind and words of how each site stands; the run's own status without.
-        refused: how often each site was refused, and why.
-        seen: when each was last heard of, in seconds since 1970.
+        states: kind and text of each site's status; the run's status by default.
+        refused: number and last reason of refusals by site.
+        seen: each site's last request, in seconds since 1970.
     """
     monitor, p = spec.training.monitor, figures
     return {
@@ -90,7 +95,6 @@ def page_document(
 
 
 def _site(p: RunFigures, site: str, state: tuple[str, str] | None, refused: tuple[int, str] | None) -> dict[str, Any]:
-    """Return a site's row."""
     kind, words = state or ("", p.status)
     count, refusal = refused or (0, "")
     warnings = [name.replace("-", " ") for name, sites in p.warnings.items() if site in sites]
@@ -106,3 +110,27 @@ def _site(p: RunFigures, site: str, state: tuple[str, str] | None, refused: tupl
         "refusal": refusal,
         "warnings": warnings[:MAX_WARNINGS],
     }
+
+
+def past_page(directory: Path, state: str, reason: str, lines: Sequence[Line]) -> tuple[dict[str, Any], History]:
+    """Return the document and curves of an ended run, from its directory.
+
+    Args:
+        directory: the run's.
+        state: final status, if the summary still says "running".
+        reason: for that status.
+        lines: the last lines of its log.
+
+    Raises:
+        UserError: the spec cannot be read.
+        OSError: another file cannot be read; `ValueError`, `KeyError` and `TypeError` if one is invalid.
+    """
+    spec = validate(RunSpec, load_json(directory / "run.json"), file=directory / "run.json")
+    summary = validate(RunSummary, load_json(directory / "summary.json"), file=directory / "summary.json")
+    head = text_of(directory, "steps").partition("\n")[0].split(",")
+    layers = [name.removeprefix("rank:") for name in head if name.startswith("rank:")]
+    history = History(summary.sites, layers, tuple(dict.fromkeys(("loss", spec.training.monitor))))
+    rebuild_history(history, partial(rows_in, directory), layers)
+    if summary.status == "running":
+        summary = summary.model_copy(update={"status": state, "reason": reason})
+    return page_document(summary, spec, layers, list(lines)), history

@@ -1,4 +1,4 @@
-"""A run's file and checkpoints: what it goes on from after a crash."""
+"""A run's file and checkpoints, from which it resumes after a crash."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CHECKPOINTS = "checkpoints"  # in a run's directory
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """What is written down for the run to go on after a crash.
+    """Options of the ledger.
 
     Args:
-        retention: what of it is kept.
-        sync: whether a round is on the disk before anybody is answered: a power failure then loses none.
-        every: steps between two checkpoints.
+        retention: which updates to keep.
+        sync: whether to fsync each round before answering, so that a power failure loses none.
+        every: steps between checkpoints.
     """
 
     retention: Retention = Retention.ALL
@@ -40,19 +40,19 @@ class LedgerOptions:
 
 
 class Persistence:
-    """A process's file and checkpoints of a run; without options only the rows of its tables are kept.
+    """A process's file and checkpoints of a run; without options, only the rows of tables are stored.
 
     Args:
-        directory: of the run.
-        plan: of the run.
-        run_id: of a run that begins.
-        options: what is kept.
-        owner: whose checkpoints they are.
-        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
+        directory: the run's.
+        plan: the run's.
+        run_id: identity of a new run.
+        options: the ledger's.
+        owner: owner of the checkpoints.
+        data_sha256: digest of the owner's data, which must match on resuming; None does not compare.
 
     Attributes:
-        file: of the run.
-        resumes: whether the directory holds this run already.
+        file: the run's.
+        resumes: whether the directory already has this run.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Persistence:
         self._checkpoints = Checkpoints(directory / CHECKPOINTS, plan, owner, data_sha256=data_sha256, sync=sync)
 
     def oldest(self, round_: int) -> int:
-        """Return the first round whose update is kept at a round."""
+        """Return the first stored update at a given round."""
         return self.file.oldest if self.keeps else max(0, round_ - 1)
 
     def load(self, state: RunState) -> Loaded:
-        """Go to the last checkpoint, if there is one, and return what it holds beside the state.
+        """Restore the last checkpoint, if there is one, and return its further contents.
 
         Raises:
-            UserError: no checkpoint is readable, and the file does not begin at the beginning.
+            UserError: no checkpoint is readable, and the file starts after one.
         """
         if not self.keeps:
             return Loaded({}, {}, {})
@@ -87,7 +87,7 @@ class Persistence:
             checkpoint = self._checkpoints.load(state)
             if checkpoint is None and self.file.oldest_contribution > 0:
                 raise UserError(
-                    f"{self._checkpoints.folder}: no checkpoint is readable, and {FILE} goes on from one",
+                    f"{self._checkpoints.folder}: no checkpoint is readable, and {FILE} starts after one",
                     code="checkpoint-unreadable",
                 )
         except UserError:
@@ -96,11 +96,11 @@ class Persistence:
         return checkpoint or Loaded({}, {}, {})
 
     def append(self, entry: Entry, round_: int, site: int, body: bytes) -> None:
-        """Take a record; `commit` writes it."""
+        """Add a record for the next `commit`."""
         self.file.append(Record(entry, round_, site, body))
 
     def commit(self) -> None:
-        """Write down all that was taken since the last time, in one transaction.
+        """Write all pending records and rows in one transaction.
 
         Raises:
             UserError: the disk is full or broken.
@@ -108,7 +108,7 @@ class Persistence:
         self.file.commit()
 
     def update(self, round_: int) -> bytes | None:
-        """Return the update of a round; None if it is not kept.
+        """Return the update of a round; None if it is not stored.
 
         Raises:
             ProtocolError: 410 for one that is damaged.
@@ -128,7 +128,7 @@ class Persistence:
         moments: Mapping[str, Tensor] | None = None,
         changes: Sequence[Residuals] = (),
     ) -> None:
-        """Write a checkpoint, and delete what no checkpoint needs any more.
+        """Write a checkpoint, and delete records that no checkpoint needs.
 
         Raises:
             UserError: the disk is full or broken.
@@ -141,18 +141,18 @@ class Persistence:
             self.file.retire(oldest, updates=self._options.retention is Retention.TAIL)
 
     def snapshot(self) -> bytes | None:
-        """Return the newest checkpoint for a site that has lost its own; None if there is none."""
+        """Return the latest checkpoint for a site that lost its own; None if there is none."""
         return self._checkpoints.snapshot() if self.keeps else None
 
     def remove(self) -> None:
-        """Remove what is kept, of a run that was refused: nobody goes on with it."""
+        """Remove the file and checkpoints of a refused run."""
         self.file.close()
         remove(self.file.path)
         shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Write what sites have sent to the present round, and close the file; one of rows alone goes."""
-        with suppress(UserError):  # of a disk that is full: they send it again
+        """Write pending contributions to the present round, and close the file; a file of rows only is removed."""
+        with suppress(UserError):  # the disk is full; sites send again
             self.file.commit_sent()
         self.file.close()
         if not self.keeps:

@@ -1,4 +1,4 @@
-"""An aggregator's whole life: build the model, serve the run, end with a status."""
+"""An aggregator's process: build the model, serve the run, end with a status."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rankdad.local.config import SiteConfig
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.config import Access
-from rankdad.remote.host import Host
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
+from rankdad.remote.run_session import RunSession
 from rankdad.remote.server import serve
-from rankdad.remote.standing import standings
+from rankdad.remote.site_status import site_statuses
 from rankdad.remote.upstream import Upstream, answering
 from rankdad.remote.view import View, Waiting, view_of
 
@@ -61,22 +61,22 @@ def run_aggregator(
 
     Args:
         spec: the run.
-        output: its directory.
-        listening: socket that the sites connect to.
-        console: where a person looks on.
-        allowed_factories: model factories that the caller permits.
+        output: the run's directory.
+        listening: socket for the sites.
+        console: shows progress.
+        allowed_factories: permitted model factories.
         lifeline: see `remote.server.serve`.
-        ledger: see `Aggregator`; a run that was cut short goes on from its ledger.
-        access: who may connect, and how; anyone on this machine without it.
+        ledger: see `Aggregator`; an interrupted run resumes from it.
+        access: network options; by default, anyone on this machine may connect.
         weights: folder of the pretrained weights that the spec names.
-        upstream: how a region's aggregator reaches the one above it; None is the one above all.
-        device: where it reduces, and follows the run.
+        upstream: connection of a region's aggregator to the one above; None for the top aggregator.
+        device: device of reductions and the replica.
         viewers: see `remote.server.serve`.
 
     Raises:
-        UserError: the model or the directory cannot be made, or the aggregator above has another run.
+        UserError: the model or directory cannot be created, or the aggregator above has another run.
         UnreachableError: the aggregator above does not answer.
-        RunFailedError: a site failed.
+        RunFailedError: the run failed.
         InterruptedRunError: a signal came.
     """
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
@@ -86,7 +86,7 @@ def run_aggregator(
         resumes = ledger is not None and (output / FILE).exists()
         replica = Replica(spec, allowed_factories, device_here(device, "--device"), weights)
         if upstream:
-            is_open = access.tokens is None and access.tls_cert is None  # anybody may ask it
+            is_open = access.tokens is None and access.tls_cert is None  # without authentication
             early = answering(listening, upstream.name, spec.federation) if is_open else nullcontext()
             climb = Upstream(upstream, spec, make_plan(spec, replica.model))
             aggregator = climb.begin(replica, output, ledger, early)
@@ -95,7 +95,7 @@ def run_aggregator(
             if resumes:
                 aggregator.resume()
         if resumes:
-            _log.info("goes on from its ledger in round %d", aggregator.barrier.round)
+            _log.info("resumed from the ledger in round %d", aggregator.barrier.round)
         for warning in aggregator.plan.warnings:
             _log.warning(warning)
         attach = climb.attach if climb else lambda host: None
@@ -112,23 +112,22 @@ def run_aggregator(
         if len(set(progress.weights_sha256.values())) > 1:
             _log.warning("the sites' final weights differ; do they compute on different hardware?")
     if progress.status == "interrupted":
-        go_on = "; the same command goes on with it" if ledger is not None and lifeline is None else ""
+        resume = "; the same command resumes it" if ledger is not None and lifeline is None else ""
         raise InterruptedRunError(
-            f"{progress.reason or interrupted}; what was recorded lies in {output}{go_on}", code="interrupted"
+            f"{progress.reason or interrupted}; the records are in {output}{resume}", code="interrupted"
         )
     if progress.status in ("failed", "refused"):
         site, _, reason = progress.reason.partition(": ")
         raise RunFailedError(site, reason, code=progress.code, field=progress.about)
 
 
-def _view(console: Console, host: Host) -> View:
-    """Return what a person sees of a run."""
+def _view(console: Console, host: RunSession) -> View:
     aggregator = host.aggregator
     waiting, history = partial(waiting_of, aggregator), aggregator.recorder.history
-    return view_of(aggregator.recorder.progress, waiting, console, history, partial(standings, host))
+    return view_of(aggregator.recorder.progress, waiting, console, history, partial(site_statuses, host))
 
 
 def waiting_of(aggregator: Aggregator) -> Waiting:
-    """Return how the present round stands."""
+    """Return the state of the present round."""
     status = aggregator.status
     return Waiting(status.waiting_for, time.perf_counter() - status.round_began, status.without, aggregator.ended)

@@ -1,7 +1,6 @@
-"""What a reverse proxy says of its callers, believed on a Unix socket alone: only the proxy can open that.
+"""A reverse proxy's headers about its callers, trusted only on a Unix socket, which only the proxy can open.
 
-The proxy has seen that a caller owns its certificate; who made the certificate is checked here once more, so that a
-proxy that asks for certificates of anybody lets nobody in.
+The proxy verifies that a caller owns its certificate. The issuer is verified here again, in case the proxy accepts any.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Proxy:
     """The proxy in front of a Unix socket.
 
     Args:
-        client_ca: authority that made the callers' certificates; None asks for none.
+        client_ca: authority of the callers' certificates; None requires none.
     """
 
     client_ca: Path | None = None
 
     def address(self, headers: Headers) -> str:
-        """Return a caller's address; "" if the proxy does not say."""
+        """Return a caller's address; "" without a valid header."""
         try:
             (value,) = _of(headers, ADDRESS)
             return str(ipaddress.ip_address(value.decode("ascii")))
@@ -46,10 +45,10 @@ class Proxy:
             return ""
 
     def names(self, headers: Headers) -> tuple[str, ...]:
-        """Return the names in a caller's certificate; none where it has shown none, or nobody asks for one.
+        """Return the names in a caller's certificate; none without one, or if none is required.
 
         Raises:
-            ProtocolError: 403, for what is no certificate, or not of the authority, or not valid now.
+            ProtocolError: 403 for an invalid certificate, another issuer, or an expired one.
         """
         given = _of(headers, CERTIFICATE)
         if self.client_ca is None or not given:
@@ -58,7 +57,7 @@ class Proxy:
             (escaped,) = given
             names, begins, ends = _checked(escaped, self.client_ca.read_bytes())
         except (*MALFORMED, OSError) as error:
-            raise _refused("is not one certificate that this authority has made for a member") from error
+            raise _refused("is not a single certificate of this authority for a member") from error
         if not begins <= datetime.now(UTC) <= ends:
             raise _refused(f"is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}")
         return names
@@ -74,10 +73,10 @@ def _refused(what: str) -> ProtocolError:
 
 @lru_cache(1024)
 def _checked(escaped: bytes, authority: bytes) -> tuple[tuple[str, ...], datetime, datetime]:
-    """Return the names in a certificate, and from when to when it is valid.
+    """Verify a certificate and return its names and period of validity.
 
     Raises:
-        ValueError: it is no certificate, of another authority, or for other purposes.
+        ValueError: it is invalid, of another authority, or for other purposes.
     """
     certificate = x509.load_pem_x509_certificate(unquote_to_bytes(escaped))
     for maker in x509.load_pem_x509_certificates(authority):
@@ -98,7 +97,7 @@ def _checked(escaped: bytes, authority: bytes) -> tuple[tuple[str, ...], datetim
 
 
 def _names_in(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return what `auth.names_of` returns of a connection's certificate."""
+    """Return the names in a certificate, as `auth.names_of` does for a connection's."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

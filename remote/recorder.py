@@ -1,4 +1,4 @@
-"""A run's directory: specification, plan, a row per step, a row per epoch and site, the summary."""
+"""Writes a run's directory: specification, plan, rows of steps and metrics, and the summary."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import measured
 from rankdad.common.spec.tree import TOP
 from rankdad.common.user_code import by_site
-from rankdad.page.history import History
+from rankdad.page.history import History, rebuild_history
 from rankdad.remote.results.coefficients import as_json, as_table
 from rankdad.remote.results.progress import Progress
 from rankdad.remote.results.run_summary import RunSummary
-from rankdad.remote.results.solving import how_solved, no_sums, not_solved, undertrained
+from rankdad.remote.results.solving import missing_sums_warning, solver_summary, undertrained, with_unsolved
 from rankdad.remote.results.table_one import table_one
 from rankdad.remote.results.tuning import began, note
-from rankdad.remote.retelling import retold
 from rankdad.remote.run_directory import PLAN
 from rankdad.remote.run_file import RunFile
 from rankdad.remote.step_record import CANDIDATE, StepRecord, layers_of, place_of, sent
@@ -49,24 +48,24 @@ from rankdad.remote.tables import rows_of, write_rows, write_tables
 from rankdad.remote.tracking import Tracker
 
 WHERE = ("fold", "epoch", "split", "site", "train_loss", "samples")  # first columns of the metrics
-MAX_RESETS = 1000  # in a summary: the last ones
+MAX_RESETS = 1000  # in a summary; the last ones
 _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Write what happens to a run's directory and file, and keep its `Progress`.
+    """Records rounds in a run's directory and file, and updates its `Progress`.
 
     Args:
-        directory: of the run.
-        file: of the run, that takes the rows of its tables.
-        spec: of the run.
-        plan: of the run.
-        sites: that send to this aggregator, in order; a region among them counts as one.
-        name: of its region; that of the aggregator above all without it.
-        round_: from which it goes on: rows of rounds from here on are taken again.
-        state: of the recorder at a checkpoint, from which it then goes on; None writes the run from its beginning.
-        run: its id.
-        trackers: by name, that are told of every epoch.
+        directory: the run's.
+        file: the run's, for rows of tables.
+        spec: the run's.
+        plan: the run's.
+        sites: members of this aggregator, in order; a region counts as one.
+        name: its region's name; the top aggregator's by default.
+        round_: round to resume from; later rows are written again.
+        state: result of `state` at a checkpoint; None starts from the beginning.
+        run: the run's identity.
+        trackers: experiment trackers by name.
     """
 
     def __init__(
@@ -86,8 +85,8 @@ class Recorder:
         self.directory, self._file, self._sites = directory, file, sites
         self.progress = Progress.of(spec, plan, sites)
         self._spec, self._plan, self._preparing = spec, plan, Preparing(spec)
-        self._sums: dict[str, Tensor] = {}  # of all sites, by stage: of each training
-        self._scores: Tensor | None = None  # that all sites have been told at the last test
+        self._sums: dict[str, Tensor] = {}  # [trainings, ...] by stage, over all sites
+        self._scores: Tensor | None = None  # pooled scores of the last test
         state = state or {}
         write_json(directory / "run.json", spec.model_dump(mode="json"))
         write_json(directory / PLAN, {**plan.document(), "aggregator": name})
@@ -98,19 +97,19 @@ class Recorder:
         if state:
             self.progress.restore(state["progress"])
             self._steps.losses = {site: (total, weight) for site, (total, weight) in state["losses"].items()}
-            retold(self.history, partial(rows_of, file, before=round_), layers)
+            rebuild_history(self.history, partial(rows_of, file, before=round_), layers)
         self._trackers = dict(trackers or {})
         for tracked, tracker in self._trackers.items():
             tracker.begin(run, self._params(run), state.get("trackers", {}).get(tracked))
         self.summarise()
 
     def state(self) -> dict[str, Any]:
-        """Return as JSON what a recorder needs to go on from here, between two steps."""
+        """Return the recorder's state between two steps as JSON."""
         tracked = {name: tracker.state() for name, tracker in self._trackers.items()}
         return {"progress": self.progress.state(), "losses": self._steps.losses, "trackers": tracked}
 
     def _params(self, run: str) -> dict[str, str]:
-        """Return what a run is, for trackers."""
+        """Return the run's parameters for trackers."""
         spec = self._spec
         return {
             "name": spec.name,
@@ -126,7 +125,7 @@ class Recorder:
         }
 
     def _track(self, pooled: PooledMetrics, figures: Mapping[str, Mapping[str, float]]) -> None:
-        """Tell the trackers of an epoch, or of a test."""
+        """Send an epoch's or test's metrics to the trackers."""
         if not self._trackers:
             return
         test, p = pooled.split == "test", self.progress
@@ -141,34 +140,34 @@ class Recorder:
             tracker.note(training, pooled.epoch + 1, values)
 
     def reset(self, site: str, round_: int) -> None:
-        """Take note that a site has lost its state, and goes on without residuals."""
+        """Record that a site lost its state and continues without residuals."""
         resets, reset = self.progress.resets, {"site": site, "round": round_}
         if reset not in resets[-len(self._sites) :]:
             resets.append(reset)
         del resets[:-MAX_RESETS]
 
     def heard(self, site: str, computed: float | None) -> None:
-        """Take note of how long a site has computed for this step so far, as it says."""
+        """Record the seconds that a site reports to have computed for this step so far."""
         self._steps.heard(site, computed)
 
     def record(self, ready: Ready, update: Body, size: int, aggregation_seconds: float) -> None:
-        """Take note of a completed round.
+        """Record a completed round.
 
         Args:
-            ready: its contributions.
-            update: its answer.
-            size: of the answer's body, in bytes.
-            aggregation_seconds: from the last contribution to the answer.
+            ready: contributions of the round.
+            update: body of its update.
+            size: of the packed update, in bytes.
+            aggregation_seconds: from the last contribution to the update.
         """
         cost = Cost(size, ready.seconds + aggregation_seconds, aggregation_seconds)
         if ready.kind is not Kind.STEP:
             self._steps.computed = {}
-        if ready.kind is not Kind.HELLO:  # hello waits for people
+        if ready.kind is not Kind.HELLO:  # hello includes the staff's time
             self.progress.seconds += cost.seconds
         ROUNDS[ready.kind].record(self, ready, update, cost)
 
     def note_hello(self, ready: Ready, update: Roster) -> None:
-        """Take note of the sites, and of how many steps there will be."""
+        """Record the sites and the number of steps."""
         progress = self.progress
         progress.steps_per_epoch = [schedule(self._spec, fold, 0).steps for fold in update.train]
         progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
@@ -178,7 +177,7 @@ class Recorder:
         progress.rows = {child: sum(sum(own[0]) for own in hello.samples.values()) for child, hello in hellos.items()}
         progress.site_versions = {child: hello.version for child, hello in hellos.items()}
         self._note_sites(introduced(self._sites, ready.messages), update.equal)
-        progress.solver = how_solved(self._spec, update.exact, progress.warnings)
+        progress.solver = solver_summary(self._spec, update.exact, progress.warnings)
         progress.method = "exact" if update.exact else self._spec.method.name
         self.summarise()
 
@@ -193,12 +192,12 @@ class Recorder:
         self.progress.dropped |= hello.dropped
         self.progress.functions = by_site(hello.functions)
         if others := [site for site, own in hello.functions.items() if own != next(iter(hello.functions.values()))]:
-            self.progress.warn("reader-differs", others)  # a reader's, which the aggregator has not
+            self.progress.warn("reader-differs", others)  # readers are not loaded here
         for warning, sites in hello.warnings.items():
             self.progress.warn(warning, sites)
 
     def note_sums(self, ready: Ready, update: Sums) -> None:
-        """Take note of Table 1, and of what tests will be counted around."""
+        """Record Table 1, coefficients, and the centre for test tallies."""
         self._sums[update.stage] = update.values
         self._record_solutions(update.stage)
         last = {site: message.body.values[-1] for site, message in self.sent(ready) if isinstance(message.body, Sums)}
@@ -208,7 +207,7 @@ class Recorder:
                 self.progress.warn(kind, sites)
             self.summarise()
         if names := self._preparing.untold(update.stage, update.values):
-            self.progress.table1.setdefault("warnings", []).append(no_sums(self._spec, names))
+            self.progress.table1.setdefault("warnings", []).append(missing_sums_warning(self._spec, names))
             self.summarise()
         if self._spec.kept_fold is not None and update.stage == OWN:
             self._record_coefficients(last, self._totals(self._spec.kept_fold))
@@ -217,14 +216,14 @@ class Recorder:
                 self.progress.study.around(self._preparing.fit(self._totals(0)))
 
     def _record_solutions(self, stage: str) -> None:
-        """Say of which trainings the last round of an exact solution has not come to it."""
+        """Record trainings whose exact solution did not converge."""
         solving = self._preparing.solving
         if not solving.exact or stage not in [*solving.folds][-1:]:
             return
         left = [fold for fold in range(self._spec.folds) if not solving.is_solved(self._totals(fold))]
         unsolved = [self._spec.training_name(fold) for fold in left]
         if unsolved and self.progress.solver.get("name") == "exact":
-            self.progress.solver = not_solved(self._spec, self.progress.solver, unsolved)
+            self.progress.solver = with_unsolved(self._spec, self.progress.solver, unsolved)
             self.summarise()
 
     def _totals(self, fold: int) -> dict[str, Tensor]:
@@ -243,15 +242,15 @@ class Recorder:
             self.summarise()
 
     def note_step(self, ready: Ready, update: Step, cost: Cost) -> None:
-        """Take note of an exchange of a step; after the last one, of the step."""
+        """Record an exchange of a step and, after the last exchange, the step."""
         self._steps.note(ready, update, cost)
 
     def sent(self, ready: Ready) -> Iterator[tuple[str, Message]]:
-        """Yield who has sent what."""
+        """Yield site and message of each contribution."""
         return sent(self._sites, ready)
 
     def note_evaluation(self, ready: Ready, pooled: PooledMetrics) -> None:
-        """Take note of an epoch's metrics, or of a test's."""
+        """Record an epoch's or a test's metrics."""
         task, progress = self._spec.task, self.progress
         fold, candidate = place_of(self._spec, pooled.fold)
         if pooled.split == "test":
@@ -298,7 +297,7 @@ class Recorder:
             self._steps.losses = dict.fromkeys(self._sites, (0.0, 0.0))
 
     def _record_end(self) -> None:
-        """Take note of whether a training might have gone on to a better epoch."""
+        """Record whether the last epoch of a training was its best."""
         progress = self.progress
         if not progress.epoch or not self._spec.validation:
             return
@@ -312,7 +311,7 @@ class Recorder:
         progress.undertrained = undertrained(self._spec, *counts)
 
     def note_comparison(self, sent: Mapping[str, Tensor]) -> None:
-        """Take note of how the models of a test compare, by what each site has sent."""
+        """Record the paired comparison of a test's models."""
         study = self.progress.study
         self.progress.warn("left-out-of-a-comparison", study.compare(sent, self._scores))
         write_rows(self.directory, "sites", study.by_site())
@@ -326,7 +325,7 @@ class Recorder:
             self.history.begin_fold()
 
     def finish(self, status: str, reason: str = "", code: str = "", field: str = "") -> None:
-        """Write the last summary, and the tables."""
+        """Write the final summary and the tables."""
         self.progress.status, self.progress.reason = status, reason
         self.progress.code, self.progress.about = code, field
         for tracker in self._trackers.values():
@@ -335,17 +334,17 @@ class Recorder:
         self.summarise()
 
     def close(self) -> None:
-        """Write the tables as they stand."""
+        """Write the tables so far."""
         for tracker in self._trackers.values():
             tracker.close()
         if not self._file.is_open:  # it was closed before
             return
         try:
             write_tables(self._file, self.directory)
-        except UserError as error:  # the run's file has them
+        except UserError as error:  # the rows remain in the run's file
             _log.error("%s", error)
 
     def summarise(self) -> None:
-        """Write `summary.json` as things stand."""
+        """Write `summary.json`."""
         document = RunSummary.of(self.progress).model_dump(exclude_unset=True)
         write_json(self.directory / "summary.json", document)

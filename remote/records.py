@@ -1,4 +1,4 @@
-"""Records of a run's file, their digests, and what is said of one that is damaged."""
+"""Records of a run's file, their digests, and errors about damage."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rankdad.common.errors import UserError
 
-NOBODY = 0xFFFF  # the place of the aggregator
+NOBODY = 0xFFFF  # place of the aggregator
 
 
 class Entry(IntEnum):
-    """What a record holds."""
+    """The kind of a record."""
 
     CONTRIBUTION = 1
     UPDATE = 2
@@ -22,7 +22,7 @@ class Entry(IntEnum):
 
 
 class Retention(StrEnum):
-    """What is kept: every update, for the model of any step, or the last two checkpoints and what came after."""
+    """Updates to keep: all, for the model after any step, or those since the last two checkpoints."""
 
     ALL = "all"
     TAIL = "tail"
@@ -33,12 +33,12 @@ class Record:
     """One record.
 
     Args:
-        entry: a site's contribution; a round's update; that a site has lost its state in this round, and goes on
-            without residuals; or a contribution to an earlier step, which joins the first step to close from here on.
-        round: its number; of what is late, the one in which it came.
-        site: place in the plan of the site that it is about; NOBODY for an update.
-        body: a message's bytes; empty for a reset.
-        damage: that the body does not have its digest.
+        entry: a contribution, an update, a site's reset (it lost its state and continues without residuals), or a late
+            contribution, which joins the next step to close.
+        round: the round; for a late contribution, the round of its arrival.
+        site: place of the site in the plan; NOBODY for an update.
+        body: the message's bytes; empty for a reset.
+        damage: set if the body does not match its digest.
     """
 
     entry: Entry
@@ -49,21 +49,21 @@ class Record:
 
 
 class DamageError(UserError):
-    """Something in a run's file cannot be read, or is not there.
+    """A run's file is damaged or incomplete.
 
     Args:
-        path: of the file.
-        problem: what is wrong.
-        round_: in which it is wrong, if that is known.
+        path: the file.
+        problem: the message.
+        round_: the damaged round, if known.
     """
 
     def __init__(self, path: Path, problem: str, round_: int | None = None) -> None:
-        self.named = f"{path.name}: {problem}"  # for others, who hear of no folder
+        self.named = f"{path.name}: {problem}"  # without the folder, for sites
         super().__init__(f"{path.parent}/{self.named}", code="record-damaged", file=path, row=round_)
 
 
 def digest_of(*parts: str | int | bytes) -> bytes:
-    """Return a digest of all parts of a row, 16 bytes."""
+    """Return a digest of a row's parts, 16 bytes."""
     digest = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()

@@ -1,8 +1,7 @@
-"""A region: an aggregator whose updates come from above. Its children take it for the run's, above it is one site.
+"""A region: an aggregator to its children, and a site to the aggregator above.
 
-A round has two halves here. What the children send is combined, and goes up; the update that comes back is recorded,
-followed and handed down byte for byte. A crash between them loses nothing: the same contributions are combined into the
-same bytes again.
+It combines the children's contributions into one for the aggregator above, then records, applies and passes on the
+update byte for byte. After a crash in between, the same contributions give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from rankdad.remote.updates import Update, refusing_the_run
 
 
 class Outgoing(NamedTuple):
-    """What a region contributes to a round, and has no update for yet."""
+    """A region's contribution that waits for its update."""
 
     ready: Ready
     body: bytes
-    residuals: Residuals  # that the region keeps once the update is there
+    residuals: Residuals  # the region's after the update
     began: float  # seconds on the clock of `perf_counter`
 
 
 class Region:
-    """One region. The caller brings `outgoing` up, and calls `answer` with what comes back.
+    """One region. The caller sends `outgoing` up and calls `answer` with the update.
 
     Args:
-        aggregator: that the region's children send to; all its updates come from above from now on.
-        recorded: asks the aggregator above for the update of a round that is damaged here; None if it has none.
-        send: told of every `outgoing`.
+        aggregator: the children's; from now on, its updates come from above.
+        recorded: fetches the update of a damaged round from above; None if it has none.
+        send: called with every `outgoing`.
 
     Attributes:
         outgoing: the contribution that waits for its update.
-        told: whether the aggregator above knows how the run has ended here.
+        is_reported: whether the aggregator above knows how the run ended here.
     """
 
     def __init__(
@@ -54,17 +53,17 @@ class Region:
     ) -> None:
         self.aggregator, self._recorded, self._send = aggregator, recorded, send
         self.outgoing: Outgoing | None = None
-        self.told = False
+        self.is_reported = False
         aggregator.source = self
 
     def make(self, here: Collected) -> None:
-        """Combine the contributions to a round: its update comes from above."""
+        """Combine the contributions to a round and send the result up."""
         began = perf_counter()
         self.outgoing = Outgoing(here.ready, *_combined(here), began)
         self._send(self.outgoing)
 
-    def again(self, here: Collected, record: Record) -> Update:
-        """Return the update of a round as it was recorded here, or above."""
+    def replay(self, here: Collected, record: Record) -> Update:
+        """Return the update of a round as recorded here or above."""
         body = record.body if record.damage is None else self._recorded(record.round)
         if body is None:
             assert record.damage is not None
@@ -73,11 +72,11 @@ class Region:
         return Update(unpack(body, here.plan, up=False, device=here.run.replica.device), body, residuals)
 
     def answer(self, body: bytes) -> Answers:
-        """Take the update of the round that `outgoing` is of, and return the children's answers.
+        """Take the update to `outgoing` and return the children's answers.
 
         Raises:
             UserError: the disk is full or broken.
-            HalfwayError: only another process can go on.
+            UncommittedRoundError: only another process can resume.
         """
         own, outgoing = self.aggregator, self.outgoing
         if outgoing is None or own.ended:
@@ -85,25 +84,25 @@ class Region:
         try:
             message = self._checked(body)
         except ProtocolError as error:
-            reason = f"the update of round {own.barrier.round} from above cannot be used: {visible(str(error))}"
+            reason = f"the update of round {own.barrier.round} from above is invalid: {visible(str(error))}"
             return own.fail(AGGREGATOR, reason, code="update-unusable")
         self.outgoing = None
         if isinstance(message.body, Failure):
-            self.told = True
-            said = message.body
-            return own.fail(said.site, said.reason, code=said.code, field=said.field, told=body)
+            self.is_reported = True
+            failure = message.body
+            return own.fail(failure.site, failure.reason, code=failure.code, field=failure.field, packed=body)
         update = Update(message, body, outgoing.residuals)
         return own.conclude(outgoing.ready, update, perf_counter() - outgoing.began)
 
     def failure(self) -> bytes:
-        """Return what tells the aggregator above how the run has ended here."""
+        """Return the message that reports how the run ended here."""
         own = self.aggregator
-        reason = visible(own.outcome[1] or "was stopped")  # its sites' words are for others, and its own hold no data
+        reason = visible(own.outcome[1] or "was stopped")  # contains no data
         body = Failure(site=own.node.name, reason=reason, code="region-stopped")
         return pack_failure(Message(Kind.FAILURE, own.barrier.round, body))
 
     def _checked(self, body: bytes) -> Message:
-        """Return the update in bytes from above, if it is what is due."""
+        """Decode an update from above and check that it is due."""
         own = self.aggregator
         message = unpack(body, own.plan, up=False, device=own.device)
         if isinstance(message.body, Failure):
@@ -112,7 +111,7 @@ class Region:
         if message.missing:
             raise ProtocolError(
                 502,
-                "i: leaves somebody out, but with regions every round waits for all",
+                "i: omits a member, but with regions every round waits for all",
                 code="site-left-out",
                 field="i",
             )
@@ -122,10 +121,10 @@ class Region:
 
 
 def _combined(here: Collected) -> tuple[bytes, Residuals]:
-    """Return what a region contributes to a round, and the residuals that it leaves.
+    """Combine a round's contributions; return the region's message and residuals.
 
     Raises:
-        RunFailedError: the run cannot go on.
+        RunFailedError: the contributions cannot be combined.
     """
     ready = here.ready
     with refusing_the_run():

@@ -1,4 +1,4 @@
-"""What a run's file says was in each round, when a run goes on from it."""
+"""Replay of a run's file on resuming."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def replay(
     left_out: Callable[[], Sequence[LeftOut]],
     device: str,
 ) -> Iterator[tuple[Ready, Record]]:
-    """Yield each complete round's contributions and its recorded update; the caller then opens the next round.
+    """Yield each complete round's contributions and recorded update; the caller then opens the next round.
 
-    What the ledger holds of the round after the last update is left in the barrier.
+    Contributions after the last update remain in the barrier.
 
     Args:
-        file: of the run.
-        plan: of the run.
-        node: the aggregator whose ledger it is.
+        file: the run's.
+        plan: the run's.
+        node: the ledger's aggregator.
         barrier: at the round of the last checkpoint.
         clock: the barrier's, in seconds.
-        reset: called with a site's place and a round, where the site has lost its state.
-        left_out: returns whose contributions may still join a step, once the caller has followed the last update.
+        reset: called with a site's place and round for each reset.
+        left_out: returns the contributions that may still join a step, after the last update.
         device: of the aggregator's replica.
 
     Raises:
-        DamageError: a record that is needed is not there, or cannot be read.
+        DamageError: a required record is missing or unreadable.
     """
     file.check_end(barrier.round)
     damage: dict[int, DamageError] = {}  # of contributions to this round, by site
@@ -61,11 +61,11 @@ def replay(
             yield ready, record
             damage = {}
         elif record.entry is Entry.LATE:
-            if record.damage is not None:  # the site takes it for sent
+            if record.damage is not None:  # the site will not send it again
                 raise record.damage
             message = unpack(record.body, plan, up=True, device=device)
             if age := age_of(left_out(), message.round):
-                barrier.latecomers.put(record.site, age, message, record.body)
+                barrier.stale.put(record.site, age, message, record.body)
         elif record.damage is not None:  # the site sends it again, unless the round is complete
             damage[record.site] = record.damage
         else:
@@ -77,16 +77,16 @@ def replay(
 def updates_to_the_end(
     file: RunFile, ended: Ending, plan: Plan, first: int, device: str
 ) -> Iterator[tuple[Message, bytes]]:
-    """Yield all that is left of a run that is over: its updates from a round on, decoded and as they were sent.
+    """Yield the remaining updates of an ended run from a round on, decoded and packed.
 
     Raises:
-        UserError: the run has not come to its end, and nobody can go on with it.
-        DamageError: an update is not there, or cannot be read.
+        UserError: the run did not complete and cannot be resumed.
+        DamageError: an update is missing or unreadable.
     """
     if ended.status != "completed" or ended.recorder == "null":
         raise UserError(
-            f"{file.path}: the run is over ({ended.status}), and what its sites had sent is deleted: nobody can go on "
-            "with it; the model of each step so far is there, by `rankdad export`",
+            f"{file.path}: the run has ended ({ended.status}), and its contributions are deleted: it cannot be "
+            "resumed; `rankdad export` gives the model after each step so far",
             code="contributions-deleted",
         )
     for record in file.records(first):
@@ -99,17 +99,17 @@ def updates_to_the_end(
 
 
 def _lost(update: Record, plan: Plan, node: Node, barrier: Barrier) -> set[int]:
-    """Return the places of the sites whose contributions an update was made from, and the ledger has lost."""
+    """Return the places of sites whose contributions an update includes and the ledger lacks."""
     lacking = {place for place, site in enumerate(node.children) if not barrier.holds(site)}
     if update.damage is None:
         return lacking - unpack(update.body, plan, up=False).missing
-    if len(lacking) < len(node.children):  # it may have been made without them: its checksum will tell
+    if len(lacking) < len(node.children):  # it may exclude them: its digest decides
         return set()
     return lacking
 
 
 def _lost_late(update: Record, plan: Plan, ready: Ready) -> bool:
-    """Tell whether the ledger has lost a late contribution that an update includes."""
-    if not plan.staleness or update.damage is not None:  # its checksum will tell
+    """Return whether the ledger lacks a late contribution that an update includes."""
+    if not plan.staleness or update.damage is not None:  # its digest decides
         return False
     return unpack(update.body, plan, up=False).late != tuple((late.age, late.place) for late in ready.late)

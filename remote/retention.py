@@ -1,7 +1,7 @@
-"""What becomes of single sites' contributions when a run is over: they go, unless every site's policy lets them stay.
+"""Deletion of contributions at the end of a run, unless every site's policy lets them stay.
 
-The end, what was deleted of whom, and the deletion are one transaction of the run's file; `retention.json` is a copy of
-the second. The file is then shortened. What a disk or a backup still has is out of reach.
+One transaction records the end and the deletion, with counts by site, and deletes. `retention.json` is a copy of that
+record. Then the file is shortened. Copies in backups and freed disk blocks remain.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ P = TypeVar("P", bound=Part)
 
 
 class Ending(Part):
-    """That a run is over for good."""
+    """Record of a run's end."""
 
     run: str
-    """Its number."""
+    """The run's identity."""
     status: Ended
     may_stay: bool
     """Whether every site's policy lets its contributions stay."""
     recorder: str = "null"
-    """What the run's tables and summary are made from, as JSON."""
+    """State of the recorder, as JSON."""
 
 
 class Retention(Part):
-    """What has become of a run's contributions."""
+    """Record of a run's deleted contributions."""
 
     run: str
     status: Ended
     deleted: bool
-    """Whether all are gone."""
+    """Whether all are deleted."""
     time: str
     sites: dict[str, Kept]
-    """What has gone of whom, or stays."""
+    """Contributions by site, deleted or not."""
     forgotten: tuple[str, ...] = ()
-    """Sites that have left since, and whose contributions have gone with them."""
+    """Sites that left later, with their contributions."""
     bytes: Amount = 0
-    """Of all that has gone."""
+    """Of all deleted contributions."""
 
     def receipt(self, site: str) -> Receipt:
-        """Return what a site is told."""
+        """Return the receipt for a site."""
         kept = self.sites.get(site, Kept())
         return Receipt(
             run=self.run,
@@ -69,7 +69,7 @@ class Retention(Part):
 
 
 def ending(file: RunReader) -> Ending | None:
-    """Return how a run has ended for good; None if it has not.
+    """Return the record of a run's end; None before.
 
     Raises:
         UserError: the file cannot be read.
@@ -78,7 +78,7 @@ def ending(file: RunReader) -> Ending | None:
 
 
 def retention(directory: Path) -> Retention | None:
-    """Return what has become of a run's contributions; None before its end.
+    """Return the copy of a run's deletion record; None before its end.
 
     Raises:
         UserError: the file cannot be read.
@@ -88,7 +88,7 @@ def retention(directory: Path) -> Retention | None:
 
 
 def retained(file: RunReader) -> Retention | None:
-    """Return what has become of a run's contributions, as its file says: before these are out of it, maybe.
+    """Return the deletion record from the run's file. The file may not have been shortened yet.
 
     Raises:
         UserError: the file cannot be read.
@@ -105,7 +105,7 @@ def _read(model: type[P], file: RunReader, fact: str) -> P | None:
 
 
 def is_whole(file: RunReader) -> bool:
-    """Tell whether nobody's contributions to a run have been deleted, but by its own checkpoints.
+    """Return whether all contributions that checkpoints require are still present.
 
     Raises:
         UserError: the file cannot be read.
@@ -115,16 +115,16 @@ def is_whole(file: RunReader) -> bool:
 
 
 def end(file: RunFile, ended: Ending, sites: Sequence[str], leaves: str | None = None) -> Retention:
-    """Write down that a run is over and what there was, and delete what may not stay.
+    """Record the end of a run, and delete contributions.
 
     Args:
-        file: of the run.
-        ended: how it has ended.
-        sites: by their places.
-        leaves: a site whose contributions go in any case.
+        file: the run's.
+        ended: the record of the end.
+        sites: names in the order of their places.
+        leaves: a site whose contributions are deleted in any case.
 
     Raises:
-        UserError: the disk is full or broken; a later try may do it.
+        UserError: the disk is full or broken; call again later.
     """
     before, sent = retained(file), file.sent()
     known = {site: Kept() if before is None else before.sites.get(site, Kept()) for site in sites}
@@ -154,26 +154,26 @@ def end(file: RunFile, ended: Ending, sites: Sequence[str], leaves: str | None =
 
 
 def end_again(directory: Path, status: Ended, run: str) -> Retention | None:
-    """Do the rest where a process was killed between a run's end and the deletion.
+    """Finish the deletion after a process was killed at the end of a run.
 
-    Nothing says whether the sites' policies let anything stay where the run's end was not written down: all goes.
+    Without a record of the end, the sites' policies are unknown and all contributions are deleted.
 
     Args:
-        directory: of the run, which no process goes on with.
-        status: how it has ended.
-        run: its number.
+        directory: the run's; no process may use it.
+        status: the run's final status.
+        run: the run's identity.
 
     Returns:
-        What is gone; None where there was nothing.
+        The deletion record; None if there was nothing to do.
 
     Raises:
-        UserError: a file cannot be read, or the disk does not let go of it.
+        UserError: a file cannot be read or written.
     """
     if not (directory / FILE).exists():
         return None
-    with closing(RunReader(directory / FILE)) as read:  # of a thousand runs there is nothing left to do
-        known, told, has_copy, has_sent = ending(read), retained(read), retention(directory) is not None, read.sent()
-    if told is not None and has_copy and (known is None or known.may_stay or not has_sent):
+    with closing(RunReader(directory / FILE)) as read:  # most runs have nothing left to do
+        known, deleted, has_copy, has_sent = ending(read), retained(read), retention(directory) is not None, read.sent()
+    if deleted is not None and has_copy and (known is None or known.may_stay or not has_sent):
         return None
     if known is None and not has_sent:
         return None
@@ -182,7 +182,7 @@ def end_again(directory: Path, status: Ended, run: str) -> Retention | None:
 
 
 def children(directory: Path) -> tuple[str, ...]:
-    """Return the names of a run's sites, or of those that a region's aggregator hears, in the ledger's order.
+    """Return the names of a run's sites, or of a region's members, in the ledger's order.
 
     Raises:
         UserError: the run's files cannot be read.
@@ -193,23 +193,23 @@ def children(directory: Path) -> tuple[str, ...]:
 
 
 def forget(directory: Path, site: str | None) -> Retention:
-    """Delete what a site has sent to a run that is over; without a site, what all have sent.
-
-    A run that has failed, and could go on, does not any more.
+    """Delete one site's contributions to an ended run, or those of all. A failed run can then not be resumed.
 
     Args:
-        directory: of the run; no process goes on with it.
-        site: that leaves.
+        directory: the run's; no process may use it.
+        site: the site that leaves; None for all.
 
     Raises:
-        UserError: the run goes on, has no such site, or its files cannot be read or deleted.
+        UserError: the run is active, has no such site, or its files cannot be read or written.
     """
     names = children(directory)
     if site is not None and site not in names:
-        told = ", ".join(names[:20])
-        raise UserError(f"{visible(site, 63)}: is no site of {directory}, expected one of {told}", code="site-unknown")
+        expected = ", ".join(names[:20])
+        raise UserError(
+            f"{visible(site, 63)}: is not a site of {directory}, expected one of {expected}", code="site-unknown"
+        )
     if not (directory / FILE).exists():
-        raise UserError(f"{directory}: keeps nothing that sites have sent", code="no-ledger", file=directory)
+        raise UserError(f"{directory}: has no contributions", code="no-ledger", file=directory)
     try:
         file = RunFile(directory / FILE)
     except UserError as error:
@@ -221,11 +221,11 @@ def forget(directory: Path, site: str | None) -> Retention:
         status = str(summary.get("status")) if isinstance(summary, dict) else ""
         if known is None and status not in ("completed", "failed", "refused"):
             raise UserError(
-                f"{directory}: the run is not over ({visible(status, 40)}): let it end, or cancel it",
+                f"{directory}: the run has not ended ({visible(status, 40)}): let it end, or cancel it",
                 code="run-not-over",
             )
         if known is None:
-            # Nothing says who lets it stay.
+            # Policies are unknown.
             known = Ending(run="", status=status, may_stay=False)  # type: ignore[arg-type]
         if site is None:
             known = known.model_copy(update={"may_stay": False})
@@ -233,17 +233,17 @@ def forget(directory: Path, site: str | None) -> Retention:
 
 
 def forget_all(directory: Path, site: str | None) -> dict[str, Retention | UserError]:
-    """Delete what a site has sent to a run, or to all runs of a service that it took part in.
+    """Delete a site's contributions to a run, or to all its runs of a service.
 
     Args:
-        directory: of the run, or of the service.
-        site: that leaves; None is all.
+        directory: the run's or the service's.
+        site: the site that leaves; None for all.
 
     Returns:
-        By run what is deleted, or why nothing is; of a service's runs without those of other sites.
+        The deletion record or error by run, for the runs that the site took part in.
 
     Raises:
-        UserError: it is neither's directory; of a run alone, why nothing is deleted.
+        UserError: there is no run, or the deletion from a single run failed.
     """
     if (directory / "run.json").exists():
         return {directory.name: forget(directory, site)}

@@ -1,4 +1,4 @@
-"""What an aggregator says of its run to a site that asks."""
+"""An aggregator's answer to a site that asks for the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankdad.remote.aggregator import Aggregator
 
 
 class RunAnswer(BaseModel):
-    """What the run is: its spec, and what a site compares before it reads any data."""
+    """The run's spec, and values that a site compares before it reads data."""
 
     version: str
     wire: int
@@ -24,7 +24,7 @@ class RunAnswer(BaseModel):
 
     @classmethod
     def of(cls, aggregator: Aggregator) -> Self:
-        """Return what an aggregator says now."""
+        """Create the answer from the aggregator's present state."""
         plan, status = aggregator.plan, aggregator.status
         return cls(
             version=plan.version,

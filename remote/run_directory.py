@@ -1,4 +1,4 @@
-"""The files of a run's directory: what a reader finds is whole."""
+"""The files of a run's directory, each written completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PLAN = "plan.json"
 
 
 def new_directory(directory: Path) -> None:
-    """Make a run's directory; one whose run was refused is taken over.
+    """Create a run's directory, or reuse that of a refused run.
 
     Raises:
-        UserError: it cannot be made, or already holds a run.
+        UserError: it cannot be created, or already has a run.
     """
     run, summary = directory / "run.json", directory / "summary.json"
     if run.exists():
         if not _was_refused(summary):
             raise UserError(
-                f"{directory}: already holds a run; choose another --output or remove it",
+                f"{directory}: already has a run; choose another --output or remove it",
                 code="directory-holds-a-run",
                 field="--output",
                 file=directory,
@@ -44,12 +44,12 @@ def _was_refused(path: Path) -> bool:
 
 @contextlib.contextmanager
 def own_directory(directory: Path, name: str, *, new: bool) -> Iterator[None]:
-    """Keep a run's directory to this process within a `with`.
+    """Reserve a run's directory for this process within a `with`.
 
     Args:
-        directory: of the run.
-        name: of its aggregator.
-        new: whether the run begins.
+        directory: the run's.
+        name: the aggregator's.
+        new: whether the run is new.
 
     Raises:
         UserError: see `new_directory` and `owned`.
@@ -58,12 +58,12 @@ def own_directory(directory: Path, name: str, *, new: bool) -> Iterator[None]:
         new_directory(directory)
     with owned(directory, name, "--output"):
         if new:
-            new_directory(directory)  # nobody has begun one in the meantime
+            new_directory(directory)  # checks again under the lock
         yield
 
 
 def owner_of(directory: Path) -> str | None:
-    """Return whose a run's directory is: the name of a region, or of the aggregator above all; None if it is not said.
+    """Return the owner of a run's directory: a region or the top aggregator; None if unknown.
 
     Raises:
         UserError: its plan.json cannot be read.
@@ -75,13 +75,13 @@ def owner_of(directory: Path) -> str | None:
 
 
 def check_owner(directory: Path, name: str) -> None:
-    """Check that the directory of a run that goes on is this aggregator's own: another's has other children.
+    """Check that a run's directory belongs to this aggregator.
 
     Raises:
-        UserError: it is another's.
+        UserError: it belongs to another one.
     """
     if (owner := owner_of(directory)) not in (None, name):
-        there, here = (f"region {one}" if one != TOP else "the aggregator above all" for one in (owner, name))
+        there, here = (f"region {one}" if one != TOP else "the top aggregator" for one in (owner, name))
         raise UserError(
             f"--output: {directory} is the directory of {there}, and this is {here}: choose its own",
             code="directory-of-another",

@@ -1,4 +1,4 @@
-"""A run's file as it is written: what was taken of a round is one transaction; see `remote.run_reader`."""
+"""Writing a run's file, one transaction for each round; see `remote.run_reader`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,25 @@ from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
-BESIDE = ("", "-wal", "-shm", ".lock")  # behind the name of what belongs to a file
-PAGE = 16384  # bytes: bodies are large, and half as many writes take two thirds of the time
-CACHE = (
-    256  # KiB of pages in memory: with as many as SQLite takes by itself they came to lie scattered, 1 KB more a step
-)
-JOURNAL_PAGES = 500  # that SQLite lets come together beside the file, before it puts them in
-PATIENCE = 30  # seconds for which others may hold the file's lock, or read what is to be deleted
+BESIDE = ("", "-wal", "-shm", ".lock")  # suffixes of the files of a database
+PAGE = 16384  # bytes; bodies are large: half as many writes take two thirds of the time
+CACHE = 256  # KiB of pages in memory: SQLite's default scattered them and cost 1 KB more a step
+JOURNAL_PAGES = 500  # pages in the write-ahead log before SQLite moves them into the file
+PATIENCE = 30  # seconds to wait for other processes' locks and readers
 
 
 class RunFile(RunReader):
-    """A run's file, open to write; one process at a time.
+    """A run's file, open for writing by one process at a time.
 
     Args:
-        path: made if it is missing.
-        plan_sha256: digest of the run's plan; None takes that of the file.
-        run_id: of this run, 16 hexadecimal digits; that of a file that is there already stands.
-        keeps: whether contributions and updates are kept; else rows alone.
-        sync: whether a round is on the disk, not only with the operating system, before anybody is answered: what a
-            power failure needs, and a crash of the process does not.
+        path: the file; created if missing.
+        plan_sha256: digest of the run's plan; None accepts the file's.
+        run_id: identity of a new run, 16 hexadecimal digits.
+        keeps: whether to store contributions and updates, or only rows.
+        sync: whether to fsync each round before answering: protects against power failures, not only crashes.
 
     Raises:
-        UserError: another process writes, or the file is that of another plan or format.
+        UserError: another process is writing, or the file has another plan or format.
         DamageError: it cannot be read.
     """
 
@@ -51,22 +48,22 @@ class RunFile(RunReader):
         sync: bool = True,
     ) -> None:
         self.path, self.keeps = path, keeps
-        self._waiting: list[Record] = []  # for the end of their round
-        self._cells: list[tuple[str, int, str]] = []  # likewise: table, round, row
-        self._round: int | None = None  # whose update waits
+        self._waiting: list[Record] = []  # for the next commit
+        self._cells: list[tuple[str, int, str]] = []  # for the next commit: table, round, row
+        self._round: int | None = None  # round of the pending update
         self._lock = -1
-        self._journal = 0  # number of the file in which the newest rounds are
+        self._journal = 0  # inode of the write-ahead log
         make_folder(path.parent)
         try:
             self._take_lock()
             if not path.exists():
-                os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # gradients, or with dad the data themselves
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # it may contain gradients, or data
             self._inode = _inode(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
-            is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or a crash has left it without tables
+            is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or without tables after a crash
             if not is_new:
-                self._check_beginning(plan_sha256)  # before anything is written
+                self._check_beginning(plan_sha256)  # before writing
             self._prepare(plan_sha256 or "", run_id, is_new=is_new, sync=sync)
             self._check_beginning(plan_sha256)
             self._check_structure()
@@ -82,9 +79,9 @@ class RunFile(RunReader):
             raise
 
     def _prepare(self, plan_sha256: str, run_id: str, *, is_new: bool, sync: bool) -> None:
-        """Set up the connection, and make the tables of a new file."""
+        """Set up the connection, and create the tables of a new file."""
         try:
-            if is_new and self.keeps and self.path.with_name(SPEC).exists():  # which is written after the tables
+            if is_new and self.keeps and self.path.with_name(SPEC).exists():  # written after the tables
                 raise DamageError(self.path, f"has lost all rounds of its run; {LEFT}")
             if is_new:
                 self._db.executescript(f"PRAGMA page_size = {PAGE}; PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
@@ -107,10 +104,10 @@ class RunFile(RunReader):
             raise self._failed(error) from None
 
     def _check_structure(self) -> None:
-        """Check that nothing but bodies of contributions and updates is damaged: what is written would make it worse.
+        """Check everything but the bodies of contributions and updates, before writing makes damage worse.
 
         Raises:
-            DamageError: something else is.
+            DamageError: something is damaged.
         """
         for (said,) in self._rows("PRAGMA quick_check(1)"):
             if said != "ok":
@@ -128,7 +125,7 @@ class RunFile(RunReader):
             os.close(self._lock)
             self._lock = -1
             raise UserError(
-                f"{self.path}: is written by another process: does this run's aggregator run already?", code="locked"
+                f"{self.path}: is in use by another process: is this run's aggregator already running?", code="locked"
             ) from None
 
     def unlock(self) -> None:
@@ -137,10 +134,10 @@ class RunFile(RunReader):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def relock(self) -> bool:
-        """Write again; return whether the file is open, and as it was left.
+        """Lock again; return whether the file is open and unchanged.
 
         Raises:
-            UserError: another process writes.
+            UserError: another process is writing.
         """
         if self._lock < 0:
             return False
@@ -148,27 +145,27 @@ class RunFile(RunReader):
         return self._number("PRAGMA data_version", 0) == self._version
 
     def append(self, record: Record) -> None:
-        """Take a record; `commit` writes it."""
+        """Add a record for the next `commit`."""
         if record.entry is Entry.UPDATE:
             self._round = record.round
         if self.keeps:
             self._waiting.append(record)
 
     def begin_table(self, name: str, columns: Sequence[str]) -> None:
-        """Name the columns of a table; those of one that is there already stand."""
+        """Set the columns of a new table."""
         if not self.columns(name):
             self.set(f"columns of {name}", json.dumps(columns))
 
     def row(self, name: str, row: Sequence[object]) -> None:
-        """Take a row of a table; one of a round that was committed before stands as it is."""
+        """Add a row of a table for the next `commit`; ignored for rounds that were committed before."""
         if self._round is not None:
             self._cells.append((name, self._round, json.dumps(row)))
 
     def commit(self) -> None:
-        """Write all records and rows that were taken since the last time, in one transaction.
+        """Write all pending records and rows in one transaction.
 
         Raises:
-            UserError: the disk is full or broken; what was written before stays, and these are tried again next time.
+            UserError: the disk is full or broken; the records stay pending.
         """
         if not self._waiting and not self._cells:
             self._round = None
@@ -193,11 +190,11 @@ class RunFile(RunReader):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """Whether the file is open."""
         return self._lock >= 0
 
     def commit_sent(self) -> None:
-        """Write what sites have sent to the present round; its update is not, where it could not be followed."""
+        """Write pending contributions without the pending update, which could not be applied."""
         if self.is_open:
             self._waiting = [record for record in self._waiting if record.entry is not Entry.UPDATE]
             self._cells = []
@@ -208,7 +205,7 @@ class RunFile(RunReader):
         self._db.execute("REPLACE INTO updates VALUES (?, ?, ?, ?, ?)", values)
 
     def set(self, name: str, value: str) -> None:
-        """Write down a fact."""
+        """Write a fact."""
         with self._writing():
             self._set(name, value)
 
@@ -216,10 +213,10 @@ class RunFile(RunReader):
         self._db.execute("REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest_of(name, value)))
 
     def mend(self, round_: int, body: bytes) -> None:
-        """Write a damaged update again.
+        """Repair a damaged update.
 
         Raises:
-            DamageError: it was another one.
+            DamageError: the digest does not match.
         """
         for sent, rows, digest in self._rows("SELECT sent, rows, digest FROM updates WHERE round = ?", round_):
             if digest == digest_of(round_, sent, rows, body):
@@ -229,26 +226,26 @@ class RunFile(RunReader):
         raise self._damaged("the update", round_)
 
     def retire(self, before: int, *, updates: bool) -> None:
-        """Delete what no process will need again: the aggregator goes back to no round before this.
+        """Delete records of rounds to which the aggregator never returns.
 
         Args:
-            before: the first round whose contributions stay.
-            updates: whether updates go, too, of the rounds before that of the last time.
+            before: first round whose contributions remain.
+            updates: whether to delete updates, too, before the previous call's round.
         """
         last = self.oldest_contribution
         with self._writing():
             self._db.execute("DELETE FROM contributions WHERE place < ?", places_of(before)[:1])
             self._set("contributions from", str(before))
-            if updates:  # a site may go on from a checkpoint that is older than these here
+            if updates:  # a site's checkpoint may be older than the aggregator's
                 self._db.execute("DELETE FROM updates WHERE round < ?", (last,))
 
     def delete(self, facts: dict[str, str], site: int | None = None, *, all_sites: bool = False) -> None:
-        """Write down how a run has ended, and delete contributions, in one transaction; shorten the file by them.
+        """Write facts and delete contributions in one transaction, then shorten the file.
 
         Args:
-            facts: to write down.
-            site: whose contributions go.
-            all_sites: whether everybody's go.
+            facts: facts to write.
+            site: place of the site whose contributions to delete.
+            all_sites: whether to delete all contributions.
         """
         with self._writing():
             for name, value in (facts | {ROUNDS: str(self.end)}).items():
@@ -260,10 +257,10 @@ class RunFile(RunReader):
         self._shorten()
 
     def _shorten(self) -> None:
-        """Give free pages back, so that no deleted byte stays in the file or beside it.
+        """Release free pages, so that no deleted byte remains in the file or its log.
 
         Raises:
-            UserError: another process reads what is deleted, for longer than it is waited for.
+            UserError: another process keeps reading the deleted rows.
         """
         try:
             self._db.executescript("PRAGMA incremental_vacuum")
@@ -271,8 +268,8 @@ class RunFile(RunReader):
             raise self._failed(error, "cannot-write") from None
         if any(is_busy for is_busy, *_ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)")):
             raise UserError(
-                f"{self.path}: is being read, so that what sites have sent is deleted, but still in the file: end the "
-                f"process that reads it, then `rankdad forget {self.path.parent}`",
+                f"{self.path}: another process is reading, so deleted contributions are still in the file: end that "
+                f"process, then `rankdad forget {self.path.parent}`",
                 code="file-is-read",
                 file=self.path,
             )
@@ -290,29 +287,29 @@ class RunFile(RunReader):
             if not isinstance(error, BROKEN):
                 raise
             failed = self._failed(error, "cannot-write")
-            raise UserError(f"{failed}; the run can go on from here", code=failed.code, file=self.path) from None
+            raise UserError(f"{failed}; the run can resume from here", code=failed.code, file=self.path) from None
 
     def _check_place(self) -> None:
-        """Check that what is written is the file of that name: nobody would find it under no name.
+        """Check that the path still names the open file.
 
         Raises:
-            UserError: somebody has removed or replaced it.
+            UserError: the file was removed or replaced.
         """
         journal = _inode(self.path.with_name(f"{self.path.name}-wal"))
         self._journal = self._journal or journal
         if _inode(self.path) != self._inode or journal != self._journal:
             raise UserError(
-                f"{self.path}: was removed or replaced while its run went on: put it back, and go on with the run",
+                f"{self.path}: was removed or replaced during the run: put it back, and resume the run",
                 code="file-replaced",
                 file=self.path,
             )
 
     def close(self) -> None:
-        """Close the file, and let go of it."""
+        """Close and unlock the file."""
         db = getattr(self, "_db", None)
         if db is not None and self.is_open:
-            with suppress(*BROKEN):  # somebody reads, or it is damaged
-                db.executescript("PRAGMA busy_timeout = 0; PRAGMA journal_mode = DELETE")  # one file, to read anywhere
+            with suppress(*BROKEN):  # another reader, or damage
+                db.executescript("PRAGMA busy_timeout = 0; PRAGMA journal_mode = DELETE")  # leaves a single file
         if db is not None:
             db.close()
         if self._lock >= 0:
@@ -321,7 +318,7 @@ class RunFile(RunReader):
 
 
 def _inode(path: Path) -> int:
-    """Return a file's number; 0 where there is none."""
+    """Return a file's inode; 0 if it does not exist."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -329,16 +326,16 @@ def _inode(path: Path) -> int:
 
 
 def row_bytes(body: int) -> int:
-    """Return the most bytes that a row with a body of so many takes in the file: a page is half full at least."""
+    """Return the most bytes in the file for a row with a body of so many: pages are at least half full."""
     return min(2 * body + 256, body + body // 500 + 3 * PAGE)
 
 
 def names_of(file: str) -> list[str]:
-    """Return the names of all that belongs to a file."""
+    """Return the names of a database's files."""
     return [file + beside for beside in BESIDE]
 
 
 def remove(path: Path) -> None:
-    """Remove a run's file, which is closed, and what belongs to it."""
+    """Remove a closed run's file and its companions."""
     for name in names_of(path.name):
         path.with_name(name).unlink(missing_ok=True)

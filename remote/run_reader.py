@@ -1,11 +1,11 @@
-"""A run's file, `run.sqlite`, as it is read: what sites have sent, the answers of rounds, and the rows of its tables.
+"""Reading a run's file, `run.sqlite`: contributions, updates, and rows of tables.
 
-A round is one transaction. A crash, or a power failure, leaves all of it or nothing. Every row has a digest of its own,
-and an update says how many rows of other tables there are with it: none is missing unnoticed.
+A round is one transaction, complete or absent after a crash or power failure. Every row has a digest, and an update
+counts the rows of the other tables, so that a missing row is noticed.
 
-    facts          the format, the wire, the plan's digest, the run's number, the columns of tables; how it has ended
-    contributions  what sites have sent, in the order in which it came, and resets; until a later checkpoint
-    updates        the answer of each round
+    facts          format, wire, digest of the plan, identity, columns of tables, record of the end
+    contributions  contributions and resets in order of arrival, until a later checkpoint
+    updates        the update of each round
     cells          rows of steps.csv, metrics.csv and spectra.csv, by round
 """
 
@@ -22,8 +22,8 @@ from rankdad.common.errors import UserError
 from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 
-FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory: the latter where rows alone are kept
-SPEC = "run.json"  # beside it, once it has its tables
+FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory; the latter has only rows
+SPEC = "run.json"  # exists once the file has its tables
 TABLE_NAMES = ("steps", "metrics", "spectra")
 FORMAT = "1"
 TABLES = (
@@ -35,33 +35,33 @@ TABLES = (
     "CREATE TABLE cells (name TEXT NOT NULL, number INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, "
     "row TEXT NOT NULL, PRIMARY KEY (name, number)) WITHOUT ROWID",
 )
-PLACES = 1 << 20  # of a round's contributions: large rows want a number alone as their key
-OF_THE_DISK = {  # and of other processes; all other errors are the file's own
+PLACES = 1 << 20  # contributions in a round; a single integer key is faster for large rows
+DISK_ERRORS = {  # and those of other processes; all others mean damage
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
 }
-BROKEN = (sqlite3.Error, OverflowError, UnicodeDecodeError)  # the last: of what a message cites of a damaged file
-LEFT = "it is left as it is: put back a copy that is whole"
-ENDED, RETENTION, ROUNDS = "end", "retention", "rounds"  # facts of a run that is over, the last: how many it had
+BROKEN = (sqlite3.Error, OverflowError, UnicodeDecodeError)  # the last from messages about damaged text
+LEFT = "it was not changed: restore an undamaged copy"
+ENDED, RETENTION, ROUNDS = "end", "retention", "rounds"  # facts of an ended run
 
 
 def places_of(round_: int) -> tuple[int, int]:
-    """Return the first place of a round's contributions, and that of the next: a row's number is both."""
+    """Return the first place of a round's contributions, and that of the next round."""
     return round_ * PLACES, (round_ + 1) * PLACES
 
 
 class RunReader:
-    """A run's file as it was when it was opened to read; its run may go on meanwhile.
+    """A snapshot of a run's file; its run may be active.
 
     Args:
-        path: of the file.
-        plan_sha256: digest of the run's plan; None takes any.
+        path: the file.
+        plan_sha256: digest of the run's plan; None accepts any.
 
     Attributes:
-        run_id: of the run, 16 hexadecimal digits.
+        run_id: the run's identity, 16 hexadecimal digits.
 
     Raises:
-        UserError: it is missing, or that of another plan or format.
+        UserError: it is missing, or has another plan or format.
         DamageError: it cannot be read.
     """
 
@@ -69,9 +69,9 @@ class RunReader:
         self.path = path
         try:
             if not path.is_file():
-                raise UserError(f"{path}: is missing: nothing is kept to go on from", code="no-ledger", file=path)
+                raise UserError(f"{path}: is missing", code="no-ledger", file=path)
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-            self._db.execute("BEGIN")  # all is read as it is now
+            self._db.execute("BEGIN")  # snapshot
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}", code="cannot-read", file=path) from None
         except BROKEN as error:
@@ -81,31 +81,31 @@ class RunReader:
     def _check_beginning(self, plan_sha256: str | None) -> None:
         try:
             made = {sql for (sql,) in self._rows("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-            if made and made != {*TABLES}:  # views and triggers would be somebody's code
+            if made and made != {*TABLES}:  # views and triggers would run foreign code
                 raise DamageError(self.path, f"is damaged (it has other tables than a run's file); {LEFT}")
             format_, plan = self.fact("format"), self.fact("plan")
             self.run_id = self.fact("run") or ""
             if not (format_ and plan and self.run_id):
-                raise DamageError(self.path, f"is no run's file, or damaged; {LEFT}")
+                raise DamageError(self.path, f"is not a run's file, or damaged; {LEFT}")
         except BaseException:
             self.close()
             raise
         problem = ""
         if format_ != FORMAT:
             code = "ledger-of-earlier-version"
-            problem = f"has format {format_}, this rankdad writes {FORMAT}: finish the run with the one that began it"
+            problem = f"has format {format_}, this rankdad writes {FORMAT}: finish with the version that began it"
         elif plan_sha256 and (wire := self._whole_number("wire")) != WIRE:
             code = "ledger-of-earlier-version"
-            problem = f"is of wire {wire}, this rankdad has wire {WIRE}: finish the run with the one that began it"
+            problem = f"has wire {wire}, this rankdad has wire {WIRE}: finish with the version that began it"
         elif plan_sha256 not in (None, plan):
             code = "ledger-of-another-run"
-            problem = "is of another run, or of another version: go on with that, or elsewhere"
+            problem = "belongs to another run or version: choose another directory"
         if problem:
             self.close()
             raise UserError(f"{self.path}: {problem}", code=code, file=self.path)
 
     def fact(self, name: str) -> str | None:
-        """Return what is known by a name.
+        """Return a fact's value; None if it does not exist.
 
         Raises:
             DamageError: it is damaged.
@@ -118,12 +118,12 @@ class RunReader:
 
     @property
     def oldest(self) -> int:
-        """The first round whose update is kept."""
+        """The first stored update's round."""
         return self._number("SELECT min(round) FROM updates", 0)
 
     @property
     def oldest_contribution(self) -> int:
-        """The first round whose contributions are kept."""
+        """The first round with stored contributions."""
         return self._whole_number("contributions from")
 
     def _whole_number(self, fact: str) -> int:
@@ -133,7 +133,7 @@ class RunReader:
         return found
 
     def _parsed(self, text: str, what: str) -> Any:
-        """Return what a JSON text holds that is not damaged, but may be anybody's."""
+        """Parse JSON that has a valid digest but may be foreign."""
         try:
             return parse_json(text)
         except ValueError as error:
@@ -141,16 +141,16 @@ class RunReader:
 
     @property
     def end(self) -> int:
-        """The first round that has no update yet."""
+        """The first round without an update."""
         return self._number("SELECT max(round) + 1 FROM updates", 0)
 
     def update(self, round_: int) -> bytes | None:
-        """Return the update of a completed round; None if it is not kept.
+        """Return the update of a completed round; None if it is not stored.
 
         Raises:
             DamageError: it is damaged.
         """
-        if not 0 <= round_ < 1 << 63:  # who asks may be anybody
+        if not 0 <= round_ < 1 << 63:  # the number may come from an unauthenticated caller
             return None
         record, _ = self._update(round_)
         if record is None:
@@ -160,7 +160,7 @@ class RunReader:
         return record.body
 
     def _update(self, round_: int) -> tuple[Record | None, int | None]:
-        """Return a round's update, if it is there, and how many records were before it, if that is known."""
+        """Return a round's update and the number of records before it, where known."""
         damage = self._damaged("the update", round_)
         try:
             found = [*self._rows("SELECT sent, rows, digest, body FROM updates WHERE round = ?", round_)]
@@ -174,7 +174,7 @@ class RunReader:
         return Record(Entry.UPDATE, round_, body=body), sent
 
     def records(self, since: int = 0) -> Iterator[Record]:
-        """Yield what is kept of the rounds from `since` on: of each the contributions and resets, then the update.
+        """Yield the records of rounds from `since` on: contributions and resets of each, then the update.
 
         Raises:
             DamageError: records are missing.
@@ -208,14 +208,14 @@ class RunReader:
                 raise damage from None
 
     def updates(self, since: int = 0) -> Iterator[Record]:
-        """Yield the updates of the rounds from `since` on.
+        """Yield the updates of rounds from `since` on.
 
         Raises:
-            UserError: they are not kept from there on.
+            UserError: earlier ones are deleted.
             DamageError: the next one is damaged or missing.
         """
         if since < self.oldest:
-            raise UserError(f"{self.path}: keeps no round before {self.oldest}", code="round-gone")
+            raise UserError(f"{self.path}: has no round before {self.oldest}", code="round-gone")
         for round_ in range(since, self.end):
             record, _ = self._update(round_)
             if record is None:
@@ -225,25 +225,25 @@ class RunReader:
             yield record
 
     def check_end(self, round_: int) -> None:
-        """Check that the update of every round before this one is there, and all of a run that is over.
+        """Check that the updates of all rounds before this one exist, and of all rounds of an ended run.
 
         Raises:
-            DamageError: one is not.
+            DamageError: one is missing.
         """
         if self.end < max(round_, self._whole_number(ROUNDS)):
             raise self.lacks(Entry.UPDATE, self.end)
 
     def lacks(self, entry: Entry, round_: int) -> DamageError:
-        """Return the error that a record of a round is not there."""
+        """Return the error for a missing record."""
         what = "the update" if entry is Entry.UPDATE else "a contribution"
-        return DamageError(self.path, f"{what} of round {round_} is missing: put back a copy that is whole", round_)
+        return DamageError(self.path, f"{what} of round {round_} is missing: restore an undamaged copy", round_)
 
     def _damaged(self, what: str, round_: int) -> DamageError:
-        said = f"{what} of round {round_} is damaged: check the disk, and put back a copy of the file"
-        return DamageError(self.path, said, round_)
+        problem = f"{what} of round {round_} is damaged: check the disk, and restore a copy of the file"
+        return DamageError(self.path, problem, round_)
 
     def columns(self, name: str) -> list[str]:
-        """Return the columns of a table; none of one that the run has not."""
+        """Return the columns of a table; empty if the run has none."""
         found = self.fact(f"columns of {name}")
         if found is None and self._rows_of_all().get(name):
             raise DamageError(self.path, f"the columns of {name} are missing; {LEFT}")
@@ -256,8 +256,8 @@ class RunReader:
         """Yield the rows of a table: steps, metrics or spectra.
 
         Args:
-            name: of the table.
-            before: the first round whose rows are left out.
+            name: the table's.
+            before: first round to omit.
 
         Raises:
             DamageError: one is damaged.
@@ -274,28 +274,28 @@ class RunReader:
             yield cells
             count += 1
         if before is None and count < self._rows_of_all().get(name, 0):
-            raise DamageError(self.path, f"row {count} of {name} is missing: put back a copy that is whole")
+            raise DamageError(self.path, f"row {count} of {name} is missing: restore an undamaged copy")
 
     def _rows_of_all(self) -> dict[str, int]:
-        """Return how many rows each table has, as the last update says."""
+        """Return the number of rows by table, from the last update."""
         for (rows,) in self._rows("SELECT rows FROM updates ORDER BY round DESC LIMIT 1"):
-            with suppress(ValueError):  # it is damaged, which its digest says
+            with suppress(ValueError):  # its digest reports the damage
                 found = parse_json(rows) if isinstance(rows, str) else None
                 if isinstance(found, dict) and all(isinstance(count, int) for count in found.values()):
                     return found
         return {}
 
     def count(self, name: str) -> int:
-        """Return how many rows a table has."""
+        """Return the number of rows of a table."""
         return self._number("SELECT max(number) + 1 FROM cells WHERE name = ?", 0, name)
 
     def sent(self) -> dict[int, tuple[int, int]]:
-        """Return how many contributions there are of each site, by its place, and of how many bytes."""
+        """Return number and bytes of contributions by the site's place."""
         ask = "SELECT site, count(*), sum(length(body)) FROM contributions WHERE entry != ? GROUP BY site"
         return {site: (count, size) for site, count, size in self._rows(ask, Entry.RESET)}
 
     def faults(self) -> Iterator[str]:
-        """Yield all that is damaged or missing, a sentence each."""
+        """Yield a sentence for everything damaged or missing."""
         try:
             for (said,) in self._rows("PRAGMA integrity_check(20)"):
                 if said != "ok":
@@ -334,7 +334,7 @@ class RunReader:
         return otherwise if found is None else int(found)
 
     def _failed(self, error: Exception, code: str = "cannot-read") -> UserError:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in OF_THE_DISK:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_ERRORS:
             done = "read" if code == "cannot-read" else "written"
             return UserError(f"{self.path}: cannot be {done}: {error}", code=code, file=self.path)
         return DamageError(self.path, f"is damaged ({error}); {LEFT}")
@@ -345,10 +345,10 @@ class RunReader:
 
 
 def reading(directory: Path) -> AbstractContextManager[RunReader]:
-    """Return the file of a run's directory, open to read within a `with`.
+    """Open the file of a run's directory for reading, as a context manager.
 
     Raises:
-        UserError: there is none, or it is of another format.
+        UserError: it is missing, or has another format.
     """
     path = directory / ROWS
     return closing(RunReader(path if path.exists() else directory / FILE))

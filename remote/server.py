@@ -1,4 +1,4 @@
-"""Runs an aggregator's routes on a socket until the run ends or a signal comes."""
+"""Serves an aggregator's routes on a socket until the run ends or a signal arrives."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
-from rankdad.remote.host import Host
 from rankdad.remote.live import page_of
 from rankdad.remote.proxies import Proxy
+from rankdad.remote.run_session import RunSession
 from rankdad.remote.view import View
 from rankdad.remote.web import Handshake, HttpConnection, accept
 
-BACKLOG = 2048  # connections that wait to be accepted
-TICK = 0.25  # seconds between two looks at the progress
-GRACE = 2  # seconds in which the last answers reach the sites
-MAX_SILENCE = 30.0  # seconds in which sites that are still computing come and hear how the run ended
+BACKLOG = 2048  # connections
+TICK = 0.25  # seconds between ticks
+GRACE = 2  # seconds for the last answers
+MAX_SILENCE = 30.0  # seconds to wait for sites that do not know the end of the run
 _log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one.
+    """Open a listening TCP socket; port 0 takes a free one.
 
     Raises:
-        UserError: the address is in use or not this machine's.
+        UserError: the address is in use or not of this machine.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -55,16 +55,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_behind(path: Path) -> socket.socket:
-    """Return a socket in the file system, for the user and group of this process: a proxy connects to it.
+    """Open a listening Unix socket for a proxy, accessible to this process's user and group.
 
     Raises:
-        UserError: another process listens there, something else lies there, or nothing can be made there.
+        UserError: the path is in use or cannot be created.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o117)
     try:
         if path.is_socket() and not _answers(path):
-            path.unlink()  # a process that was killed has left it
+            path.unlink()  # left by a killed process
         listening.bind(str(path))
         listening.listen(BACKLOG)
     except OSError as error:
@@ -81,7 +81,7 @@ def listen_behind(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def opened(access: Access, port: int) -> Iterator[tuple[socket.socket, str]]:
-    """Yield the listening socket that options ask for, and its address.
+    """Open the listening socket of the options; yield it with its address.
 
     Raises:
         UserError: see `listen` and `listen_behind`.
@@ -106,43 +106,41 @@ def _answers(path: Path) -> bool:
 def serve(
     aggregator: Aggregator,
     listening: socket.socket,
-    show: Callable[[Host], View],
+    show: Callable[[RunSession], View],
     audit: Audit,
     access: Access,
     lifeline: Connection | None = None,
     *,
     resumable: bool = False,
-    attach: Callable[[Host], None] = lambda host: None,
+    attach: Callable[[RunSession], None] = lambda host: None,
     viewers: Mapping[str, str] | None = None,
 ) -> str:
-    """Run until all sites have said goodbye, one has failed, or SIGINT or SIGTERM comes.
+    """Serve until all sites have said goodbye, one has failed, or SIGINT or SIGTERM arrives.
 
     Args:
         aggregator: the run.
-        listening: socket that sites connect to.
-        show: returns what a person sees.
-        audit: log of who comes and goes.
-        access: who may connect, and how.
-        lifeline: pipe from the parent process: "site<tab>reason" says that a site has died, the pipe's end that the
-            parent has.
-        resumable: whether an interrupted run can go on later; sites then are not told of the interruption, and try
-            to reach the aggregator again.
-        attach: given what calls the aggregator, before anybody is served.
-        viewers: hashed tokens of those who may see the live page; without any there is none.
+        listening: socket for the sites.
+        show: creates the view of a session.
+        audit: the audit log.
+        access: network options.
+        lifeline: pipe from the parent process. "site<tab>reason" reports the death of a site; its end, the parent's.
+        resumable: whether an interrupted run can be resumed; sites are then not told, and reconnect.
+        attach: called with the session before serving.
+        viewers: hashed tokens for the live page; None disables it.
 
     Returns:
-        what interrupted the run, if anything did.
+        The reason for an interruption, or "".
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own handlers stand until it has shut down, then these
+    for number in (signal.SIGINT, signal.SIGTERM):  # replaced by uvicorn's until its shutdown
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=uvloop_factory()) as runner:
         registry = ConnectionRegistry(audit)
-        host = Host(aggregator, audit, connected=registry.present)
+        host = RunSession(aggregator, audit, connected=registry.present)
         return runner.run(_serve(host, registry, access, listening, show(host), lifeline, resumable, attach, viewers))
 
 
 def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes an event loop; None for Python's own."""
+    """Return uvloop's event loop factory; None if it is not installed."""
     with contextlib.suppress(ImportError):  # not on Windows
         import uvloop
 
@@ -151,14 +149,14 @@ def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class Uvicorn(uvicorn.Server):
-    """A uvicorn with our connections, whose signals interrupt the run instead of cutting everyone off.
+    """uvicorn with our connections; signals interrupt the run gracefully.
 
     Args:
         config: uvicorn's.
-        registry: of all connections.
-        secure: makes a connection's encryption, if there is any.
-        interrupt: told the name of a signal.
-        proxy: what alone connects to a Unix socket.
+        registry: all connections.
+        secure: creates TLS contexts, if there is TLS.
+        interrupt: called with the name of a signal.
+        proxy: the proxy on a Unix socket.
     """
 
     def __init__(
@@ -174,7 +172,7 @@ class Uvicorn(uvicorn.Server):
         self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Start to listen."""
         loop = asyncio.get_running_loop()
         self.servers = []
         for one in sockets or ():
@@ -184,12 +182,12 @@ class Uvicorn(uvicorn.Server):
             elif self._secure is None:
                 self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
             else:
-                meet = partial(Handshake, make=self._connection, secure=self._secure, registry=self._registry)
-                self._accepting = loop.create_task(accept(one, meet))
+                handle = partial(Handshake, make=self._connection, secure=self._secure, registry=self._registry)
+                self._accepting = loop.create_task(accept(one, handle))
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, and let requests end."""
+        """Stop listening and finish requests."""
         if self._accepting is not None:
             self._accepting.cancel()
         await super().shutdown(sockets)
@@ -198,19 +196,19 @@ class Uvicorn(uvicorn.Server):
         return HttpConnection(self.config, self.server_state, self._registry, proxy)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         self._interrupt(signal.Signals(sig).name)
 
 
 async def _serve(
-    host: Host,
+    host: RunSession,
     registry: ConnectionRegistry,
     access: Access,
     listening: socket.socket,
     view: View,
     lifeline: Connection | None,
     resumable: bool,
-    attach: Callable[[Host], None],
+    attach: Callable[[RunSession], None],
     viewers: Mapping[str, str] | None,
 ) -> str:
     attach(host)
@@ -233,7 +231,7 @@ async def _serve(
         await serving
 
     try:
-        await see_through(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
+        await run_until_finished(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
     finally:
         if page is not None:
             page.close()
@@ -242,16 +240,16 @@ async def _serve(
     return interruption.reason
 
 
-async def see_through(
-    host: Host, view: View, stays: Callable[[], bool], last: Callable[[], Awaitable[None]] | None = None
+async def run_until_finished(
+    host: RunSession, view: View, stays: Callable[[], bool], last: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Do what a run needs beside its requests, from its beginning until it has ended and its files are written.
+    """Drive a run until it has ended and its files are written.
 
     Args:
-        host: of the run.
-        view: what a person sees.
-        stays: tells whether a run that ends here goes on later; nobody is told of an end then.
-        last: done once all sites have been answered, before the files are closed.
+        host: the run's session.
+        view: shows progress.
+        stays: returns whether the run is resumed later, so that sites are not told of an end.
+        last: called after all sites have been answered, before the files are closed.
     """
     display = _Display(view)
     display.call(lambda view: view.start())
@@ -273,18 +271,18 @@ async def see_through(
 
 
 def web_config(app: FastAPI) -> uvicorn.Config:
-    """Return how uvicorn serves an application of ours."""
+    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
         http=HttpConnection,
         ws="none",
         loop="none",
         log_config=None,
-        log_level="critical",  # what is refused is in the audit log
+        log_level="critical",  # refusals are in the audit log
         access_log=False,
-        proxy_headers=False,  # whoever comes from this machine could call himself anybody in the audit log
+        proxy_headers=False,  # local callers could forge addresses in the audit log
         lifespan="off",
-        timeout_keep_alive=3600,  # a step may take long; five seconds, the default, would close the connection in it
+        timeout_keep_alive=3600,  # a step may take longer than the default of five seconds
         timeout_graceful_shutdown=GRACE,
         server_header=False,
         date_header=False,
@@ -292,57 +290,57 @@ def web_config(app: FastAPI) -> uvicorn.Config:
 
 
 class _Interruption:
-    """Ends a run early: for good, or, if it can go on later, only in this process.
+    """Interrupts a run: for good, or only in this process if it can be resumed.
 
     Attributes:
-        reason: what has interrupted the run; "" if nothing has.
+        reason: reason for the interruption; "" before.
     """
 
-    def __init__(self, host: Host, resumable: bool) -> None:
+    def __init__(self, host: RunSession, resumable: bool) -> None:
         self._host, self._resumable, self._loop = host, resumable, asyncio.get_running_loop()
         self.reason = ""
 
     def ask(self, cause: str) -> None:
-        """End the run soon: a signal may come at any moment."""
+        """Request the interruption; safe in a signal handler."""
         self._loop.call_soon_threadsafe(self._stop, cause)
 
     def _stop(self, cause: str) -> None:
         host, sites = self._host, self._host.aggregator.children
         if host.aggregator.ended:
-            host.discount(*sites)  # whoever computes now is not waited for
+            host.mark_acknowledged(*sites)  # does not wait for computing sites
             return
         self.reason = f"stopped by {cause}"
         host.aggregator.interrupt(self.reason)
         if not self._resumable:
             host.fail(self.reason, status="interrupted")
-            host.discount(*sites)
+            host.mark_acknowledged(*sites)
         host.ended.set()
 
 
-def _hear(lifeline: Connection, host: Host, interruption: _Interruption) -> None:
-    """Take what the parent process says: that a site has died, or, by its end, that it has itself."""
+def _hear(lifeline: Connection, host: RunSession, interruption: _Interruption) -> None:
+    """Read the parent's message about a dead site, or its end."""
     try:
         site, _, reason = lifeline.recv_bytes().decode(errors="replace").partition("\t")
     except (EOFError, OSError):
         asyncio.get_running_loop().remove_reader(lifeline.fileno())
-        interruption.ask("the end of its parent")
+        interruption.ask("the end of its parent process")
     else:
         host.depart(site, reason)
 
 
 class _Display:
-    """A view that may fail, because its terminal is closed or by its own fault, without ending the run."""
+    """A view whose errors do not end the run."""
 
     def __init__(self, view: View) -> None:
         self._view: View | None = view
 
     def call(self, act: Callable[[View], None]) -> None:
-        """Let the view act, unless it has failed before."""
+        """Call the view unless it has failed before."""
         if self._view is not None:
             try:
                 act(self._view)
             except (OSError, SystemExit):  # rich turns a closed pipe into an exit
                 self._view = None
             except Exception:
-                _log.exception("what is shown of the run ends here; the run goes on")
+                _log.exception("the display failed; the run continues")
                 self._view = None

@@ -1,4 +1,4 @@
-"""Rows of a run's steps, and of the singular values of what they applied."""
+"""Rows of a run's steps, and singular values of their updates."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from rankdad.remote.results.progress import Progress
 from rankdad.remote.run_file import RunFile
 
 PLACE = ("step", "round", "fold", "epoch")
-# A column where settings are tuned: counted from 1, empty of the model that is tested or kept.
-CANDIDATE = ("candidate",)
+CANDIDATE = ("candidate",)  # with tuning: counted from 1, empty for tested and final models
 FIGURES = ("loss", "seconds", "aggregation_seconds", "exposed_seconds", "bytes_up", "bytes_down", "left_out")
 SPECTRUM_PLACE = ("step", "fold", "epoch", "layer", "rank")
-SPECTRUM = 32  # singular values of a layer that are kept, at most
-LATE = ("late",)  # a column where contributions may be late: whose joined this step, and by how many steps each was
+SPECTRUM = 32  # recorded singular values of a layer
+LATE = ("late",)  # with staleness: site:age of late contributions that joined this step
 
 
 class StepRecord:
-    """Writes a row for every step, and keeps what a run's progress says of steps.
+    """Writes a row for every step and updates the run's progress.
 
     Args:
-        file: of the run, that takes the rows.
-        spec: of the run.
-        plan: of the run.
-        sites: see `Recorder`, as for what follows.
-        progress: of the run.
-        history: for the page.
+        file: the run's.
+        spec: the run's.
+        plan: the run's.
+        sites: see `Recorder`.
+        progress: the run's.
+        history: the page's curves.
 
     Attributes:
         losses: weighted sum and weight of every site's losses in this epoch.
-        computed: seconds that sites say they have computed, of a step that is not over.
+        computed: seconds that sites report to have computed for the present step.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class StepRecord:
         self._file, self._spec, self._plan, self._sites = file, spec, plan, sites
         self._progress, self._history = progress, history
         self.losses = dict.fromkeys(sites, (0.0, 0.0))
-        self._open = _Sums()  # of the exchanges of a step that is not over
+        self._open = _Sums()  # of the present step
         self.computed: dict[str, float] = {}
         self._late, candidate = LATE * bool(plan.staleness), CANDIDATE * bool(spec.candidates)
         names = [*(f"norm:{site}" for site in sites), *(f"rank:{name}" for name in layers_of(plan))]
@@ -59,18 +58,18 @@ class StepRecord:
             file.begin_table("spectra", [*SPECTRUM_PLACE, *columns, *candidate])
 
     def heard(self, site: str, computed: float | None) -> None:
-        """Take note of how long a site has computed for this step so far, as it says."""
+        """Record the seconds that a site reports to have computed for this step so far."""
         if computed is not None:
             self.computed[site] = max(computed, self.computed.get(site, 0.0))
 
     def train_loss(self, site: str) -> float | str:
-        """Return the mean loss of a site in this epoch so far, or of all that are pooled; "" without any."""
+        """Return the mean loss of a site, or `pooled`, in this epoch so far; "" without any."""
         sums = self.losses.values() if site == "pooled" else [self.losses[site]]
         weight = sum(part for _, part in sums)
         return sum(total for total, _ in sums) / weight if weight else ""
 
     def note(self, ready: Ready, update: Step, cost: Cost) -> None:
-        """Take note of an exchange of a step; after the last one, of the step."""
+        """Record an exchange of a step and, after the last exchange, the step."""
         progress, sums, (size, seconds, aggregation_seconds) = self._progress, self._open, cost
         up, down = sum(ready.sizes) + sum(late.size for late in ready.late), size * len(self._sites)
         progress.up, progress.down = progress.up + up, progress.down + down
@@ -121,7 +120,7 @@ class StepRecord:
         self._open, self.computed = _Sums(), {}
 
     def _add_loss(self, site: str, message: Message, age: int = 0) -> float:
-        """Add a contribution's loss to its site's, and return it."""
+        """Add a contribution's loss to its site's mean, and return it."""
         assert isinstance(message.body, Step)
         (total, weight), part = self.losses[site], damped(message.body.weight, age)
         self.losses[site] = (total + part * message.body.loss, weight + part)
@@ -137,38 +136,38 @@ class StepRecord:
 
 
 def layers_of(plan: Plan) -> list[str]:
-    """Return the names of the layers whose ranks are in a row of a step."""
+    """Return the names of the layers with ranks in a step's row."""
     slots = (slot for exchange in plan.exchanges for slot in exchange.down.slots)
     return [slot.name for slot in slots if len(slot.widths) == 2]
 
 
 def place_of(spec: RunSpec, training: int) -> tuple[int, list[int | str]]:
-    """Return for whose model a training is, and what stands in the column of candidates, if there is one."""
+    """Return the model of a training, and the cell of the candidates' column, if there is one."""
     model, candidate = spec.place(training)
     return model, ["" if candidate is None else candidate + 1] * bool(spec.candidates)
 
 
 def sent(sites: Sequence[str], ready: Ready) -> Iterator[tuple[str, Message]]:
-    """Yield who has sent what."""
+    """Yield site and message of each contribution."""
     return ((sites[place], message) for place, message in zip(ready.places, ready.messages, strict=True))
 
 
 @dataclass
 class _Sums:
-    """What a step's exchanges add up to."""
+    """Sums over a step's exchanges."""
 
     seconds: float = 0.0
     aggregation: float = 0.0
     up: int = 0
     down: int = 0
-    missing: frozenset[int] = frozenset()  # from any of them
+    missing: frozenset[int] = frozenset()  # in any exchange
     ranks: list[int] = field(default_factory=list)
     norms: dict[str, float] = field(default_factory=dict)
-    waited: dict[str, float] = field(default_factory=dict)  # seconds for others, by site
-    factors: dict[str, Factor] = field(default_factory=dict)  # of an update whose singular values are kept
+    waited: dict[str, float] = field(default_factory=dict)  # seconds by site
+    factors: dict[str, Factor] = field(default_factory=dict)  # with recorded singular values
 
     def times(self, computed: Mapping[str, float]) -> dict[str, tuple[float, float, float]]:
-        """Return for how long each site computed, its bytes were on the way, and it waited for others."""
+        """Return seconds of computing, transfer and waiting by site."""
         found = {}
         for site, waited in self.waited.items():
             own = min(computed.get(site, 0.0), self.seconds)

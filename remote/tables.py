@@ -1,4 +1,4 @@
-"""Tables of a run: rows in its file while it goes on, and CSV files once it has stopped."""
+"""Tables of a run: rows in its file while it is active, CSV files afterwards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 def write_tables(file: RunReader, output: Path) -> list[Path]:
-    """Write the tables of a run as CSV files, each whole or not at all; return their paths.
+    """Write the tables of a run as CSV files, each completely or not at all; return their paths.
 
     Args:
-        file: of the run.
-        output: folder for them.
+        file: the run's.
+        output: the folder.
 
     Raises:
         UserError: the run's file cannot be read, or the disk is full.
@@ -35,11 +35,11 @@ def write_tables(file: RunReader, output: Path) -> list[Path]:
 
 
 def write_rows(directory: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table of what is known over all folds so far; no rows are no table."""
+    """Write a table of results over all folds so far; without rows, no file."""
     if not rows:
         return
     text = io.StringIO()
-    columns = dict.fromkeys(name for row in rows for name in row)  # some sites lack some
+    columns = dict.fromkeys(name for row in rows for name in row)  # columns differ between sites
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -47,17 +47,17 @@ def write_rows(directory: Path, name: str, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def remove_tables(directory: Path) -> None:
-    """Remove the CSV files of a run that goes on: they would not grow with it."""
+    """Remove a resumed run's CSV files, which would not grow."""
     for name in TABLE_NAMES:
         (directory / f"{name}.csv").unlink(missing_ok=True)
 
 
 def text_of(directory: Path, name: str) -> str:
-    """Return a table of a run's directory as CSV, whether the run has stopped or goes on; "" of one that is not there.
+    """Return a table of a run as CSV, active or ended; "" if it does not exist.
 
     Raises:
         UserError: it cannot be read.
-        OSError: likewise.
+        OSError: it cannot be read.
     """
     path = directory / f"{name}.csv"
     if any((directory / file).exists() for file in (FILE, ROWS)):
@@ -72,17 +72,17 @@ def text_of(directory: Path, name: str) -> str:
 
 
 def rows_in(directory: Path, name: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table of a run's directory; see `text_of`."""
+    """Yield the rows of a table in a run's directory; see `text_of`."""
     return iter(csv.DictReader(io.StringIO(text_of(directory, name))))
 
 
 def rows_of(file: RunReader, name: str, before: int | None = None) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table as its CSV file has them.
+    """Yield the rows of a table as in its CSV file.
 
     Args:
-        file: of the run.
-        name: of the table.
-        before: the first round whose rows are left out.
+        file: the run's.
+        name: the table's.
+        before: first round to omit.
 
     Raises:
         UserError: the run's file cannot be read.
@@ -92,7 +92,7 @@ def rows_of(file: RunReader, name: str, before: int | None = None) -> Iterator[d
 
 
 def count_of(directory: Path, name: str) -> int:
-    """Return how many rows a table of a run has by now; none where it cannot be read yet."""
+    """Return the number of rows of a table; 0 if it cannot be read yet."""
     try:
         with reading(directory) as file:
             return file.count(name)

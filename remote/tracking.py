@@ -1,7 +1,7 @@
-"""What a run tells programs that collect experiments: a tracker for each that the spec's `record` names.
+"""Experiment trackers, which the spec's `record` enables at the top aggregator.
 
-The aggregator above all writes, into the run's own directory: no spec names an address or a path. Only who operates the
-aggregator can have MLflow's go elsewhere, by `MLFLOW_TRACKING_URI`.
+They write into the run's directory, as no spec names an address or a path. The aggregator's operator may set
+`MLFLOW_TRACKING_URI`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rankdad.common.files import make_folder
 from rankdad.common.spec import RunSpec
 
 EVENTS = "events.out.tfevents.0.rankdad"
-LIBRARIES = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}  # by their modules, which extras of these names bring
-RUN = "rankdad.run"  # a tag of MLflow's, by which an aggregator that was started again finds what it has begun
-MAX_BATCH = 500  # metrics in a call; MLflow takes at most 1,000
-PATIENCE = 20.0  # seconds at the end for what is still to be sent
-MAX_FAILURES = 3  # in a row, after which MLflow is told no more
+LIBRARIES = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}  # modules, and extras, by name
+RUN = "rankdad.run"  # MLflow tag by which a restarted aggregator finds its run
+MAX_BATCH = 500  # metrics in a call; MLflow's limit is 1,000
+PATIENCE = 20.0  # seconds at the end for pending calls
+MAX_FAILURES = 3  # consecutive; then MLflow gets no further calls
 MLFLOW = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # it would tell its makers of every run
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # it would report every run to its makers
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -37,32 +37,32 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Keeps the values of every epoch, once each, also when the aggregator goes over some again after a restart."""
+    """Stores the values of every epoch once, even if the aggregator repeats epochs after a restart."""
 
     def begin(self, run: str, params: Mapping[str, str], state: Any) -> None:
-        """Begin, or go on.
+        """Begin or resume.
 
         Args:
-            run: its id.
-            params: what the run is.
-            state: see `state`; None if there is none.
+            run: the run's identity.
+            params: the run's parameters.
+            state: result of `state` at a checkpoint; None for a new run.
         """
 
     def note(self, training: str, epoch: int, values: Mapping[str, float]) -> None:
-        """Keep values of an epoch, counted from 1, of one of the run's trainings: its name, "" if there is but one."""
+        """Store values of an epoch, from 1, of a training; its name is "" if there is only one."""
 
     def state(self) -> Any:
-        """Return as JSON what is needed to go on from here."""
+        """Return the state for `begin` as JSON."""
 
     def close(self, status: str | None = None) -> None:
-        """End, for good with the run's status, or else for another process to go on."""
+        """Close: finally with the run's status, or without one for another process to resume."""
 
 
 def check_trackers(spec: RunSpec) -> None:
-    """Check that the libraries are installed that a spec asks for.
+    """Check that the libraries for a spec's trackers are installed.
 
     Raises:
-        UserError: one is not.
+        UserError: one is missing.
     """
     for name, library in LIBRARIES.items():
         if getattr(spec.record, name) and find_spec(name) is None:
@@ -74,10 +74,10 @@ def check_trackers(spec: RunSpec) -> None:
 
 
 def trackers_of(spec: RunSpec, directory: Path) -> dict[str, Tracker]:
-    """Return the trackers that a spec asks for, by name; nothing is written yet.
+    """Create a spec's trackers by name, without writing anything.
 
     Raises:
-        UserError: a library is not installed, or a server that is to be told does not answer.
+        UserError: a library is not installed, or a tracking server does not answer.
     """
     check_trackers(spec)
     found: dict[str, Tracker] = {}
@@ -89,10 +89,10 @@ def trackers_of(spec: RunSpec, directory: Path) -> dict[str, Tracker]:
 
 
 class TensorBoard:
-    """Writes a file of events for each training.
+    """Writes an events file for each training.
 
     Args:
-        folder: for them.
+        folder: the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,7 +107,7 @@ class TensorBoard:
         self._file: BinaryIO | None = None
 
     def begin(self, run: str, params: Mapping[str, str], state: Any) -> None:
-        """Cut off what stands beyond `state`: it is written again."""
+        """Truncate the files to `state`; later events are written again."""
         make_folder(self._folder)
         self._about = "\n".join(f"- {name}: {value}" for name, value in params.items())
         self._sizes = dict(state or {})
@@ -145,7 +145,7 @@ class TensorBoard:
         self._writer(file).write(self._event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
 
     def state(self) -> dict[str, int]:
-        """Return how long the files are, by training."""
+        """Return the files' lengths by training."""
         if self._file is not None:
             self._sizes[Path(self._training).as_posix()] = self._file.tell()
         return dict(self._sizes)
@@ -159,11 +159,11 @@ class TensorBoard:
 
 
 class Mlflow:
-    """Tells MLflow, in a thread of its own: a server that is slow or gone holds up no round.
+    """Logs to MLflow in a separate thread: a slow or missing server does not delay rounds.
 
     Args:
-        folder: for MLflow's files, unless `MLFLOW_TRACKING_URI` names another place.
-        name: of the experiment, unless `MLFLOW_EXPERIMENT_NAME` says another one.
+        folder: for MLflow's files, unless `MLFLOW_TRACKING_URI` is set.
+        name: of the experiment, unless `MLFLOW_EXPERIMENT_NAME` is set.
 
     Raises:
         UserError: the server does not answer.
@@ -185,18 +185,18 @@ class Mlflow:
         self._thread = ThreadPoolExecutor(1, "mlflow")
         self._asked: list[Future[None]] = []
         self._run, self._again, self._over, self._failures = "", False, False, 0
-        self._known: dict[str, set[int]] = {}  # epochs that stand there already, by key
+        self._known: dict[str, set[int]] = {}  # logged epochs by key
 
     def _tried(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # whatever its stores raise
+        except Exception as error:  # stores raise errors of any type
             raise UserError(
-                f"{self._where}: MLflow cannot be told: {self._said(error)}", code="mlflow-unreachable"
+                f"{self._where}: MLflow cannot be reached: {self._said(error)}", code="mlflow-unreachable"
             ) from None
 
     def _said(self, error: Exception) -> str:
-        return one_line(error).replace(self._uri, "…")  # in which a password may stand
+        return one_line(error).replace(self._uri, "…")  # it may contain a password
 
     def begin(self, run: str, params: Mapping[str, str], state: Any) -> None:
         """Begin MLflow's run, or find it."""
@@ -216,7 +216,7 @@ class Mlflow:
         client.log_batch(self._run, params=[self._param(key, value) for key, value in params.items()])
 
     def note(self, training: str, epoch: int, values: Mapping[str, float]) -> None:
-        """Tell MLflow of an epoch, soon."""
+        """Queue an epoch's metrics."""
         keyed = {f"{training}/{key}" if training else key: value for key, value in values.items()}
         self._do(partial(self._tell, keyed, epoch, round(time.time() * 1000)))
 
@@ -243,16 +243,16 @@ class Mlflow:
         try:
             call()
             self._failures = 0
-        except Exception as error:  # the run goes on
+        except Exception as error:  # the run continues
             self._failures += 1
-            then = "; it is told no more" * (self._failures == MAX_FAILURES)
-            _log.warning("%s: MLflow could not be told of an epoch%s: %s", self._where, then, self._said(error))
+            then = "; giving up on it" * (self._failures == MAX_FAILURES)
+            _log.warning("%s: MLflow could not log an epoch%s: %s", self._where, then, self._said(error))
 
     def state(self) -> None:
-        """Return nothing: what stands there is asked for."""
+        """Return None: MLflow itself knows what was logged."""
 
     def close(self, status: str | None = None) -> None:
-        """Tell the rest, and how the run has ended."""
+        """Finish pending calls, and set the final status."""
         if self._over:
             return
         self._over = True

@@ -1,4 +1,4 @@
-"""Where the update of a round comes from. The aggregator above all makes it here; a region's has it from above."""
+"""Sources of updates: the top aggregator computes them, a region receives them from above."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rankdad.remote.results.progress import AGGREGATOR
 
 @dataclass(frozen=True)
 class Update:
-    """A round's answer.
+    """A round's update.
 
     Args:
-        message: decoded as every site decodes it.
-        packed: the bytes that every site receives.
-        residuals: what the aggregator keeps back once the update is applied.
+        message: as every site decodes it.
+        packed: the bytes for every site.
+        residuals: the aggregator's residuals after the update.
     """
 
     message: Message
@@ -35,26 +35,26 @@ class Update:
 
 
 class Source(Protocol):
-    """What an aggregator has its updates from."""
+    """Where an aggregator's updates come from."""
 
     def make(self, here: Collected) -> Update | None:
-        """Return the update of a round whose contributions are in; None where it comes later.
+        """Return the update of a complete round; None if it arrives later.
 
         Raises:
-            RunFailedError: the run cannot go on.
+            RunFailedError: the contributions cannot be aggregated.
         """
 
-    def again(self, here: Collected, record: Record) -> Update:
-        """Return the update of a round that is complete already, and was recorded.
+    def replay(self, here: Collected, record: Record) -> Update:
+        """Return the update of a recorded round.
 
         Raises:
-            RunFailedError: as `make`.
-            DamageError: the record cannot be read, and nobody else has the update.
+            RunFailedError: see `make`.
+            DamageError: the record is unreadable, and there is no other copy.
         """
 
 
 class Reduction:
-    """Makes every update of the contributions: the aggregator above all.
+    """Computes updates from contributions, at the top aggregator.
 
     Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part).
     """
@@ -68,21 +68,21 @@ class Reduction:
             message = Message(ready.kind, ready.round, body, ready.exchange, ready.missing, late)
             packed = pack(message, plan, up=False)
         if isinstance(body, Step) and not is_lossless(plan.wire, next(replica.model.parameters()).dtype):
-            # What the sites apply, and so this replica.
+            # The replica applies the same values as the sites.
             message = unpack(packed, plan, up=False, device=replica.device)
         return Update(message, packed, state.residuals)
 
-    def again(self, here: Collected, record: Record) -> Update:
-        """Return the update of a round, as it comes out here."""
+    def replay(self, here: Collected, record: Record) -> Update:
+        """Return the recomputed update of a round."""
         return self.make(here)
 
 
 @contextlib.contextmanager
 def refusing_the_run() -> Iterator[None]:
-    """Let what is wrong with a round's contributions end the run.
+    """Convert errors in a round's contributions into the failure of the run.
 
     Raises:
-        RunFailedError: it is.
+        RunFailedError: for a `RankdadError`.
     """
     try:
         yield

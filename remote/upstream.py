@@ -1,4 +1,4 @@
-"""What carries a region's contributions to the aggregator above, and the updates back, while it serves its own."""
+"""A region's connection to the aggregator above, in a thread, while the region serves its own members."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
 from rankdad.local.starting import run_id
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.host import Host
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.region import Outgoing, Region
 from rankdad.remote.run_reader import FILE
+from rankdad.remote.run_session import RunSession
 
-REGION_HEADER = "x-rankdad-region"  # of a question for the run: which region asks
+REGION_HEADER = "x-rankdad-region"  # names the region in a request for the run
 BRIEF = 0.5  # seconds
-GRACE = 5.0  # seconds in which the last words reach the aggregator above
+GRACE = 5.0  # seconds for the last message to the aggregator above
 
 
 def above(
     upstream: str, region: str | None, federation: Federation, output: Path, *, allow_plain_http: bool
 ) -> SiteConfig:
-    """Return how a region of a run reaches the aggregator above.
+    """Return the configuration of a region's connection to the aggregator above.
 
     Args:
-        upstream: an address, or a file such as a site has, in which the region is the site.
-        region: its name; a file has that.
-        federation: of the run.
-        output: of the region.
-        allow_plain_http: whether an address on another machine may be reached without encryption.
+        upstream: an address, or a file like a site's SITE.json, for the region.
+        region: its name, required with an address.
+        federation: the run's.
+        output: the region's directory.
+        allow_plain_http: whether to allow an unencrypted connection to another machine.
 
     Raises:
-        UserError: the file is unreadable, or something is missing or too much, or the run has no such region.
+        UserError: the file is unreadable, options are missing or conflict, or the run has no such region.
     """
     if not upstream.startswith(("http://", "https://")):
         if not Path(upstream).is_file():
@@ -68,7 +68,7 @@ def above(
             )
     elif region is None:
         raise UserError(
-            "--region is missing: whose aggregator this is, one of federation.regions",
+            "--region is missing: the region of this aggregator, one of federation.regions",
             code="region-missing",
             field="--region",
         )
@@ -79,38 +79,38 @@ def above(
     if config.name not in (regions := sorted(federation.regions)):
         expected = f"expected one of {', '.join(regions[:20])}" if regions else "whose federation.regions has none"
         raise UserError(
-            f"--region: {config.name} is no region of this run, {expected}", code="region-unknown", field="--region"
+            f"--region: {config.name} is not a region of this run, {expected}", code="region-unknown", field="--region"
         )
     return config
 
 
 def check_not_here(upstream: str, port: int) -> None:
-    """Check that the aggregator above is not the one that has just begun to listen on a port of this machine.
+    """Check that the aggregator above is not this process, by its address and port.
 
     Raises:
-        UserError: it is, and would wait for itself.
+        UserError: it is this process.
     """
     address = urlsplit(upstream)
     if (address.port or (443 if address.scheme == "https" else 80)) != port:
         return
-    with contextlib.suppress(OSError):  # no address of this machine's, or none at all
+    with contextlib.suppress(OSError):  # not an address of this machine
         family, *_, (host, *_) = socket.getaddrinfo(address.hostname, 0)[0]
         with socket.socket(family) as probe:
             probe.bind((host, 0))
         raise UserError(
-            f"--upstream: {upstream} is this aggregator's own address, expected that of the one above",
+            f"--upstream: {upstream} is the address of this aggregator, expected that of the one above",
             code="upstream-is-itself",
             field="--upstream",
         )
 
 
 class Upstream:
-    """The aggregator above a region: asked for its run, then sent one contribution at a time by a thread.
+    """The aggregator above a region.
 
     Args:
-        config: how it is reached.
-        spec: the run.
-        plan: of the run.
+        config: its connection.
+        spec: the run's.
+        plan: the run's.
     """
 
     def __init__(self, config: SiteConfig, spec: RunSpec, plan: Plan) -> None:
@@ -119,13 +119,13 @@ class Upstream:
         self._thread: Thread | None = None
 
     def ask(self, *, begins: bool = False) -> str:
-        """Return the number of the run above, if that is the region's, and the aggregator there is the one above it.
+        """Return the identity of the run above, after checking that it is the region's run.
 
         Args:
-            begins: whether the region has nothing of the run: only its first round can be begun so.
+            begins: whether the region is new: it can only join in the first round.
 
         Raises:
-            UserError: it is another.
+            UserError: it is another run or aggregator.
             UnreachableError: nobody answered.
         """
         address, name = self._config.aggregator, self._config.name
@@ -153,7 +153,7 @@ class Upstream:
         if begins and offered.get("round", 0) != 0:
             raise UserError(
                 f"--output: is new, but the run of {address} is in round {visible(str(offered['round']), 20)}: {name} "
-                "can go on from the directory alone that it began with",
+                "can only resume from its original directory",
                 code="run-in-progress",
                 field="--output",
             )
@@ -162,10 +162,10 @@ class Upstream:
     def begin(
         self, replica: Replica, output: Path, ledger: LedgerOptions | None, early: AbstractContextManager[None]
     ) -> Aggregator:
-        """Return the region's aggregator, at the run's beginning or where its ledger ends; it asks within `early`.
+        """Return the region's aggregator, new or resumed; `early` surrounds requests to the aggregator above.
 
         Raises:
-            UserError: the directory cannot be made, or the aggregator above has another run.
+            UserError: the directory cannot be created, or the aggregator above has another run.
             UnreachableError: nobody answered.
         """
         resumes, run = ledger is not None and (output / FILE).exists(), None
@@ -189,15 +189,15 @@ class Upstream:
         return own
 
     def _recorded(self, round_: int) -> bytes | None:
-        """Return the update of a round as the aggregator above has recorded it; None if it has not."""
+        """Fetch the recorded update of a round from above; None if it has none."""
         with AggregatorClient(self._config) as client, contextlib.suppress(RefusedError):
             client.expect(self._plan)
             return client.recorded(round_)
         return None
 
-    def attach(self, host: Host) -> None:
-        """Let a thread bring up what the region has to send, and hand its host what comes back."""
-        if self._region.aggregator.ended:  # in a process before this one
+    def attach(self, host: RunSession) -> None:
+        """Start the thread that sends the region's contributions and returns updates."""
+        if self._region.aggregator.ended:  # in an earlier process
             return
         host.after = self._look
         call = asyncio.get_running_loop().call_soon_threadsafe
@@ -205,12 +205,12 @@ class Upstream:
         self._thread.start()
 
     def _look(self) -> None:
-        """Let the thread end with the run."""
+        """Stop the thread at the end of the run."""
         if self._region.aggregator.ended:
             self._queue.put(None)
 
-    def _carry(self, host: Host, call: Callable[..., object]) -> None:
-        """Send what is in the queue until the run has ended here."""
+    def _carry(self, host: RunSession, call: Callable[..., object]) -> None:
+        """Send queued contributions until the run has ended here."""
         try:
             with AggregatorClient(self._config) as client:
                 client.expect(self._plan)
@@ -223,50 +223,50 @@ class Upstream:
                 call(_lost, host, error)
 
     def _end(self, client: AggregatorClient) -> None:
-        """Say above that all is done here, or why the run has failed, if that is not known there."""
+        """Report the end of the run here, or its failure, to the aggregator above."""
         region = self._region
         if not region.aggregator.barrier.failed:
             client.done()
-        elif not region.told:
+        elif not region.is_reported:
             client.run()
             client.give_up(region.failure())
-            region.told = True
+            region.is_reported = True
 
     def close(self) -> None:
-        """See that the aggregator above knows how the run has ended here."""
+        """Make sure that the aggregator above knows how the run ended here."""
         own = self._region.aggregator
         if self._thread is None or not own.ended:
             return
         self._thread.join(GRACE)
-        unsaid = own.barrier.failed and not self._region.told
-        if unsaid or self._thread.is_alive():  # it was refused, or waits for a round's end, which may take long
+        unsaid = own.barrier.failed and not self._region.is_reported
+        if unsaid or self._thread.is_alive():  # refused, or waiting for a round's update
             config = self._config.model_copy(update={"patience": GRACE})
             with AggregatorClient(config) as client, contextlib.suppress(RankdadError):
                 self._end(client)
 
 
-def _lost(host: Host, error: RankdadError) -> None:
-    """Take note that nothing more goes up: another process may go on, unless the region was refused."""
+def _lost(host: RunSession, error: RankdadError) -> None:
+    """Handle the end of the connection: another process may resume, unless the region was refused."""
     if isinstance(error, UnreachableError) and host.aggregator.persistence.keeps:
-        host.stop(RankdadError(f"{error}; the same command goes on with the run", code="aggregator-stopped"))
+        host.stop(RankdadError(f"{error}; the same command resumes the run", code="aggregator-stopped"))
     elif not host.aggregator.ended:
         host.fail(str(error), code=error.code)
 
 
 @contextlib.contextmanager
 def answering(listening: socket.socket, name: str, federation: Federation) -> Iterator[None]:
-    """Answer whoever asks while this region waits for the aggregator above: of two that name each other, one ends.
+    """Answer requests while this region waits for the aggregator above, so that regions in a loop detect it.
 
     Args:
-        listening: socket that nobody serves yet.
-        name: of the region.
-        federation: of the run.
+        listening: socket that is not served yet.
+        name: the region's.
+        federation: the run's.
     """
     over = Event()
     listening.setblocking(False)
 
     def answer() -> None:
-        while not over.wait(BRIEF):  # a pause first: in most cases there is nothing to wait for
+        while not over.wait(BRIEF):  # waits first: there is usually nothing to answer
             with contextlib.suppress(OSError), listening.accept()[0] as connection:
                 connection.settimeout(1.0)
                 connection.sendall(_not_yet(connection.recv(4096), name, federation))
@@ -281,13 +281,13 @@ def answering(listening: socket.socket, name: str, federation: Federation) -> It
 
 
 def _not_yet(request: bytes, name: str, federation: Federation) -> bytes:
-    """Return the answer to a request: to come again, or, to a region that is none of its own, that it is wrong."""
+    """Return the response to a request: to retry or, for a region that is not a member, an error."""
     asks = re.search(rf"\r\n{REGION_HEADER}: *([a-z0-9._-]{{1,63}})\r\n".encode(), request)
     region = federation.nodes.get(asks[1].decode()) if asks else None
-    status, code, said = "503 Service Unavailable", "upstream-waits", f"{name} waits for the aggregator above it"
+    status, code, reason = "503 Service Unavailable", "upstream-waits", f"{name} waits for the aggregator above it"
     if asks and (region is None or region.above != name):
-        above = "no region of its run" if region is None else f"a member of {region.above}"
+        above = "not a region of its run" if region is None else f"a member of {region.above}"
         status, code = "409 Conflict", "region-differs"
-        said = f"is the aggregator of {name}, but {asks[1].decode()} is {above}"
-    body = json.dumps({"error": said, "code": code, "field": ""})
+        reason = f"is the aggregator of {name}, but {asks[1].decode()} is {above}"
+    body = json.dumps({"error": reason, "code": code, "field": ""})
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()

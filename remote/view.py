@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view on a terminal, plain lines elsewhere."""
+"""Progress of a run on the terminal: a live view, or plain lines."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
 from rankdad.page.history import History
 from rankdad.remote.results.progress import AGGREGATOR, Epoch, Progress
 from rankdad.remote.results.run_summary import RunFigures
-from rankdad.remote.standing import Standing
+from rankdad.remote.site_status import SiteStatus
 
 _log = logging.getLogger(__name__)
 
-WAITING_PERIOD = 10.0  # seconds between two lines about the same wait
+WAITING_PERIOD = 10.0  # seconds between lines about the same wait
 MIN_WAITING = 1.0
-PERIOD = 0.4  # seconds between two drawings, at least
+PERIOD = 0.4  # seconds between drawings
 MAX_METRICS = 3  # metrics of a line
 MAX_WARNINGS = 10  # about the sites' tables
-SOME = 2  # of the warnings, and of the sites that have something to mend, while a terminal is drawn over and over
-MIN_SITES = 3  # rows of the table of sites, however low the terminal is
-MIN_COLUMN, MAX_NAME = 7, 30  # characters of a column of the table, and of a name: what changes moves no column
+SOME = 2  # warnings, and problems of sites, in the live view
+MIN_SITES = 3  # rows of the table of sites on a small terminal
+MIN_COLUMN, MAX_NAME = 7, 30  # characters; columns keep their places while values change
 JUSTIFY: tuple[JustifyMethod, ...] = ("left", "right", "right", "right", "left")
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """How the present round stands.
+    """State of the present round.
 
     Args:
-        sites: that it waits for.
-        seconds: for which it has been open.
-        without: sites that have departed, and that it does not wait for.
-        ended: whether the run goes on no more, and only has to tell the sites.
+        sites: sites with missing contributions.
+        seconds: since it was opened.
+        without: departed sites that it does not wait for.
+        ended: whether the run has ended and only informs the sites.
     """
 
     sites: tuple[str, ...] = ()
@@ -56,13 +56,13 @@ class Waiting:
 
 
 class View(Protocol):
-    """Shows a run's progress, from `start` to `stop`; `tick` is called several times a second."""
+    """Shows a run's progress from `start` to `stop`; call `tick` several times a second."""
 
     def start(self) -> None:
         """Begin."""
 
     def tick(self) -> None:
-        """Show what is new."""
+        """Show changes."""
 
     def stop(self) -> None:
         """Leave the last state on the screen."""
@@ -73,16 +73,16 @@ def view_of(
     waiting: Callable[[], Waiting],
     console: Console,
     history: History | None = None,
-    sites: Callable[[], Sequence[Standing]] = tuple,
+    sites: Callable[[], Sequence[SiteStatus]] = tuple,
 ) -> View:
-    """Return the view that suits the console.
+    """Create the view that suits the console.
 
     Args:
-        progress: read at every tick.
-        waiting: returns how the present round stands.
-        console: where to show it.
-        history: of the run, for its curve.
-        sites: returns how they stand; none where they are in this process.
+        progress: the run's, read at every tick.
+        waiting: returns the state of the present round.
+        console: the terminal.
+        history: curves of the run.
+        sites: returns the sites' status; none if they are in this process.
     """
     if can_draw(console):
         return LiveView(progress, waiting, console, history, sites)
@@ -90,35 +90,35 @@ def view_of(
 
 
 class PlainView:
-    """A line for the first step, for every epoch, for every ten seconds of waiting, and for who goes and comes back.
+    """Lines about the first step, every epoch, every ten seconds of waiting, and sites that leave and return.
 
-    None is longer than `MAX_PROGRESS`. What is wrong is said in full; a quiet console leaves that: it is logged.
+    Lines have at most `MAX_PROGRESS` characters, warnings any number. A quiet console logs warnings instead.
     """
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
-        self._said, self._begun, self._steps_told = 0, False, False
+        self._periods, self._begun, self._steps_shown = 0, False, False
         self._without: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
-        self._warned = 0  # of the data
+        self._warned = 0  # number of shown warnings about data
 
     def start(self) -> None:
-        """Say what begins."""
+        """Print the first line."""
         p = RunFigures.of(self._progress)
         most = "" if p.method.startswith("exact") else f", at most {counted(p.planned_epochs, 'epoch')}"
         self._say(f"{p.name}: {p.method}, {p.members}{most}")
 
     def tick(self) -> None:
-        """Say what is new."""
+        """Print changes."""
         p, monitor, ended = RunFigures.of(self._progress), self._progress.monitor, self._progress.ended
         if p.exact and not self._begun:
             self._begun = True
             self._say(f"solved exactly, without steps: {p.solver['why']}")
-        if "code" in p.solver and not self._steps_told:
-            self._steps_told = True
+        if "code" in p.solver and not self._steps_shown:
+            self._steps_shown = True
             self._warn(f"solved by steps: {p.solver['why']}", "warning: ")
-        if "unsolved" in p.solver and not self._steps_told:
-            self._steps_told = True
+        if "unsolved" in p.solver and not self._steps_shown:
+            self._steps_shown = True
             self._warn(p.solver["warning"], "warning: ")
         lines = data_warnings(self._progress.table1)
         for line in lines[self._warned :]:
@@ -135,19 +135,19 @@ class PlainView:
         self._problems = dict(p.problems)
         now = self._waiting()
         periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
-        if periods > self._said:
+        if periods > self._periods:
             known = "; ".join(f"{site}: {p.problems[site]}" for site in now.sites if site in p.problems)
             seconds = f" ({now.seconds:.0f} s)"
             names = listed(now.sites, MAX_PROGRESS - len(f"waiting for {seconds}"))
             self._say(f"waiting for {names}{seconds}" + f": {known}" * bool(known))
-        self._said = periods
+        self._periods = periods
         if now.without != self._without and not now.ended:
-            without = f"goes on without {listed(now.without, MAX_PROGRESS - len('goes on without '))}"
+            without = f"continues without {listed(now.without, MAX_PROGRESS - len('continues without '))}"
             self._say(without if now.without else "all sites are back")
             self._without = now.without
 
     def stop(self) -> None:
-        """Print what is new since the last tick."""
+        """Print changes since the last tick."""
         self.tick()
 
     def _warn(self, problem: str, before: str = "") -> None:
@@ -161,7 +161,7 @@ class PlainView:
 
 
 class LiveView:
-    """A bar, a few lines, the metric's curve and a table of the sites, drawn over and over: see `view_of`."""
+    """A progress bar, a few lines, the metric's curve and a table of sites, redrawn in place: see `view_of`."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class LiveView:
         waiting: Callable[[], Waiting],
         console: Console,
         history: History | None = None,
-        sites: Callable[[], Sequence[Standing]] = tuple,
+        sites: Callable[[], Sequence[SiteStatus]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress, self._waiting, self._console = progress, waiting, console
@@ -181,19 +181,19 @@ class LiveView:
         self._drawing.start()
 
     def tick(self) -> None:
-        """Draw again what has changed, if that has not just been done."""
+        """Redraw, at most every `PERIOD`."""
         if (now := self._clock()) >= self._next:
             self._drawing.draw()
             self._next = now + PERIOD
 
     def drawn(self) -> Group:
-        """Return what is to be seen at the moment."""
-        now, standings, p = self._waiting(), self._sites(), RunFigures.of(self._progress)
+        """Return the renderable for the present state."""
+        now, site_statuses, p = self._waiting(), self._sites(), RunFigures.of(self._progress)
         parts = [self._bar(p), self._figures(p, now)]
-        if standings:
+        if site_statuses:
             room = self._console.height - 1 - sum(len(self._console.render_lines(part)) for part in parts)
             is_over, width = p.status != "running" or now.ended, self._console.width
-            parts.append(_table(standings, now, max(MIN_SITES, room - 2), width, is_over=is_over))
+            parts.append(_table(site_statuses, now, max(MIN_SITES, room - 2), width, is_over=is_over))
         return Group(*parts)
 
     def stop(self) -> None:
@@ -223,7 +223,7 @@ class LiveView:
             *[("warning", str(p.undertrained.get("warning")))] * bool(p.undertrained),
             *(("warning", line) for line in data_warnings(self._progress.table1, most or MAX_WARNINGS)),
             *(("to mend", problem) for problem in problems[:most]),
-            *[("", f"{more} more have something to mend")] * (more > 0),
+            *[("", f"{more} more sites have problems")] * (more > 0),
         ]
         table = Table.grid(padding=(0, 2))
         for label, text in rows:
@@ -231,7 +231,7 @@ class LiveView:
         return table
 
     def _curve(self, p: RunFigures) -> list[tuple[str, str]]:
-        """Return the fold's curve so far, of the training loss where nothing is measured."""
+        """Return the monitored metric of the present fold as a sparkline, or else its training loss."""
         monitor = self._progress.monitor
         if self._history is None or not monitor:
             return []
@@ -259,11 +259,11 @@ class LiveView:
         return " · ".join(words)
 
 
-def _table(standings: Sequence[Standing], now: Waiting, room: int, width: int, *, is_over: bool) -> Table:
-    """Return a row for each site; where there is no room for all, those first that the run waits for."""
+def _table(site_statuses: Sequence[SiteStatus], now: Waiting, room: int, width: int, *, is_over: bool) -> Table:
+    """Build a row for each site; if there is not enough room, awaited sites first."""
     late = set(now.sites) if now.seconds >= MIN_WAITING and not is_over else set()
-    states = {one.site: _state(one, one.site in late, is_over) for one in standings}
-    rows, rest = list(standings), list[Standing]()
+    states = {one.site: _state(one, one.site in late, is_over) for one in site_statuses}
+    rows, rest = list(site_statuses), list[SiteStatus]()
     if len(rows) > room:
         rows.sort(key=lambda one: (one.site not in late, states[one.site] in ("connected", "done")))
         rows, rest = rows[: room - 1], rows[room - 1 :]
@@ -290,7 +290,7 @@ def _table(standings: Sequence[Standing], now: Waiting, room: int, width: int, *
     return table
 
 
-def _state(one: Standing, is_late: bool, ended: bool) -> str:
+def _state(one: SiteStatus, is_late: bool, ended: bool) -> str:
     if one.kind == "stopped":
         return f"cannot take part: {one.problem}"
     if ended and one.kind != "absent":
@@ -303,7 +303,7 @@ def _state(one: Standing, is_late: bool, ended: bool) -> str:
 
 
 def _epoch_line(p: RunFigures, epoch: Epoch, monitor: str) -> str:
-    """Return what is said of an epoch that has ended, the most important things first."""
+    """Describe an ended epoch, the most important figures first."""
     pooled, number = epoch.validation, f"epoch {epoch.number} of {p.planned_epochs}"
     place = " · ".join([*[epoch.training] * bool(epoch.training), number, f"training loss {_number(epoch.train_loss)}"])
     values = pooled.values if pooled is not None and pooled.samples else {}
@@ -317,7 +317,7 @@ def _epoch_line(p: RunFigures, epoch: Epoch, monitor: str) -> str:
 
 
 def data_warnings(table1: Mapping[str, Any], most: int = MAX_WARNINGS) -> list[str]:
-    """Return what is odd about the sites' tables, the first of many."""
+    """Return warnings about the sites' tables, the first of many."""
     found: list[str] = list(table1.get("warnings", ()))
     more = [f"{len(found) - most} more, in summary.json"] if len(found) > most else []
     return found[:most] + more
@@ -325,8 +325,8 @@ def data_warnings(table1: Mapping[str, Any], most: int = MAX_WARNINGS) -> list[s
 
 def _problem(site: str, problem: str) -> str:
     if site == AGGREGATOR:
-        return f"an error of the aggregator's own, which tries again; its log says more: {problem}"
-    return f"{site} cannot take part: {problem}; mend that and start {site} again"
+        return f"an internal error of the aggregator, which retries; see its log: {problem}"
+    return f"{site} cannot take part: {problem}; fix that and start {site} again"
 
 
 def _figures(p: RunFigures) -> str:
@@ -341,7 +341,7 @@ def _figures(p: RunFigures) -> str:
 
 
 def figures(values: Mapping[str, float | int | None], auc_error: float | None) -> list[str]:
-    """Return metrics as people read them."""
+    """Format metrics for people."""
     words = []
     for name, value in values.items():
         error = "" if name != "auc" or auc_error is None else f" (± {bound(auc_error)})"
@@ -358,7 +358,7 @@ def _bytes(p: RunFigures) -> str:
 
 
 def times_fewer(ratio: float) -> str:
-    """Return how bytes compare with others, of which there are so many times as many."""
+    """Describe a ratio of bytes: "2.0 times fewer"."""
     factor, word = (ratio, "fewer") if ratio >= 1 or not ratio else (1 / ratio, "more")
     return f"{100 * (factor - 1):.1f} % {word}" if 1 <= factor < 1.05 else f"{factor:.1f} times {word}"
 
@@ -383,7 +383,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as people read it."""
+    """Format a number of bytes."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

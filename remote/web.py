@@ -1,8 +1,8 @@
-"""The aggregator's end of a connection: uvicorn's protocol with the limits that it lacks, and TLS that is logged.
+"""The aggregator's end of a connection: uvicorn's protocol with further limits, and audited TLS handshakes.
 
-None of uvicorn's options limits the time of headers, or tells what name a certificate has. `limit_concurrency` counts
-connections on which nothing was asked, so that a dozen idle ones keep all others out. `h11_max_incomplete_event_size`
-bounds headers, trailers and extensions, but not chunks of one byte, and nothing for httptools.
+uvicorn has no timeout for headers and does not pass on certificates. Its `limit_concurrency` counts idle connections,
+so that a dozen of them block all others. `h11_max_incomplete_event_size` does not limit chunks of one byte, and does
+not apply to httptools.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rankdad.remote.auth import Context, names_of
 from rankdad.remote.connections import MAX_PER_SITE, ConnectionRegistry
 from rankdad.remote.proxies import Proxy
 
-MAX_HEADER_BYTES = 1 << 14  # of a request but for its body: line, headers, sizes of chunks, trailers
-FRAMED = 8  # bytes of a body that make up for one byte of its chunks' sizes
+MAX_HEADER_BYTES = 1 << 14  # of a request without its body: line, headers, sizes of chunks, trailers
+FRAMED = 8  # bytes of a body that permit one byte of framing
 
 
 class HttpConnection(HttpToolsProtocol):
-    """HTTP on one connection, one request at a time.
+    """HTTP/1.1 on one connection, one request at a time.
 
     Args:
         config: uvicorn's.
         state: uvicorn's.
-        registry: of all connections.
-        proxy: what the other end is, on a Unix socket; its word on callers is believed.
+        registry: all connections.
+        proxy: the trusted proxy at the other end of a Unix socket.
     """
 
     def __init__(
@@ -42,28 +42,28 @@ class HttpConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, state, {})
         self.site = ""
-        self.names: tuple[str, ...] = ()  # in its certificate
+        self.names: tuple[str, ...] = ()  # in its client certificate
         self.waiting: asyncio.Future[bytes | None] | None = None  # answer of the request that is held
         self._registry, self._proxy = registry, proxy
-        self._head = 0  # bytes of the present request beside its body, as far as the body does not make up for them
-        self._body = 0  # bytes of a body among those just received
+        self._head = 0  # bytes of the present request beyond its body and permitted framing
+        self._body = 0  # bytes of body in the last data
         self._deadline: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None  # until a body whose request has been answered must have ended
+        self._rest: asyncio.TimerHandle | None = None  # deadline for the rest of an answered request's body
 
     @property
     def address(self) -> str:
-        """The other end's address."""
+        """Address of the other end."""
         return self.client[0] if self.client else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for headers."""
+        """Start the timeout for headers."""
         super().connection_made(cast(asyncio.Transport, transport))
         self.names = names_of(transport.get_extra_info("peercert"))
         self._await_headers()
         self._registry.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._end_wait()
         self._end_rest()
         self._registry.remove(self)
@@ -72,7 +72,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and count all that are not a body's."""
+        """Count bytes outside of bodies."""
         self._body = 0
         super().data_received(data)
         self._head = max(0, self._head + len(data) - self._body - self._body // FRAMED)
@@ -80,7 +80,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse_headers()
 
     def on_message_begin(self) -> None:
-        """Take note of a request's first byte."""
+        """Start a request."""
         super().on_message_begin()
         self.scope["state"] = {"connection": self}
         self._head = 0
@@ -88,12 +88,12 @@ class HttpConnection(HttpToolsProtocol):
             self._await_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; what comes after the headers are trailers, and nobody reads them."""
+        """Keep a header; ignore trailers."""
         if self._deadline is not None:
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Pass on a part of the body."""
         self._body += len(body)
         if self._rest is None and self.cycle is not None and self.cycle.response_complete:
             self._rest = self.loop.call_later(self._registry.timeouts.refused, self._cut)
@@ -105,21 +105,21 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
-        """Start a request, unless another is not answered yet."""
+        """Start the request's handler, unless another one is not answered yet."""
         self._end_wait()
         if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
             self._refuse_headers()
         elif self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # a request before the last one was answered: none of ours does that
+            self.transport.abort()  # pipelining, which our clients never use
         elif self._proxy is None or self._introduced(self._proxy):
             super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse malformed HTTP."""
         self._refuse(400, msg, "request-malformed")
 
     def _introduced(self, proxy: Proxy) -> bool:
-        """Take from the proxy who asks; a certificate that is not the consortium's is refused."""
+        """Take the caller's address and certificate from the proxy's headers."""
         address = proxy.address(self.headers)
         self.client = self.scope["client"] = (address, 0) if address else None
         try:
@@ -130,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
         return True
 
     def evict(self) -> None:
-        """Make room: answer a request that is held, close the connection otherwise."""
+        """Make room: refuse a held request, else close the connection."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_exception(
                 ProtocolError(
@@ -138,7 +138,7 @@ class HttpConnection(HttpToolsProtocol):
                 )
             )
         elif self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # in a body, or in an answer that nobody takes
+            self.transport.abort()  # in the middle of a body or answer
         else:
             self.transport.close()
 
@@ -154,7 +154,7 @@ class HttpConnection(HttpToolsProtocol):
             self._deadline = None
 
     def _cut(self) -> None:
-        self._registry.audit.refused(self.address, self.site, 408, "the body went on after its request was answered")
+        self._registry.audit.refused(self.address, self.site, 408, "the body continued after its request was answered")
         self.transport.abort()
 
     def _end_rest(self) -> None:
@@ -164,17 +164,19 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse_headers(self) -> None:
         self._refuse(
-            431, f"the headers, or what frames the body, have more than {MAX_HEADER_BYTES} bytes", "headers-too-large"
+            431,
+            f"the headers, or the body's framing, have more than {MAX_HEADER_BYTES} bytes",
+            "headers-too-large",
         )
 
     def _refuse(self, status: int, reason: str, code: str, field: str = "") -> None:
-        """Refuse what never became a request, or goes on where one ends; close the connection."""
+        """Refuse a malformed request or framing, and close the connection."""
         self._end_wait()
         if self.transport.is_closing():
             return
         self._registry.audit.refused(self.address, self.site, status, reason)
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()  # another answer has begun
+            self.transport.close()  # an answer has begun
             return
         body = json.dumps({"error": reason, "code": code, "field": field}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -183,14 +185,14 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class Handshake:
-    """The TLS handshake before a connection: counted, timed, and logged where it fails.
+    """A TLS handshake: counted, timed, and audited if it fails.
 
     Args:
         accepted: socket of the new connection.
-        address: of its other end.
-        make: makes the connection's protocol.
-        secure: makes its encryption.
-        registry: of all connections.
+        address: address of its other end.
+        make: creates the connection's protocol.
+        secure: creates its TLS context.
+        registry: all connections.
     """
 
     def __init__(
@@ -228,18 +230,18 @@ class Handshake:
             self._registry.remove(self)
 
 
-async def accept(listening: socket.socket, meet: Callable[[socket.socket, str], object]) -> None:
-    """Take connections for ever.
+async def accept(listening: socket.socket, handle: Callable[[socket.socket, str], object]) -> None:
+    """Accept connections forever.
 
     Args:
-        listening: where they come from.
-        meet: given each with its address.
+        listening: the listening socket.
+        handle: called with each connection and its address.
     """
     listening.setblocking(False)
     while True:
         try:
             accepted, address = await asyncio.get_running_loop().sock_accept(listening)
-        except OSError:  # no descriptors are left, or the caller has gone already
+        except OSError:  # no descriptors left, or the caller disconnected
             await asyncio.sleep(0.1)
         else:
-            meet(accepted, str(address[0]))
+            handle(accepted, str(address[0]))

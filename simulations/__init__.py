@@ -1,1 +1,1 @@
-"""Many sites on one machine: the simulator, lockstep runs."""
+"""Simulation of many sites on one machine."""

@@ -1,4 +1,4 @@
-"""Published data sets, in files that are not ours to give away: an error says where each can be had."""
+"""Published data sets, which are not distributed with rankdad; errors name their sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("train", "test")
 UCI = "UCI Machine Learning Repository (archive.ics.uci.edu), data set"
 UEA = "UEA archive of multivariate time series (timeseriesclassification.com)"
 FOLDER = "../shared/data"
-FOUND_AT = {  # the file of each data set, and where it can be had
+FOUND_AT = {  # file and source of each data set
     "mnist": ("mnist.npz", "MNIST (LeCun, Cortes, Burges; yann.lecun.com/exdb/mnist)"),
     "pendigits": ("pendigits.npz", f"{UCI} 'Pen-Based Recognition of Handwritten Digits'"),
     "natops": ("natops.npz", f"{UEA}, data set 'NATOPS' (Song, Demirdjian, Davis 2011)"),
@@ -29,7 +29,7 @@ FOUND_AT = {  # the file of each data set, and where it can be had
 
 
 class Archive(Part):
-    """Training and test samples in one npz file with x_train, y_train, x_test and y_test.
+    """Training and test samples in a npz file with x_train, y_train, x_test and y_test.
 
     mnist: 70,000 handwritten digits, bytes [28, 28]. pendigits: 10,992 digits written with a pen, bytes from 0 to 100
     [8 points, x and y]. natops: 360 gestures of six kinds, real numbers [51 frames, 24 places of hands and arms].
@@ -42,19 +42,19 @@ class Archive(Part):
 
     @property
     def file(self) -> Path:
-        """The file."""
+        """Path of the file."""
         return Path(FOLDER, FOUND_AT[self.name][0]) if self.path is None else Path(self.path)
 
     @property
     def found_at(self) -> str:
-        """Where the data set can be had."""
+        """Source of the data set."""
         return FOUND_AT[self.name][1]
 
     def load(self) -> ArrayDataset:
-        """Read the file; its own test set stays the test set.
+        """Read the file; its test set remains the test set.
 
         Raises:
-            DataError: the file is not there, or not what it should be.
+            DataError: the file is missing or invalid.
         """
         arrays = self._arrays("x", "y")
         return joined(str(self.file), [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in PARTS])
@@ -67,17 +67,17 @@ class Archive(Part):
 class SpokenArabicDigits(Archive):
     """8,800 spoken digits, real numbers [4 to 93 frames, 13 cepstral coefficients].
 
-    The npz file has frames_train, the frames of all series end to end, len_train, the series' lengths, y_train, and as
-    many for test.
+    The npz file has frames_train (the concatenated frames of all series), len_train (the series' lengths), y_train, and
+    the same arrays for test.
     """
 
     name: Literal["spoken-arabic-digits"]  # type: ignore[assignment]
 
     def load(self) -> ArrayDataset:
-        """Read the file; every series is padded to the longest, and its own test set stays the test set.
+        """Read the file, padding every series to the longest; its test set remains the test set.
 
         Raises:
-            DataError: the file is not there, or not what it should be.
+            DataError: the file is missing or invalid.
         """
         path, arrays = self.file, self._arrays("frames", "len", "y")
         widths = [arrays[f"frames_{part}"].shape[1:] for part in PARTS]
@@ -96,19 +96,19 @@ class SpokenArabicDigits(Archive):
 
 
 def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[str, Array]:
-    """Return arrays of a npz file, all of which it has to have.
+    """Read required arrays of a npz file.
 
     Args:
         path: the file.
-        names: of the arrays.
-        found_at: where the data set can be had, for a file that is not there.
+        names: names of the arrays.
+        found_at: source of the data set, for the error about a missing file.
 
     Raises:
-        DataError: the file is not there, is no npz file, or lacks an array.
+        DataError: the file is missing, not a npz file, or lacks an array.
     """
     if not path.exists():
-        source = f"; it is made of {found_at}, with the arrays {', '.join(names)}" if found_at else ""
-        raise DataError(path, f"does not exist; pass the file's place with --data{source}", code="file-missing")
+        source = f"; create it from {found_at}, with the arrays {', '.join(names)}" if found_at else ""
+        raise DataError(path, f"does not exist; pass the file with --data{source}", code="file-missing")
     arrays = read_arrays(path, names)
     missing = [name for name in names if name not in arrays or not arrays[name].ndim]
     if missing:
@@ -117,7 +117,7 @@ def named_arrays(path: Path, names: Sequence[str], found_at: str = "") -> dict[s
 
 
 def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayDataset:
-    """Return training and test samples as one pool that tells them apart.
+    """Join training and test samples, marked by `split`.
 
     Args:
         origin: the file, named in errors.
@@ -142,7 +142,7 @@ def joined(origin: str, parts: Sequence[tuple[Array, Array]]) -> ArrayDataset:
 
 
 def _cut(path: Path, part: str, frames: Array, lengths: Array) -> list[Array]:
-    """Return the series [time, features] whose frames stand end to end."""
+    """Split concatenated frames into series [time, features]."""
     if frames.dtype.kind not in "biuf":
         raise DataError(path, f"frames_{part} holds {frames.dtype}, expected numbers", code="array-not-numbers")
     lengths = whole_numbers(path, f"len_{part}", lengths, lengths.size, len(frames) + 1, least=1)

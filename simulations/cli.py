@@ -214,7 +214,7 @@ def split(
 ) -> None:
     """Write the data and the SITE.json of each site, to start the aggregator and the sites by hand."""
     from rankdad.common.policy import FILE
-    from rankdad.simulations.dealing import write_sites
+    from rankdad.simulations.site_folders import write_sites
     from rankdad.simulations.spec import read_simulation
 
     read = read_simulation(file, set_ or [], sites=sites, data=data)

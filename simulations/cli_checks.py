@@ -91,8 +91,8 @@ def check(
     from rankdad.common.policy import EVERYTHING
     from rankdad.common.protocol.plan import make_plan
     from rankdad.common.run.replica import Replica
-    from rankdad.simulations.dealing import dealt_data, told_of_identifiers
     from rankdad.simulations.resolving import with_columns
+    from rankdad.simulations.site_folders import identifier_warnings, partitioned_data
     from rankdad.simulations.spec import read_simulation
 
     document = replace(document, set_ or [])
@@ -100,9 +100,9 @@ def check(
         read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
         spec, policy = read.run, read.simulation.policy
         with TemporaryDirectory() as folder:
-            dealt_out = dealt_data(read, Path(folder))
+            dealt_out = partitioned_data(read, Path(folder))
         sites_data = list(dealt_out.values())
-        for told in told_of_identifiers(spec, dealt_out):
+        for told in identifier_warnings(spec, dealt_out):
             typer.echo(f"warning: {told}")
     else:
         refuse_options(dealt, f"is for a simulation, which deals data out, and {file} is a run alone: leave it out")
@@ -140,9 +140,9 @@ def verify(
     """Compare the gradient of each method with autograd's on the pooled batch; fail if an exact method differs."""
     import torch
 
-    from rankdad.simulations.dealing import dealt_data
     from rankdad.simulations.pooling import first_rows
     from rankdad.simulations.resolving import with_columns
+    from rankdad.simulations.site_folders import partitioned_data
     from rankdad.simulations.spec import read_simulation
     from rankdad.simulations.verifying import show_verification
     from rankdad.simulations.verifying import verify as run
@@ -150,7 +150,7 @@ def verify(
     read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data, device=device))
     torch.set_num_threads(read.run.training.threads)
     with TemporaryDirectory() as folder:
-        rows = first_rows(read.run, dealt_data(read, Path(folder)))
+        rows = first_rows(read.run, partitioned_data(read, Path(folder)))
     verifications, misfits = run(read.run, rows, allow_factory or (), weights, read.simulation.here()[0])
     right = show_verification(read.run, verifications, _wide_console())
     for sentence in misfits:

@@ -1,7 +1,7 @@
-"""A simulation over the processes that torchrun has started, on one machine or several: lockstep, dealt out.
+"""A lockstep simulation distributed over torchrun's processes, on one machine or several.
 
-Rank 0 has the aggregators and the run's directory. The sites are dealt out to all ranks in turn. What sites and
-aggregators say to each other travels as the same bytes as between processes, so that the weights are the same, too.
+Rank 0 has the aggregators and the run's directory. Sites are assigned to ranks in turn. Messages are the same bytes as
+between real processes, and so are the weights.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
-from rankdad.simulations.dealing import dealt_data, write_sites
-from rankdad.simulations.lockstep import Said, Trainers, carry, looking_on, predicting, write_results
+from rankdad.simulations.lockstep import SiteMessage, Trainers, carry, looking_on, predicting, write_results
 from rankdad.simulations.resolving import with_columns
+from rankdad.simulations.site_folders import partitioned_data, write_sites
 from rankdad.simulations.sources import Folders
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.star import RankEndedError, Star, joined
 from rankdad.simulations.tree import Tree
 
-NOWHERE = "http://127.0.0.1:0"  # the sites' aggregator, which they do not reach by HTTP
+NOWHERE = "http://127.0.0.1:0"  # unused address of the aggregator
 
 
 def simulate(
@@ -50,18 +50,18 @@ def simulate(
     """Run this rank's part of a simulation.
 
     Args:
-        path: of the simulation's file, which has to be there at rank 0 alone.
-        read: reads it.
+        path: the simulation's file, required only at rank 0.
+        read: reads the file.
         place: returns the run's directory, at rank 0.
-        allow_factories: model factories that the caller permits.
-        json_output: whether standard output is kept free for the summary.
-        quiet: whether nothing is said of epochs.
+        allow_factories: permitted model factories.
+        json_output: whether standard output is reserved for the summary.
+        quiet: whether to omit lines about epochs.
 
     Returns:
-        At rank 0 the run, its directory and its summary.
+        At rank 0 the run, its directory and its summary; else None.
 
     Raises:
-        RankdadError: what one rank could not do, or what has ended the run: at all ranks.
+        RankdadError: the error of one rank or of the run, at all ranks.
     """
     with joined() as star, ExitStack() as folders:
         file = _agreed(star, path, read)
@@ -77,7 +77,7 @@ def simulate(
 
 
 def _agreed(star: Star, path: Path | None, read: Callable[[], SimulationFile]) -> SimulationFile:
-    """Return rank 0's simulation at all ranks, if those that can read the file have the same."""
+    """Return rank 0's simulation at all ranks, after comparing it with theirs."""
     own = star.agree(lambda: read() if not star.rank or path is None or path.exists() else None)
     document = star.share(own.model_dump_json() if own else "", str)
 
@@ -85,7 +85,7 @@ def _agreed(star: Star, path: Path | None, read: Callable[[], SimulationFile]) -
         file = validate(SimulationFile, parse_json(document))
         if own is not None and own != file:
             raise UserError(
-                f"{path}: is another simulation than rank 0's: give all ranks the same file and options, or no file",
+                f"{path}: differs from rank 0's simulation: give all ranks the same file and options, or no file",
                 code="ranks-disagree",
             )
         return "" if star.rank else with_columns(file).model_dump_json()
@@ -100,14 +100,14 @@ def _run(
     allow_factories: tuple[str, ...],
     on_round: Callable[[Aggregator], None],
 ) -> str:
-    """Train this rank's sites, and return what has ended the run; "" if nothing has."""
+    """Train this rank's sites; return the reason for the end of the run, or ""."""
     spec, simulation = file.run, file.simulation
     torch.set_num_threads(spec.training.threads)
     ranks = dict(zip(spec.federation.sites, cycle((0, *star.others)), strict=False))
     data = _data(star, file, directory / "sites", ranks, allow_factories)
     replica = partial(Replica, spec, allow_factories, weights=simulation.weights_folder)
 
-    trainers = star.agree(  # first: a run that a site refuses leaves nothing behind
+    trainers = star.agree(  # first, so that a refused run leaves no files
         lambda: Trainers(
             spec,
             make_plan(spec, replica().model),
@@ -134,8 +134,7 @@ def _data(
 ) -> dict[str, SiteData]:
     """Return the data of this rank's sites.
 
-    What has to be dealt out is dealt out at rank 0, which sends each rank its sites' parts. Sites' own folders are read
-    by the ranks that have the sites, and by no other.
+    Rank 0 partitions a common source and sends each rank its sites' parts. Sites' own folders are read by their ranks.
     """
     own, one_file = [site for site, rank in ranks.items() if rank == star.rank], file.run.data.file
     is_dealt = not isinstance(file.simulation.source, Folders)
@@ -148,26 +147,26 @@ def _data(
                 part.write_bytes(star.receive(0, bytes))
             elif ranks[site]:
                 star.send(ranks[site], part.read_bytes())
-    return star.agree(lambda: dealt_data(file, folder, allow_factories, dealt=is_dealt, sites=own))
+    return star.agree(lambda: partitioned_data(file, folder, allow_factories, dealt=is_dealt, sites=own))
 
 
 def _lead(
     star: Star, trainers: Trainers, tree: Tree, ranks: Mapping[str, int], on_round: Callable[[Aggregator], None]
 ) -> str:
-    """Carry what all ranks' sites say, and return what has ended the run."""
+    """Exchange messages with all ranks' sites; return the reason for the end of the run, or ""."""
     try:
         carry(tree, _Exchange(star, trainers, ranks), on_round)
     finally:
         tree.close()
     failure = tree.top.recorder.progress.reason if tree.top.barrier.failed else ""
     for rank in star.living:
-        with suppress(RankEndedError):  # its sites' folders will be missed
+        with suppress(RankEndedError):  # reported when its folders are collected
             star.send(rank, {"end": failure})
     return failure
 
 
 def _follow(star: Star, trainers: Trainers) -> str:
-    """Answer this rank's sites with what rank 0 sends, and return what has ended the run."""
+    """Pass rank 0's answers to this rank's sites; return the reason for the end of the run, or ""."""
     while "end" not in (document := star.receive(0, dict)):
         answers = {site: body for body, sites in document["answers"] for site in sites}
         star.send(0, dict(trainers.advance(answers)))
@@ -175,14 +174,14 @@ def _follow(star: Star, trainers: Trainers) -> str:
 
 
 class _Exchange:
-    """Answer all ranks' sites, and yield what they say, in the run's order. A rank that ends takes its sites along."""
+    """Answers all ranks' sites and yields their contributions in the run's order. A rank's end ends its sites."""
 
     def __init__(self, star: Star, trainers: Trainers, ranks: Mapping[str, int]) -> None:
         self._star, self._trainers, self._ranks = star, trainers, ranks
-        self._departed: dict[str, Said] = {}  # why, of sites whose rank has ended, until it is said
+        self._departed: dict[str, SiteMessage] = {}  # reasons by site of ended ranks, until reported
 
-    def __call__(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
-        asked, heard = [site for site in self._ranks if site in answers], dict[int, Mapping[str, Said]]()
+    def __call__(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, SiteMessage]]:
+        asked, heard = [site for site in self._ranks if site in answers], dict[int, Mapping[str, SiteMessage]]()
         for rank in self._star.living:
             own = [site for site in asked if self._ranks[site] == rank]
             bodies = {answers[site]: None for site in own}
@@ -212,8 +211,8 @@ class _Exchange:
             self._departed |= {site: reason for site, its in self._ranks.items() if its == rank}
 
 
-def _said(star: Star, rank: int) -> dict[str, Said]:
-    """Return what a rank's sites say."""
+def _said(star: Star, rank: int) -> dict[str, SiteMessage]:
+    """Receive the contributions of a rank's sites."""
     said = star.receive(rank, dict)
     if not all(isinstance(site, str) and isinstance(value, bytes | int | str) for site, value in said.items()):
         raise star.misunderstood(rank)
@@ -221,17 +220,17 @@ def _said(star: Star, rank: int) -> dict[str, Said]:
 
 
 def _hand_in(star: Star, folder: Path, sites: Iterable[str]) -> None:
-    """Send rank 0 what this rank's sites have written."""
+    """Send the files of this rank's sites to rank 0."""
     kept = [path for site in sites for path in sorted((folder / site).rglob("*")) if path.is_file()]
     for path in kept:
         name = path.relative_to(folder)
-        if name.parts[1] != "data":  # it is there
+        if name.parts[1] != "data":  # rank 0 has it
             star.send(0, [name.as_posix(), path.read_bytes()])
     star.send(0, [])
 
 
 def _collect(star: Star, folder: Path) -> None:
-    """Write what the other ranks' sites have written.
+    """Receive the files of other ranks' sites.
 
     Raises:
         UserError: the disk is full or broken.
@@ -246,6 +245,6 @@ def _collect(star: Star, folder: Path) -> None:
                 make_folder(path.parent)
                 path.write_bytes(content)
         except RankEndedError as error:
-            print(f"warning: {error}: the folders of its sites are not complete", file=sys.stderr)
+            print(f"warning: {error}: the folders of its sites are incomplete", file=sys.stderr)
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None

@@ -1,4 +1,4 @@
-"""All samples of a simulation together, from which sites are dealt theirs."""
+"""The samples of a simulation before they are partitioned."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Dataset(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where they come from, named in errors."""
+        """Source of the samples, for errors."""
 
     def labels(self, run: RunSpec) -> Array:
-        """Return the rows' labels, as `common.data` has them; NaN where one is missing."""
+        """Return the rows' labels as in `common.data`; NaN if missing."""
 
     def marks(self) -> Array:
-        """Return what each row is for, int64: 0 training, 1 validation, 2 test; 0 for all where it is not said."""
+        """Return each row's split, int64: 0 training, 1 validation, 2 test; 0 for all without a split."""
 
     def groups(self, run: RunSpec) -> Array | None:
-        """Return the number of what each row belongs to, such as a patient; None where each is its own."""
+        """Return the number of each row's group, such as a patient; None without groups."""
 
     def cells(self, column: str) -> list[str]:
         """Return a column's cells."""
 
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
-        """Write some of the rows as a site's file."""
+        """Write rows as a site's file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class ArrayDataset:
     """Arrays by row.
 
     Args:
-        origin: the file, named in errors.
+        origin: the file, for errors.
         x: inputs.
         y: labels.
-        others: split, key, group, length, as a npz file has them.
+        others: split, key, group and length, as in a npz file.
     """
 
     origin: str
@@ -77,15 +77,15 @@ class ArrayDataset:
         return whole_numbers(self.origin, "split", self.others["split"], len(self.x), 3)
 
     def groups(self, run: RunSpec) -> Array | None:
-        """Return what the data's own groups are, numbered."""
+        """Return the numbers of the data's groups."""
         return None if "group" not in self.others else np.unique(self.others["group"], return_inverse=True)[1]
 
     def cells(self, column: str) -> list[str]:
-        """Raise an error: there are none."""
-        raise DataError(self.origin, f"is no table, and has no column {column}", code="column-missing", field=column)
+        """Raise an error: arrays have no columns."""
+        raise DataError(self.origin, f"is not a table, and has no column {column}", code="column-missing", field=column)
 
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
         """Write a npz file."""
         arrays = {"x": self.x, "y": self.labels(run), **self.others}
-        with path.open("wb") as file:  # by its name alone NumPy may choose another
+        with path.open("wb") as file:  # NumPy may append a suffix to a name
             np.savez(file, allow_pickle=False, **{name: array[rows] for name, array in arrays.items()})

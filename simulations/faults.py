@@ -1,7 +1,7 @@
-"""A relay's file: how slow its links are, and which faults it makes of which requests.
+"""A relay's file: speed of links, and faults by request.
 
-Everything follows from the seed and from the number of a request: connections and requests are counted from 1 in the
-order in which they reach the relay, and a response has the number of its request.
+Everything follows from the seed and the number of a request. Connections and requests are counted from 1 in the order
+of their arrival at the relay; a response has the number of its request.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from rankdad.common.numbers import NonNegativeFloat, PositiveFloat, PositiveInt
 from rankdad.common.run.seeds import derive
 
 Direction = Literal["request", "response"]
-NUMBERS_KEPT = 1000  # of affected requests, per kind and direction: what is reported stays small
-IN_VAIN = "not overtaken"  # a request was held back, and none passed it in time
+NUMBERS_KEPT = 1000  # numbers of affected requests in a report, for each kind and direction
+IN_VAIN = "not overtaken"  # a delayed request that no other passed in time
 
 
 class Rule(Part):
-    """Which messages a fault befalls: those that any of `probability`, `every` and `at` names."""
+    """Selection of messages for a fault: those named by any of `probability`, `every` and `at`."""
 
     direction: Direction = "request"
-    """Whether requests or their responses are meant."""
+    """Requests or responses."""
     probability: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """With which each message is drawn, by the relay's seed and the message's number."""
+    """For each message, drawn by the relay's seed and the message's number."""
     every: PositiveInt | None = None
-    """Every so many messages, by their numbers."""
+    """Every n-th message."""
     at: tuple[PositiveInt, ...] = ()
     """Numbers of messages."""
     connections: tuple[PositiveInt, ...] | None = None
-    """Numbers of the only connections that are meant; null means all."""
+    """Numbers of affected connections; null is all."""
     most: PositiveInt = 100
-    """How often at most, so that a run comes to its end."""
+    """Maximum number of faults, so that a run can finish."""
 
     @model_validator(mode="after")
-    def _befalls_something(self) -> Rule:
+    def _selects_messages(self) -> Rule:
         if not (self.probability or self.every or self.at):
-            raise ValueError("befalls no message, expected one of probability, every and at")
+            raise ValueError("selects no message, expected one of probability, every and at")
         return self
 
     def names(self, number: int, connection: int, seed: int) -> bool:
-        """Tell whether a message is meant."""
+        """Return whether the rule selects a message."""
         if self.connections is not None and connection not in self.connections:
             return False
         if number in self.at or (self.every is not None and number % self.every == 0):
@@ -52,7 +52,7 @@ class Rule(Part):
 
 
 class Drop(Rule):
-    """From this message on nothing passes any more; the connection is silent, and closed after a while."""
+    """From this message on nothing passes; the connection is silent and closed after a while."""
 
     kind: Literal["drop"]
     """The rule's name."""
@@ -66,33 +66,33 @@ class Delay(Rule):
     kind: Literal["delay"]
     """The rule's name."""
     seconds: PositiveFloat
-    """For which it waits."""
+    """Duration of the delay."""
 
 
 class Duplicate(Rule):
-    """The request is sent a second time, at once, on a connection of its own; nobody hears the answer to that."""
+    """The request is sent a second time, at once, on a separate connection; that response is discarded."""
 
     kind: Literal["duplicate"]
     """The rule's name."""
     direction: Literal["request"] = "request"
-    """Only requests can be sent twice."""
+    """Only requests can be duplicated."""
 
 
 class Cut(Rule):
-    """The message breaks off, and both ends' connections with it."""
+    """The message and both connections break off."""
 
     after: Annotated[int, Field(ge=0)] | None = None
-    """Bytes of the message, head included, that pass before; null draws them by the relay's seed."""
+    """Bytes of the message that pass, with its head; null draws them by the relay's seed."""
 
     def place(self, size: int, number: int, seed: int) -> int:
-        """Return how many of a message's bytes pass: at least one is missing."""
+        """Return the number of a message's bytes that pass; at least one is missing."""
         return (
             min(self.after, size - 1) if self.after is not None else Random(derive(seed, number, "cut")).randrange(size)
         )
 
 
 class Truncate(Cut):
-    """The message breaks off, and both connections are closed in good order."""
+    """The message breaks off, and both connections are closed normally."""
 
     kind: Literal["truncate"]
     """The rule's name."""
@@ -111,9 +111,9 @@ class Reorder(Rule):
     kind: Literal["reorder"]
     """The rule's name."""
     direction: Literal["request"] = "request"
-    """Only requests can be overtaken: each connection has its responses to itself."""
+    """Only requests can be overtaken."""
     seconds: PositiveFloat = 2.0
-    """For which it is held back at most: the others may be waiting for this very request."""
+    """Maximum delay, as other requests may depend on this one."""
 
 
 Fault = Annotated[Drop | Delay | Duplicate | Truncate | Reset | Reorder, Field(discriminator="kind")]
@@ -123,29 +123,29 @@ class RelaySpec(Part):
     """A relay between sites and aggregator."""
 
     seed: int = 0
-    """Of everything that is drawn."""
+    """Seed of all random choices."""
     delay: NonNegativeFloat = 0.0
-    """Milliseconds that every byte takes one way."""
+    """One-way delay of every byte in milliseconds."""
     jitter: NonNegativeFloat = 0.0
-    """Most milliseconds that are added to the delay, drawn anew for every piece; bytes keep their order."""
+    """Maximum addition to the delay in milliseconds, drawn for every piece; bytes keep their order."""
     bandwidth: PositiveFloat | None = None
-    """Bytes per second of each connection, in each direction; null means no limit."""
+    """Bytes per second of each connection and direction; null is unlimited."""
     shared_bandwidth: PositiveFloat | None = None
-    """Bytes per second of all connections together, in each direction, as of the aggregator's link."""
+    """Bytes per second of all connections together, in each direction, like the aggregator's link."""
     faults: tuple[Fault, ...] = ()
-    """What goes wrong; of the rules that name a message, the first befalls it."""
+    """Faults; the first rule that selects a message applies."""
 
     @property
     def longest(self) -> float:
-        """Seconds that a single fault costs at most."""
+        """Longest duration of a single fault, in seconds."""
         return max((getattr(fault, "seconds", 0.0) for fault in self.faults), default=0.0)
 
 
 class Script:
-    """Decides what befalls each message, and counts it.
+    """Chooses faults and counts them.
 
     Args:
-        spec: of the relay.
+        spec: the relay's.
     """
 
     def __init__(self, spec: RelaySpec) -> None:
@@ -154,7 +154,7 @@ class Script:
         self._counts: dict[str, dict[str, Any]] = {}
 
     def choose(self, direction: Direction, number: int, connection: int) -> Fault | None:
-        """Return what befalls a message."""
+        """Return the fault of a message, or None."""
         for place, rule in enumerate(self._spec.faults):
             seed = derive(self._spec.seed, "fault", place)
             if rule.direction == direction and self._left[place] and rule.names(number, connection, seed):
@@ -163,7 +163,7 @@ class Script:
         return None
 
     def count(self, kind: str, direction: Direction, number: int) -> None:
-        """Take note of what was done to a message."""
+        """Count a fault."""
         counted = self._counts.setdefault(kind, {"count": 0})
         counted["count"] += 1
         numbers = counted.setdefault(f"{direction}s", [])
@@ -172,5 +172,5 @@ class Script:
 
     @property
     def counts(self) -> dict[str, dict[str, Any]]:
-        """By kind: how often, and to the requests or responses of which numbers."""
+        """Number of faults by kind, with the numbers of affected messages."""
         return {kind: self._counts[kind] for kind in sorted(self._counts)}

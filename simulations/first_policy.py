@@ -15,8 +15,8 @@ from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import admitted, usual
 from rankdad.local.sums import linear_sets
 from rankdad.simulations.checking import check_policy
-from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.resolving import with_columns
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import SimulationFile
 
 
@@ -43,7 +43,7 @@ def at_hospitals(file: SimulationFile) -> str:
     file = file.model_copy(update={"simulation": file.simulation.model_copy(update={"policy": policy})})
     try:
         with TemporaryDirectory() as folder:
-            data = dealt_data(with_columns(file), Path(folder))
+            data = partitioned_data(with_columns(file), Path(folder))
             plan = make_plan(run, build_network(run))
             check_policy(policy, run, plan, list(data.values()))
             found = [admitted(policy, run, plan, site) for site in data.values()]
@@ -61,7 +61,7 @@ def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None],
     file = file.model_copy(update={"simulation": file.simulation.model_copy(update={"policy": policy})})
     try:
         with TemporaryDirectory() as folder:
-            data = dealt_data(with_columns(file), Path(folder))
+            data = partitioned_data(with_columns(file), Path(folder))
             known = {name: linear_sets(file.run, usual(policy, file.run, site)) for name, site in data.items()}
     except UserError:
         return lines, sites

@@ -1,4 +1,4 @@
-"""How much disk a run takes at the aggregator: its file and checkpoints, predicted from the plan, never exceeded."""
+"""Upper bounds on the disk space of a run at the aggregator, predicted from the plan."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rankdad.common.run.checkpoints import EVERY, KEPT
 from rankdad.remote.run_file import JOURNAL_PAGES, PAGE, row_bytes
 
 CELL = 24  # bytes of a number in a table's row
-CONTROL = 1024  # bytes of any message that is no step, beside what follows from the plan
-LATE_HEAD = 7  # bytes before the places of those who came late
+CONTROL = 1024  # bytes of a message other than steps, beyond sizes from the plan
+LATE_HEAD = 7  # bytes before the places of late sites
 DIGEST = 160  # bytes of a site's name and digest
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Largest sizes in bytes.
+    """Upper bounds in bytes.
 
     Args:
-        step: that one optimizer step adds to the run's file.
-        step_update: what of it is updates, and stays with `--retention all`.
-        epoch: that the end of an epoch adds (buffers, evaluation, decision).
-        epoch_update: what of it is updates.
-        once: that hello, preparation, the tests of all folds, and goodbye add.
-        checkpoint: of the aggregator.
-        window: steps of which contributions are kept: of two checkpoints, and until the next.
-        journal: beside the file, while it is written.
+        step: growth of the run's file by an optimizer step.
+        step_update: part of it in updates, which remain with `--retention all`.
+        epoch: growth by the end of an epoch (buffers, evaluation, decision).
+        epoch_update: part of it in updates.
+        once: growth by hello, preparation, the tests of all folds, and goodbye.
+        checkpoint: size of the aggregator's checkpoint.
+        window: number of steps with stored contributions: of two checkpoints, and until the next.
+        journal: size of the write-ahead log.
     """
 
     step: int
@@ -43,22 +43,22 @@ class Footprint:
     journal: int
 
     def tail(self, epochs: int = 0) -> int:
-        """Return the size of file and checkpoints with `--retention tail`, with so many ends of epochs in it."""
+        """Return the size of file and checkpoints with `--retention tail`, including so many ends of epochs."""
         return self.window * self.step + epochs * self.epoch + self.once + KEPT * self.checkpoint
 
 
 def footprint(plan: Plan, every: int = EVERY, regions: int = 0) -> Footprint:
-    """Return the largest sizes of what a run leaves at an aggregator.
+    """Compute upper bounds for a run's files at an aggregator.
 
     Args:
-        plan: of the run.
-        every: steps between two checkpoints.
-        regions: that send to one aggregator, at most: their contributions are as large as updates.
+        plan: the run's.
+        every: steps between checkpoints.
+        regions: maximum number of regions below one aggregator; their contributions are as large as updates.
     """
     sites, exchanges = len(plan.sites), len(plan.exchanges)
     control = row_bytes(CONTROL)
     late = plan.staleness * math.ceil(sites / 8) + LATE_HEAD * bool(plan.staleness)
-    answer = step_bytes(plan, up=False) + sites + late  # and who is missing
+    answer = step_bytes(plan, up=False) + sites + late  # with missing sites
     body = answer + sites * step_bytes(plan, up=True) + regions * answer
     update = exchanges * row_bytes(answer // exchanges)
     up = exchanges * row_bytes(step_bytes(plan, up=True) // exchanges)
@@ -79,15 +79,15 @@ def footprint(plan: Plan, every: int = EVERY, regions: int = 0) -> Footprint:
 
 
 def _study_bytes(plan: Plan) -> int:
-    """Return the largest size of what the folds before have tested: two tallies a site, as text."""
-    if plan.folds == 1:  # which is tested after the last checkpoint
+    """Bound the size of the tests of previous folds in a checkpoint: two tallies a site, as text."""
+    if plan.folds == 1:  # tested after the last checkpoint
         return 0
     tallies = tally_bytes(plan.task) + tally_bytes(plan.task, plan.grouped)
     return len(plan.sites) * (math.ceil(4 / 3 * tallies) + CONTROL) + plan.folds * CONTROL
 
 
 def _residual_bytes(plan: Plan) -> int:
-    """Return the largest size of the aggregator's residuals and bases: of each route rows, or a matrix."""
+    """Bound the size of the aggregator's residuals and bases."""
     itemsize, sites, total = 8, len(plan.sites), 0
     for route in plan.routes:
         out, columns = route.matrix

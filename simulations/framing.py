@@ -1,7 +1,7 @@
-"""Where messages of HTTP/1 begin and end in a stream of bytes; a state machine without input or output of its own.
+"""Splits a stream of bytes into HTTP/1 messages; a state machine without I/O.
 
-Every byte that is fed comes out again, in pieces of one message each. Bytes that are no HTTP, such as TLS, pass. A
-response to HEAD, which announces a body and has none, is not understood.
+Output contains all input bytes, in pieces of one message each. Other protocols, such as TLS, pass unchanged. Responses
+to HEAD requests are not supported.
 
     state     holds back                  ends
     HEAD      the head's bytes so far     at the empty line: BODY, SIZE or REST, or HEAD if there is no body
@@ -9,7 +9,7 @@ response to HEAD, which announces a body and has none, is not understood.
     SIZE      the chunk's size so far     at the line's end: CHUNK, or TRAILER after size 0
     CHUNK     nothing                     after the chunk and its line's end: SIZE
     TRAILER   a line so far               at an empty line: HEAD
-    REST      nothing                     with the connection: a response of no declared length, or what is not HTTP
+    REST      nothing                     with the connection: a response without length, or another protocol
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-MAX_HEAD = 65536  # bytes; what is longer is no head of ours
+MAX_HEAD = 65536  # bytes
 MAX_LINE = 4096  # bytes of a chunk's size or of a trailer
 
 _START = re.compile(rb"(?P<verb>[A-Z]+) \S+ HTTP/1\.[01]\r\n|HTTP/1\.[01] (?P<status>\d{3})[ \r]")
@@ -43,7 +43,7 @@ class Piece:
 
     Args:
         data: the bytes.
-        size: only of a message's first piece, which is its whole head: bytes of the message, at least.
+        size: only for a message's first piece, its whole head: minimum bytes of the message.
         last: whether the message ends here.
     """
 
@@ -62,11 +62,11 @@ class Framer:
 
     @property
     def parses(self) -> bool:
-        """Whether the stream is HTTP as far as it was seen."""
+        """Whether the stream has been HTTP so far."""
         return self._state is not _State.REST
 
     def split(self, data: bytes) -> Iterator[Piece]:
-        """Yield the pieces that are complete with these bytes."""
+        """Yield the pieces that these bytes complete."""
         while data:
             if self._state is _State.REST:
                 yield Piece(data)
@@ -93,7 +93,7 @@ class Framer:
             yield self._head(whole) if self._state is _State.HEAD else self._line(whole)
 
     def rest(self) -> bytes:
-        """Return what is held back, when the stream has ended."""
+        """Return the held-back bytes at the end of the stream."""
         rest, self._held = self._held, b""
         return rest
 
@@ -103,7 +103,7 @@ class Framer:
             self._state = _State.REST
             return Piece(head)
         status = int(start["status"] or 0)
-        if 100 <= status < 200:  # not the answer yet; after 101 another protocol is spoken
+        if 100 <= status < 200:  # interim response; after 101 another protocol follows
             self._state = _State.REST if status == 101 else _State.HEAD
             return Piece(head)
         if status in (204, 304):

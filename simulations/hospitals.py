@@ -1,4 +1,4 @@
-"""Hospitals' tables as they lie in a folder: which there are, what each holds, and how a schema names them."""
+"""Hospitals' tables in a folder: discovery, profiles, and their names in a schema."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Hospital:
     """A hospital's tables.
 
     Args:
-        site: its name in a run; "" of one table that is dealt out.
-        tables: profile of each, by file; of several with the same columns, which are one, by the first.
-        files: names of all.
+        site: its name in a run; "" for one table to partition.
+        tables: profile by file; tables with the same columns are joined under the first.
+        files: names of all files.
     """
 
     site: str
@@ -32,7 +32,7 @@ class Hospital:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """All tables' columns by name; the first table's where several have one."""
+        """Columns of all tables by name; the first table's if several have one."""
         return {name: column for own in reversed(self.tables.values()) for name, column in own.by_name.items()}
 
     @property
@@ -48,28 +48,28 @@ class Hospital:
 
     @property
     def called(self) -> str:
-        """What notes call it."""
+        """Name in notes."""
         return self.site or "the table"
 
     def holding(self, column: str) -> str:
-        """Return the file that has a column; all files if none does."""
+        """Return the file with a column; all files if none has it."""
         return next((str(path) for path, own in self.tables.items() if column in own.by_name), self.place)
 
     @property
     def place(self) -> str:
-        """Its files, as errors name them."""
+        """Its files, for errors."""
         return " and ".join(map(str, self.tables))
 
 
 @dataclass(frozen=True)
 class Consortium:
-    """What was found in a table, or in a folder.
+    """The contents of a table or folder.
 
     Args:
-        hospitals: one, if it is a table.
-        table: that is dealt out at random, if it is one.
-        written: how all tables are written.
-        notes: what is to be told.
+        hospitals: the hospitals; a single one for a table.
+        table: the table to partition at random, or None.
+        written: format of all tables.
+        notes: notes for the user.
     """
 
     hospitals: tuple[Hospital, ...]
@@ -83,7 +83,7 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
 
     Args:
         data: the table or folder.
-        written: what is known of how the tables are written.
+        written: known format of the tables.
 
     Raises:
         DataError: there is no table, or one cannot be read.
@@ -103,10 +103,10 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         renamed = [f"{place.name} is {site}" for site, place in places.items() if site and place.name.lower() != site]
         if renamed:
             notes.append(
-                f"sites are called by what stands in their files' or folders' names: {', '.join(renamed[:20])}"
+                f"sites have the names of their files or folders, or the parts that differ: {', '.join(renamed[:20])}"
             )
     if not places:
-        said = f"holds no table ({', '.join(TABLES)}), nor a folder with one: expected a folder for each hospital"
+        said = f"has no table ({', '.join(TABLES)}), nor a folder with one: expected a folder for each hospital"
         raise DataError(data, said, code="data-missing", field="DATA")
     found, guessed = list[Hospital](), False
     for site, place in places.items():
@@ -115,7 +115,7 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
             tables[path], guess = read_guessing(path, written)
             if not len(tables[path]):
                 raise DataError(path, "has no rows: expected one for each sample", code="table-empty")
-            notes += [f"{guess}; it stands in the spec now"] if guess else []
+            notes += [f"{guess}; it is in the spec now"] if guess else []
             guessed |= guess is not None
         files = tuple(path.name for path in tables)
         if len(tables) > 1 and len({frozenset(table.frame.columns) for table in tables.values()}) == 1:
@@ -123,8 +123,8 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
             tables = {next(iter(tables)): append(list(tables.values()))}
         profiles = {path: profile_of(table) for path, table in tables.items()}
         for path, profile in profiles.items():
-            for told in (told for told in profile.remarks if told.code == "row-of-totals"):
-                raise DataError(path, told.text, code=told.code, row=told.row)
+            for remark in (remark for remark in profile.remarks if remark.code == "row-of-totals"):
+                raise DataError(path, remark.text, code=remark.code, row=remark.row)
         found.append(Hospital(site, profiles, files))
     written = written.model_copy(update={"encoding": "cp1252"}) if guessed else written
     found = _with_results(found)
@@ -132,7 +132,7 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
 
 
 def _with_results(found: Sequence[Hospital]) -> list[Hospital]:
-    """Return hospitals in whose columns a code such as - is a level where it is one elsewhere, as beside +."""
+    """Treat a code such as - as a level in columns where another hospital has it as a level."""
     levels: dict[str, set[str]] = {}
     for one in found:
         for name, column in one.columns.items():
@@ -158,7 +158,7 @@ def _with_results(found: Sequence[Hospital]) -> list[Hospital]:
 
 
 def named_files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
-    """Return how a schema names the hospitals' tables, and notes.
+    """Return the schema's fields for the hospitals' tables, and notes.
 
     Raises:
         DataError: they do not belong together.
@@ -187,7 +187,7 @@ def named_files(found: Sequence[Hospital]) -> tuple[dict[str, Any], list[str]]:
     ]
     keys = [name for name in shared if all(_is_key(own, name) for one in found for own in one.tables.values())]
     if not keys:
-        problem = "have no column in common that names every row once, by which they could be joined"
+        problem = "have no common column that identifies every row, by which they could be joined"
         raise DataError(found[0].place, problem, code="key-missing", field="data.key")
     first, *others = sorted(names, key=lambda name: -len(_named(found[0], name).columns))
     notes = [f"{first} is joined with {', '.join(others)} by {keys[0]}"]

@@ -1,6 +1,6 @@
-"""All sites and aggregators in one process, one after the other: for tests, and where processes are not wanted.
+"""All sites and aggregators in one process, in turn.
 
-The same trainers, the same aggregator and the same bytes as between processes, and so the same weights to the last bit.
+Trainers, aggregator and messages are the same as between processes, and so are the weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.view import View, Waiting, view_of
 from rankdad.simulations.checking import admitted_together, check_policy
-from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
+from rankdad.simulations.site_folders import identifier_warnings, partitioned_data
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import Tree
 
-Said = bytes | int | str  # what a site says: its contribution, the round that it asks for, or why it cannot go on
-Exchange = Callable[[Mapping[str, bytes | None]], Iterator[tuple[str, Said]]]
+SiteMessage = bytes | int | str  # a contribution, the round that a site asks for, or the reason of a failure
+Exchange = Callable[[Mapping[str, bytes | None]], Iterator[tuple[str, SiteMessage]]]
 
 
 class Trainers:
-    """The trainers of a run's sites, or of some of them, in one process.
+    """The trainers of a run's sites, or some of them, in one process.
 
     Args:
         spec: the run.
-        plan: of the run.
-        data: samples of every site that trains here, by name.
-        allowed_factories: model factories that the caller permits.
-        devices: where the sites train, dealt out to them in turn.
+        plan: the run's.
+        data: data by site, for sites that train here.
+        allowed_factories: permitted model factories.
+        devices: devices, assigned to sites in turn.
         weights: folder of the pretrained weights that the spec names.
-        policies: of the sites, by name; without them everything is allowed.
-        tested: given every site's outputs for the test samples of every fold.
+        policies: policies by site; without them everything is allowed.
+        tested: called with every site's outputs for the test samples of every fold.
 
     Attributes:
-        results: of the sites that have reached the run's end.
-        failures: why the others have not.
+        results: results of sites that completed the run.
+        failures: errors of the others.
 
     Raises:
         PolicyError: a site's policy does not allow the run.
@@ -94,16 +94,16 @@ class Trainers:
             state, observer = TrainingState(site, run_state), Observer(tested=partial(tested, site))
             self._sites[site] = site_of(spec, plan, admitted_data, state, everyone[site], observer)
 
-    def advance(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
-        """Answer sites, and yield what each says that has not ended; None is the answer that there is none."""
+    def advance(self, answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, SiteMessage]]:
+        """Pass answers to sites and yield each site's next message; None means that there is no answer."""
         for name in [name for name in self._sites if name in answers]:
             site = self._sites[name]
-            said: Said | None = None
+            said: SiteMessage | None = None
             try:
                 said = site.advance(answers[name])
-            except RunFailedError as error:  # another site's
+            except RunFailedError as error:  # caused by another site
                 self.failures.append(error)
-            except RankdadError as error:  # its own
+            except RankdadError as error:  # caused by this site
                 self.failures.append(RunFailedError(name, str(error), code=error.code, field=error.field))
                 said = str(error)
             else:
@@ -116,18 +116,18 @@ class Trainers:
 
 
 def carry(tree: Tree, exchange: Exchange, on_round: Callable[[Aggregator], None] = lambda aggregator: None) -> None:
-    """Carry what sites say to their aggregators, and the answers back, until no site is answered any more.
+    """Pass messages between sites and aggregators until no site gets an answer.
 
     Args:
-        tree: of the aggregators.
-        exchange: answers sites, and yields what these say; see `Trainers.advance`.
+        tree: the aggregators.
+        exchange: answers sites and yields their messages; see `Trainers.advance`.
         on_round: called after every round.
     """
     answers: Mapping[str, bytes | None] = dict.fromkeys(tree.top.plan.sites)
     while answers:
         heard: dict[str, bytes] = {}
         for site, first in exchange(answers):
-            said: Said | None = first
+            said: SiteMessage | None = first
             while isinstance(said, int):
                 said = dict(exchange({site: tree.above(site).recorded(site, said)})).get(site)
             if said is not None:
@@ -151,15 +151,15 @@ def run(
     """Train all sites of a run in this process: see `Trainers` for the arguments, and `carry` for `on_round`.
 
     Returns:
-        Every site's result, by name.
+        Results by site.
 
     Raises:
         PolicyError: a site's policy does not allow the run.
-        RunFailedError: a site failed that the run needs.
+        RunFailedError: a required site failed.
     """
     replica = partial(Replica, spec, allowed_factories, weights=weights)
     plan = make_plan(spec, replica().model)
-    trainers = Trainers(  # first: a run that a site refuses leaves nothing behind
+    trainers = Trainers(  # first, so that a refused run leaves no files
         spec,
         plan,
         {site: data[site] for site in plan.sites},
@@ -186,23 +186,23 @@ def simulate(
     quiet: bool = False,
     on_round: Callable[[Aggregator], None] | None = None,
 ) -> dict[str, Any]:
-    """Run a simulation in this process, and return its summary; or train one site that has all sites' data.
+    """Run a simulation in this process, optionally pooled at one site, and return its summary.
 
     Args:
         file: run and simulation.
-        directory: of the run.
-        allow_factories: model factories that the caller permits.
-        json_output: whether standard output is kept free for the summary.
-        pooled: whether one site has everything.
-        quiet: whether nothing is said of epochs.
-        on_round: called after every round, in place of anything that is said.
+        directory: the run's.
+        allow_factories: permitted model factories.
+        json_output: whether standard output is reserved for the summary.
+        pooled: whether one site has all data.
+        quiet: whether to omit lines about epochs.
+        on_round: called after every round instead of printing.
 
     Raises:
-        UserError: there is a relay, of which nothing would come.
+        UserError: the simulation has a relay, which needs processes.
     """
     if file.simulation.relay is not None:
         raise UserError(
-            "simulation.relay: a run in one process has no links that could be slow or faulty: set it to null",
+            "simulation.relay: a run in one process has no connections: set it to null",
             code="options-exclude",
             field="simulation.relay",
         )
@@ -211,10 +211,10 @@ def simulate(
         spec = file.run
         if not pooled:
             check_policy(file.simulation.policy, spec, make_plan(spec, build_network(spec, allow_factories)), ())
-        data = dealt_data(file, directory / "sites", allow_factories)
-        for told in told_of_identifiers(spec, data):
-            print(f"warning: {told}", file=sys.stderr)
-        if on_round is None:  # as sites that are processes have it in their logs
+        data = partitioned_data(file, directory / "sites", allow_factories)
+        for warning in identifier_warnings(spec, data):
+            print(f"warning: {warning}", file=sys.stderr)
+        if on_round is None:  # site processes log the same
             for site, own in data.items():
                 for note in (note for note in own.notes if not isinstance(note, Fact)):
                     print(f"{site}: {note}", file=sys.stderr)
@@ -242,7 +242,7 @@ def simulate(
 
 @contextmanager
 def looking_on(*, json_output: bool, quiet: bool) -> Iterator[Callable[[Aggregator], None]]:
-    """Yield what is called after every round, and shows how far the run is."""
+    """Yield a function to call after every round, which shows the progress."""
     view: View | None = None
 
     def tick(aggregator: Aggregator) -> None:
@@ -264,7 +264,7 @@ def looking_on(*, json_output: bool, quiet: bool) -> Iterator[Callable[[Aggregat
 
 
 def predicting(directory: Path, spec: RunSpec, data: Mapping[str, SiteData]) -> Callable[[str, int, Tensor], None]:
-    """Return what is given each site's outputs for the test samples of a fold, and writes them into its folder."""
+    """Return a function that writes each site's outputs for the test samples of a fold to its folder."""
 
     def tested(site: str, fold: int, outputs: Tensor) -> None:
         write_predictions(directory / "sites" / site / "predictions", spec, data[site], fold, outputs)
@@ -273,7 +273,7 @@ def predicting(directory: Path, spec: RunSpec, data: Mapping[str, SiteData]) -> 
 
 
 def write_results(directory: Path, spec: RunSpec, data: Mapping[str, SiteData], results: Mapping[str, Result]) -> None:
-    """Write each site's model into its folder.
+    """Write each site's model to its folder.
 
     Raises:
         UserError: the disk is full or broken.

@@ -1,4 +1,4 @@
-"""How samples are dealt out to simulated sites."""
+"""Partitioning of samples among simulated sites."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rankdad.common.spec.table_schema import Column, Level, PositiveInt, canonic
 from rankdad.common.spec.tasks import Regression, TaskSpec
 from rankdad.simulations.datasets import Dataset, Rows
 
-DRAWS = 200  # of proportions, until no site has too few samples
+DRAWS = 200  # attempts to draw proportions that give every site enough samples
 BINS = 10
 
 
 class Iid(Part):
-    """Deal at random; `shares` makes sites of unequal size."""
+    """Partition at random; `shares` gives sites unequal sizes."""
 
     name: Literal["iid"] = "iid"
     shares: tuple[PositiveFloat, ...] | None = None
-    """Relative size of each site; null makes all equal."""
+    """Relative size of each site; null gives equal sizes."""
 
     def deal(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
         """Return each site's rows."""
@@ -43,16 +43,16 @@ class Iid(Part):
 
 
 class Dirichlet(Part):
-    """Deal each class in proportions drawn from a Dirichlet distribution: sites differ in their mix of classes.
+    """Partition each class in proportions from a Dirichlet distribution, so that sites differ in their mix of classes.
 
-    Of the task regression a class is a tenth of the samples, by size of the label; of multi-label a set of labels.
+    For regression, a class is a decile of the label; for multi-label, a set of labels.
     """
 
     name: Literal["dirichlet"]
     alpha: PositiveFloat
-    """Small: a site sees few classes; large: all sites are alike."""
+    """Small values give sites few classes, large values similar sites."""
     minimum: PositiveInt = 1
-    """Fewest samples of a site: proportions are drawn again until every site has them."""
+    """Minimum samples of a site; proportions are drawn again until every site has them."""
 
     def deal(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
         """Return each site's rows."""
@@ -66,14 +66,14 @@ class Dirichlet(Part):
 
 
 class ByColumn(Part):
-    """Give every site the rows of a table in which a column has certain values, such as the scanner's name."""
+    """Give every site the rows of a table with certain values in a column, such as the scanner's name."""
 
     name: Literal["column"]
     column: Column
     """The column."""
     values: dict[SiteName, Annotated[tuple[Level, ...], Field(min_length=1)]] | None = None
-    """Values of each site; other rows belong to nobody. Null: the value is the site's name in letters of either case;
-    or, where not all sites are found so, there is one value for each, in order."""
+    """Values of each site; other rows are unused. Null: each value is a site's name, in any case; or else there is one
+    value for each site, in order."""
 
     @model_validator(mode="after")
     def _values_belong_to_one_site(self) -> ByColumn:
@@ -88,8 +88,8 @@ class ByColumn(Part):
         """Return each site's rows, in the table's order.
 
         Raises:
-            SpecError: `values` are of other sites.
-            DataError: there is no such column, or its values are not those of the sites.
+            SpecError: `values` names other sites.
+            DataError: the column is missing, or its values do not match the sites.
         """
         cells = np.array([canonical(cell) for cell in pool.cells(self.column)], object)
         held = sorted(set(cells), key=_in_order)
@@ -118,13 +118,13 @@ class ByColumn(Part):
         problem = f"column {self.column} has {len(held)} values ({_some(held)}), which are not the names of the"
         raise DataError(
             origin,
-            f"{problem} {len(sites)} sites: tell whose they are by simulation.partition.values",
+            f"{problem} {len(sites)} sites: assign them with simulation.partition.values",
             code="partition-impossible",
         )
 
 
 class Folder(Part):
-    """Leave every site what is in its own folder: with the source folders, and no other."""
+    """Use every site's own folder: for the source folders only."""
 
     name: Literal["folder"]
 
@@ -133,12 +133,12 @@ Partition = Annotated[Iid | Dirichlet | ByColumn | Folder, Field(discriminator="
 
 
 def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> dict[str, Rows]:
-    """Deal a pool's rows out to the run's sites; at random, training and test samples are dealt separately.
+    """Partition rows among the run's sites. At random, training and test samples are partitioned separately.
 
-    Rows of one group, such as a patient, go to one site, as the first of them is dealt.
+    Rows of one group, such as a patient, go to one site, with the group's first row.
 
     Raises:
-        DataError: a label or a split mark is out of range or missing, or a site is left without samples.
+        DataError: a label or split mark is invalid or missing, or a site has no samples.
     """
     sites, labels = run.federation.sites, pool.labels(run)
     least = how.minimum if isinstance(how, Dirichlet) else 1
@@ -178,11 +178,11 @@ def _deal(
 
 
 def strata(labels: NDArray[Any], task: TaskSpec) -> NDArray[np.int64]:
-    """Return the class by which each row is dealt: its label's, its tenth of numbers, or its set of labels.
+    """Return the stratum of each row: its class, decile or set of labels.
 
     Args:
-        labels: of the task; rows that lack one have a class of their own.
-        task: what they belong to.
+        labels: the labels; rows without one form a separate stratum.
+        task: the prediction task.
     """
     missing = np.isnan(labels).reshape(len(labels), -1).any(axis=1)
     if isinstance(task, Regression):
@@ -197,7 +197,7 @@ def strata(labels: NDArray[Any], task: TaskSpec) -> NDArray[np.int64]:
 
 
 def _in_order(value: str) -> tuple[float, str]:
-    """Sort numbers by size, before texts."""
+    """Sort numbers by value, before texts."""
     try:
         return float(value), value
     except ValueError:

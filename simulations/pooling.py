@@ -1,4 +1,4 @@
-"""All sites' samples together, as no hospital may have them: what a federation is measured against."""
+"""All sites' samples at one site, as a reference for federated runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rankdad.common.preparation import Fit, Preparing
 from rankdad.common.spec import ALONE, LeaveOneSiteOut, RunSpec
 from rankdad.local.alone import without_ranks
 
-SITE = "together"  # name of the one site that has everything
+SITE = "together"  # name of the pooled site
 
 
 def pooled_spec(spec: RunSpec, data: Mapping[str, SiteData]) -> RunSpec:
-    """Return the run of one site with everything: about as many steps, and gradients that nobody has to send."""
+    """Return the run of one site with all data: about as many steps, with dense gradients."""
     document = without_ranks(spec)
     document["federation"] |= {"sites": [SITE]} | ALONE
     folds = [[len(site.splits[fold].train) for site in data.values()] for fold in range(spec.folds)]
@@ -34,7 +34,7 @@ def pooled_spec(spec: RunSpec, data: Mapping[str, SiteData]) -> RunSpec:
 
 
 def pooled_data(data: Mapping[str, SiteData]) -> SiteData:
-    """Return all sites' samples as those of one site, each in the fold in which it is at its own."""
+    """Join all sites' samples as one site's, each in the same fold as at its own site."""
     sites = list(data.values())
     starts = torch.tensor([0, *(len(site.samples) for site in sites[:-1])]).cumsum(0).tolist()
     splits = tuple(_joined(fold, starts) for fold in zip(*(site.splits for site in sites), strict=True))
@@ -60,14 +60,14 @@ def _joined(fold: Sequence[Split], starts: Iterable[int]) -> Split:
 
 
 def first_fit(spec: RunSpec, data: Mapping[str, SiteData]) -> Fit:
-    """Return what all sites' training rows of the first fold say, as the sites would find it together."""
+    """Return the federated preparation's fit on all sites' training rows of the first fold."""
     return Preparing(spec).fitted([site.rows(0) for site in data.values()])
 
 
 def first_rows(
     spec: RunSpec, data: Mapping[str, SiteData], part: Literal["train", "test"] = "train"
 ) -> dict[str, Samples]:
-    """Return what every site trains on, or tests with, in the first fold, prepared as the sites would together."""
+    """Return every site's prepared training or test rows of the first fold."""
     preparing, fit, dtype = Preparing(spec), first_fit(spec, data), getattr(torch, spec.training.dtype)
     prepared = {}
     for name, site in data.items():

@@ -1,4 +1,4 @@
-"""Processes of a simulation: how they start, write their logs and end."""
+"""Start, logs and end of a simulation's processes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pathlib import Path
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import ended_with, error_line
 
-ENDING = 4.0  # seconds in which processes end by themselves after one of them has
+ENDING = 4.0  # seconds for processes to end after one has ended
 LAST_LINES = 5
 
 
 def start(context: BaseContext, name: str, target: Callable[[], None]) -> BaseProcess:
-    """Start a process, which ends with its parent."""
+    """Start a process that ends with its parent."""
     process = context.Process(target=target, name=name, daemon=True)  # type: ignore[attr-defined]
     process.start()
     return process  # type: ignore[no-any-return]
 
 
 def redirect(log: io.TextIOWrapper) -> None:
-    """Let a process print into its log."""
+    """Redirect a process's output to its log."""
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
 
 
 def open_log(path: Path) -> io.TextIOWrapper:
-    """Open this process's log; where the disk does not take it, say so and end the process."""
+    """Open this process's log, or end the process with an error."""
     try:
         return path.open("w", encoding="utf-8", buffering=1)
     except OSError as error:
@@ -45,7 +45,7 @@ def open_log(path: Path) -> io.TextIOWrapper:
 
 
 def run(work: Callable[[], object], log: io.TextIOBase) -> None:
-    """Run a process's work; an error becomes a sentence in its log, anything unexpected a traceback."""
+    """Run a process's work; a known error becomes a line in its log, any other a traceback."""
     code = 0
     try:
         work()
@@ -61,7 +61,7 @@ def run(work: Callable[[], object], log: io.TextIOBase) -> None:
 
 
 def stop(processes: Iterable[BaseProcess], acts: Iterable[str]) -> None:
-    """See that no process is left, by what is to be tried one after the other."""
+    """Apply actions in turn until all processes have ended."""
     processes = list(processes)
     for act in acts:
         living = [process for process in processes if process.is_alive()]
@@ -71,7 +71,7 @@ def stop(processes: Iterable[BaseProcess], acts: Iterable[str]) -> None:
         for process in living:
             getattr(process, act)()
     for process in processes:
-        process.join(ENDING)  # an exit status is known only then
+        process.join(ENDING)  # sets the exit status
 
 
 def _wait_all(sentinels: list[int], seconds: float) -> None:
@@ -82,7 +82,7 @@ def _wait_all(sentinels: list[int], seconds: float) -> None:
 
 
 def how_it_ended(process: BaseProcess) -> str:
-    """Say by which signal or with which status a process has ended."""
+    """Describe the signal or status that ended a process."""
     code = process.exitcode
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
@@ -90,14 +90,14 @@ def how_it_ended(process: BaseProcess) -> str:
 
 
 def last_error(log: Path) -> tuple[str, str]:
-    """Return what a process has written of its end, and the code there; both are empty if it had no time to."""
+    """Return the last error in a process's log and its code; "" without one."""
     _, found, error = last_lines(log).rpartition("error: ")
     sentence, code = ended_with(error)
     return (sentence, code) if found else ("", "")
 
 
 def last_lines(path: Path) -> str:
-    """Return the last lines of a log; none where it cannot be read."""
+    """Return the last lines of a log; "" if unreadable."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

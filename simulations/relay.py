@@ -1,7 +1,7 @@
-"""A TCP relay between sites and aggregator: slow links, and faults by a seeded script.
+"""A TCP relay between sites and aggregator, with slow links and faults from a seeded script.
 
-Without faults it passes bytes on and looks at none, so that TLS passes too. For faults it looks for where requests and
-responses begin and end. It reads no faster than it can write: what it holds in memory is bounded.
+Without faults it passes on bytes without parsing, including TLS. With faults it parses requests and responses. It reads
+no faster than it writes, so its memory is bounded.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ class _Connection:
     number: int
     requests: Framer = field(default_factory=Framer)
     unanswered: deque[int] = field(default_factory=deque)  # numbers of requests
-    copy: Streams | None = None  # on which the request in hand is sent a second time
+    copy: Streams | None = None  # for the duplicate of the present request
 
 
 @dataclass
 class _Held:
-    """A request that waits to be overtaken."""
+    """A request that waits for another to pass it."""
 
     connection: int
     overtaken: asyncio.Event
 
 
 class Relay:
-    """Passes on what comes in.
+    """Relays connections.
 
     Args:
-        spec: what to disturb.
-        host: of the aggregator.
-        port: of the aggregator.
+        spec: delays and faults.
+        host: the aggregator's.
+        port: the aggregator's.
     """
 
     def __init__(self, spec: RelaySpec, host: str, port: int) -> None:
@@ -83,7 +83,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listening: socket.socket, stop: asyncio.Event) -> None:
-        """Relay whatever connects, until told to stop."""
+        """Relay all connections until `stop` is set."""
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._spawn(self._connect((reader, writer)))
@@ -98,7 +98,7 @@ class Relay:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def report(self) -> dict[str, Any]:
-        """Return what passed, and what was done to it."""
+        """Return counts of traffic and faults."""
         return {
             "connections": self._connections,
             "unparsed_connections": self._unparsed,
@@ -113,7 +113,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, near: Streams) -> None:
-        """Carry one connection to its end."""
+        """Relay one connection to its end."""
         self._connections += 1
         connection = _Connection(self._connections)
         try:
@@ -136,7 +136,7 @@ class Relay:
         except _CutError as cut:
             reset = cut.reset
         except OSError:
-            pass  # one end is gone, so the other has to go
+            pass  # one end has closed; the other follows
         finally:
             for task in (*pumps, *late):
                 task.cancel()
@@ -148,9 +148,9 @@ class Relay:
 
     def _line(self, direction: Direction, connection: _Connection, to: Streams) -> Line:
         spec, drawn = self._spec, Random(derive(self._spec.seed, "jitter", connection.number, direction))
-        # asyncio does this for sockets that know their protocol's number; those of `socket.create_server` do not.
+        # asyncio sets this only for sockets with a protocol number, unlike those of `socket.create_server`.
         to[1].get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        to[1].transport.set_write_buffer_limits(0)  # drained is sent, which a reset would else throw away
+        to[1].transport.set_write_buffer_limits(0)  # drained bytes are sent and survive a reset
         gates = self._shared[direction] + ([Gate(spec.bandwidth)] if spec.bandwidth else [])
         late = spec.delay or spec.jitter
         return Line(to[1], gates, (lambda: (spec.delay + drawn.uniform(0, spec.jitter)) / 1000) if late else None)
@@ -158,7 +158,7 @@ class Relay:
     async def _carry(
         self, direction: Direction, connection: _Connection, reader: asyncio.StreamReader, line: Line
     ) -> None:
-        """Pass on one direction, message by message if there are faults to make."""
+        """Relay one direction, message by message if there are faults."""
         if not self._spec.faults:
             while data := await reader.read(CHUNK):
                 self._bytes[direction] += len(data)
@@ -166,14 +166,14 @@ class Relay:
             await line.finish()
             return
         framer = connection.requests if direction == "request" else Framer()
-        number, fault, left = 0, None, None  # of the message in hand; `left`: bytes that pass before it breaks off
+        number, fault, left = 0, None, None  # of the present message; `left`: bytes before it breaks off
         while data := await reader.read(CHUNK):
             self._bytes[direction] += len(data)
             for piece in framer.split(data):
                 if piece.size is not None:
                     number = self._number(direction, connection)
                     fault = self._script.choose(direction, number, connection.number) if number else None
-                    left = await self._befall(fault, number, connection, reader, piece.size)
+                    left = await self._apply(fault, number, connection, reader, piece.size)
                 if isinstance(fault, Cut) and left is not None and left <= len(piece.data):
                     await line.send(piece.data[:left])
                     await line.flush()
@@ -190,20 +190,20 @@ class Relay:
         await line.finish()
 
     def _number(self, direction: Direction, connection: _Connection) -> int:
-        """Return the number of a message that begins; 0 for an answer that nobody asked for."""
+        """Return the number of a new message; 0 for a response without a request."""
         if direction == "response":
             return connection.unanswered.popleft() if connection.unanswered else 0
         self._requests += 1
         connection.unanswered.append(self._requests)
         return self._requests
 
-    async def _befall(
+    async def _apply(
         self, fault: Fault | None, number: int, connection: _Connection, reader: asyncio.StreamReader, size: int
     ) -> int | None:
-        """Do to a message what comes before its first byte; return how many bytes pass if it is to break off.
+        """Apply a fault before a message's first byte; return the number of bytes before a cut, if any.
 
         Raises:
-            _CutError: it was dropped.
+            _CutError: the message is dropped.
         """
         if fault is None:
             return None
@@ -215,7 +215,7 @@ class Relay:
             return None
         self._script.count(fault.kind, fault.direction, number)
         if isinstance(fault, Delay):
-            await asyncio.sleep(fault.seconds)  # which is the fault
+            await asyncio.sleep(fault.seconds)  # the fault itself
         elif isinstance(fault, Drop):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(fault.seconds):
@@ -228,7 +228,7 @@ class Relay:
         return None
 
     async def _overtaken(self, fault: Reorder, number: int, connection: _Connection) -> bool:
-        """Hold a request back; tell whether another has passed it in time."""
+        """Hold a request back; return whether another has passed it in time."""
         held = self._held[number] = _Held(connection.number, asyncio.Event())
         try:
             async with asyncio.timeout(fault.seconds):
@@ -240,16 +240,16 @@ class Relay:
         return True
 
     def _passed(self, number: int, connection: _Connection) -> None:
-        """Let go the requests that this one has overtaken."""
+        """Release requests that this one has overtaken."""
         for earlier, held in self._held.items():
             if earlier < number and held.connection != connection.number:
                 held.overtaken.set()
 
     async def _copy(self, connection: _Connection, data: bytes, *, last: bool) -> None:
-        """Send the bytes of a request that is sent twice a second time."""
+        """Send a request's bytes a second time."""
         if connection.copy is None:
             return
-        with contextlib.suppress(OSError):  # nobody misses the copy
+        with contextlib.suppress(OSError):  # errors of the copy do not matter
             connection.copy[1].write(data)
             await connection.copy[1].drain()
         if last:
@@ -258,7 +258,7 @@ class Relay:
 
 
 async def _hear_out(streams: Streams) -> None:
-    """Throw one response away."""
+    """Discard one response."""
     framer = Framer()
     try:
         with contextlib.suppress(OSError):
@@ -274,7 +274,7 @@ def _close(streams: Streams, *, reset: bool) -> None:
     if reset:
         with contextlib.suppress(OSError):
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()  # what was drained is sent all the same, and for what was not nobody waits any more
+    writer.transport.abort()  # drained bytes are still sent; nobody waits for others
 
 
 def run_relay(
@@ -285,14 +285,14 @@ def run_relay(
     signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     lifeline: int | None = None,
 ) -> dict[str, Any]:
-    """Relay until a signal comes, and return what was done, and how long a processor was busy with it.
+    """Relay until a signal arrives; return the report with the processor time.
 
     Args:
-        spec: what to disturb.
-        listening: socket that sites connect to.
+        spec: delays and faults.
+        listening: socket for the sites.
         to: host and port of the aggregator.
-        signals: that end it.
-        lifeline: a file descriptor that becomes readable when it has to end as well.
+        signals: signals that end it.
+        lifeline: file descriptor that ends it by becoming readable.
     """
     relay, began = Relay(spec, *to), time.process_time()
 
@@ -309,7 +309,7 @@ def run_relay(
 
 
 def show_report(report: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Say what a relay did, one line per kind of fault."""
+    """Print a report, one line for each kind of fault."""
     moved = report["bytes"]
     say(
         f"relay: {report['connections']} connections, {report['requests']} requests, "

@@ -1,4 +1,4 @@
-"""Patterns among a simulation's features, replaced by the columns that its data have."""
+"""Resolves patterns in a simulation's features to columns of its data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rankdad.simulations.spec import TABLES, SimulationFile
 
 
 def with_columns(file: SimulationFile) -> SimulationFile:
-    """Return a simulation whose features are columns: those of its table, or of the first site's folder.
+    """Resolve features to columns of the table, or of the first site's folder.
 
     Raises:
         DataError: there is no readable table.
-        SpecError: a pattern stands for no column.
+        SpecError: a pattern matches no column.
     """
     data, source = file.run.data, file.simulation.source
     if not isinstance(data, TableData) or not data.patterns:

@@ -1,4 +1,4 @@
-"""What each process of a simulation does, after it has closed what it has of the others."""
+"""Entry points of a simulation's processes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rankdad.simulations.processes import open_log, redirect, run
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import region_directory
 
-RELAY = "the relay"  # its process; no site can have this name
+RELAY = "the relay"  # name of its process; not a valid name of a site
 
 
 def log_path(directory: Path, name: str) -> Path:
-    """Return where a process of a simulation writes its lines."""
+    """Return the path of a process's log."""
     logs = {TOP: directory / "aggregator.log", RELAY: directory / "relay.log"}
     region = region_directory(directory, name)
     return logs.get(name, (region if region.exists() else directory / "sites" / name) / "log.txt")
@@ -49,7 +49,7 @@ def aggregator_process(
     lifeline: Connection,
     listening: socket.socket,
 ) -> None:
-    """Serve the run, or one of its regions, in a process forked for that."""
+    """Serve the run, or one of its regions, in a forked process."""
     from rankdad.remote.process import run_aggregator
 
     _close(ends, others)
@@ -69,11 +69,11 @@ def aggregator_process(
 def site_process(
     ends: Sequence[Connection], listening: Sequence[socket.socket], config: SiteConfig, logs: LogOptions
 ) -> None:
-    """Take part in the run, in a process forked for that."""
+    """Take part in the run in a forked process."""
     from rankdad.local.drivers.running import run_site
 
     _close(ends, listening)
-    multiprocessing.current_process().daemon = False  # a daemon may have no processes that read ahead
+    multiprocessing.current_process().daemon = False  # daemons cannot start processes that load data
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with open_log(Path(config.output) / "log.txt") as log:
@@ -83,7 +83,7 @@ def site_process(
 
 
 def _close(ends: Sequence[Connection], listening: Sequence[socket.socket]) -> None:
-    """Close what a process has of others: lifelines end with the simulator, and ports with their aggregators."""
+    """Close inherited lifelines and sockets of other processes."""
     for end in ends:
         end.close()
     for one in listening:
@@ -91,7 +91,7 @@ def _close(ends: Sequence[Connection], listening: Sequence[socket.socket]) -> No
 
 
 def relay_process(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
-    """Stand between the aggregator and those that send to it."""
+    """Relay connections to the aggregator in a forked process."""
     from rankdad.simulations.relay import run_relay
 
     to = listening.getsockname()[:2]

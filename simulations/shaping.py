@@ -1,4 +1,4 @@
-"""Slow links: bytes leave at a bandwidth, and arrive after a delay."""
+"""Slow links: bytes leave at a limited rate and arrive after a delay."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 MAX_PIECE, MIN_PIECE = 65536, 1024  # bytes of a piece
-PIECE = 0.01  # seconds that a piece takes to leave, within these sizes
-AHEAD = 0.02  # seconds of sending that are planned in advance: timers are late by a millisecond, the rate must not be
-ON_THE_WAY = 128  # pieces that have left and not arrived; with these on the way, the sender waits
+PIECE = 0.01  # seconds for sending a piece, within these sizes
+AHEAD = 0.02  # seconds of sending planned ahead, as timers are late by a millisecond
+ON_THE_WAY = 128  # maximum number of pieces in transit
 
 
 class Gate:
-    """A bandwidth: bytes leave one after the other.
+    """A bandwidth limit.
 
     Args:
         rate: bytes per second.
@@ -23,18 +23,18 @@ class Gate:
         self._free = 0.0
 
     def leave(self, size: int, now: float) -> float:
-        """Return when bytes that are there now have left."""
+        """Return the time at which bytes that are ready now have left."""
         self._free = max(self._free, now) + size / self.rate
         return self._free
 
 
 class Line:
-    """One direction of a connection; `deliver` runs beside whoever sends.
+    """One direction of a connection; `deliver` runs concurrently with the sender.
 
     Args:
-        writer: where the bytes arrive.
-        gates: that they leave through, in parallel.
-        delay: returns the seconds that a piece takes; null delivers at once.
+        writer: destination of the bytes.
+        gates: bandwidth limits, applied in parallel.
+        delay: returns the delay of a piece in seconds; None delivers at once.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, gates: Sequence[Gate], delay: Callable[[], float] | None) -> None:
@@ -46,11 +46,11 @@ class Line:
 
     @property
     def shaped(self) -> bool:
-        """Whether anything has to be delivered later than it is sent."""
+        """Whether bytes are delivered later than they are sent."""
         return bool(self._gates) or self._delay is not None
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, waiting while too many are on the way."""
+        """Send bytes, waiting while too many are in transit."""
         if not self.shaped:
             self._writer.write(data)
             await self._writer.drain()
@@ -62,26 +62,26 @@ class Line:
             self._arrives = max(self._arrives, left + (self._delay() if self._delay else 0.0))
             await self._way.put((self._arrives, piece))
             if left - now > AHEAD:
-                await asyncio.sleep(left - now - AHEAD)  # the bytes take their time to leave
+                await asyncio.sleep(left - now - AHEAD)  # transmission time
 
     async def flush(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all sent bytes have arrived."""
         await self._way.join()
         await self._writer.drain()
 
     async def finish(self) -> None:
-        """Let all arrive, and say that no more will come."""
+        """Wait for all bytes to arrive, then send EOF."""
         await self.flush()
         if self._writer.can_write_eof():
             self._writer.write_eof()
 
     async def deliver(self) -> None:
-        """Write what is on the way when it has arrived, without end."""
+        """Write pieces at their time of arrival, forever."""
         clock = asyncio.get_running_loop().time
         while True:
             arrives, piece = await self._way.get()
             if (left := arrives - clock()) > 0:
-                await asyncio.sleep(left)  # the bytes are on the way
+                await asyncio.sleep(left)  # transit time
             self._writer.write(piece)
             await self._writer.drain()
             self._way.task_done()

@@ -1,7 +1,7 @@
-"""A run of real processes on this machine: one per aggregator and site, HTTP on loopback between them.
+"""A run of real processes on this machine: one for each aggregator and site, connected by HTTP on loopback.
 
-All are forked from this process after it has imported everything and before it runs any torch operation: five processes
-start in a third of the time, and share their memory. A process that has computed with threads must not be forked.
+All are forked from this process after its imports and before any torch operation. Five processes then start in a third
+of the time and share memory. A process that has computed with threads must not be forked.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rankdad.remote.run_directory import own_directory
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
-from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.processes import how_it_ended, last_error, last_lines, start, stop
 from rankdad.simulations.roles import RELAY, aggregator_process, log_path, relay_process, site_process
+from rankdad.simulations.site_folders import write_sites
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import region_directory
 
-PATIENCE = 10.0  # seconds for which a site tries the aggregator, which is on this machine
-SIMULATION = "simulation.json"  # in a run's directory: what `--resume` goes on with
+PATIENCE = 10.0  # seconds for which a site retries the aggregator
+SIMULATION = "simulation.json"  # in a run's directory, for `--resume`
 
 
 class SimulationError(RankdadError):
@@ -69,22 +69,22 @@ def simulate(
 
     Args:
         file: run and simulation.
-        directory: of the run.
-        allow_factories: model factories that the caller permits.
-        json_output: whether standard output is kept free for the summary.
-        ledger: what is written down for the run to go on after a crash.
-        tokens: whether sites prove who they are.
-        resume: go on with the run that the directory holds.
-        logs: what the processes write into their logs.
+        directory: the run's.
+        allow_factories: permitted model factories.
+        json_output: whether standard output is reserved for the summary.
+        ledger: options of the aggregators' ledgers.
+        tokens: whether sites authenticate by tokens.
+        resume: whether to resume the run in the directory.
+        logs: options of the processes' logs.
 
     Raises:
-        UserError: the data cannot be read or dealt out, or the directory already holds a run.
-        SimulationError: a process died, or failed; or Ctrl-C.
+        UserError: the data cannot be read or partitioned, or the directory already has a run.
+        SimulationError: a process died or failed, or Ctrl-C was pressed.
     """
     import_before_forking()
     trackers_of(file.run, directory)  # before any process is made
     if not resume and (directory / FILE).exists():
-        problem = f"already holds a run: --resume {directory} goes on with it, if it was cut short"
+        problem = f"already has a run: --resume {directory} resumes an interrupted one"
         raise UserError(
             f"{directory}: {problem}; or choose another --output, or remove it", code="cannot-resume", field="--output"
         )
@@ -118,7 +118,7 @@ def _url(listening: socket.socket) -> str:
 
 
 def _regions(file: SimulationFile, directory: Path, above: Mapping[str, str], patience: float) -> dict[str, SiteConfig]:
-    """Make the regions' directories, and return how each one's aggregator reaches the one above it."""
+    """Create the regions' directories, and return their connections to the aggregators above."""
     configs: dict[str, SiteConfig] = {}
     for name in file.run.federation.regions:
         output = str(make_folder(region_directory(directory, name)))
@@ -141,10 +141,10 @@ def _identify(everyone: Sequence[dict[str, SiteConfig]], directory: Path) -> Acc
 
 
 def import_before_forking() -> None:
-    """Import what the processes will need; what an optimizer's constructor imports takes longest."""
+    """Import modules for the processes; the modules of optimizers take longest."""
     for name in ("torch._dynamo", "rankdad.local.site", "rankdad.local.prediction", "rankdad.remote.process"):
         importlib.import_module(name)
-    gc.freeze()  # what is imported stays: collections pass it over, and its memory stays shared
+    gc.freeze()  # keeps imported objects out of collections, and their memory shared
 
 
 class _Processes:
@@ -162,12 +162,12 @@ class _Processes:
         self._above = {child: name for name, node in file.run.federation.nodes.items() for child in node.children}
         self._above[RELAY] = TOP
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self._first = ""  # a process that did not end well
+        self._first = ""  # first process that failed
         self._before = self._summary()
         self._died, self._required = 0, file.run.federation.required_sites  # sites
         self._relays: tuple[BaseProcess, ...] = ()  # one or none
         if relaying is not None:
-            # First: who is forked later holds its parent's end of the sentinel too, so that it outlives them all.
+            # First: later processes inherit its sentinel's other end, so it outlives them all.
             assert file.simulation.relay is not None
             relay = partial(relay_process, file.simulation.relay, directory, relaying, listening[TOP])
             self._relays = (start(context, RELAY, relay),)
@@ -201,12 +201,12 @@ class _Processes:
             for number, before in previous.items():
                 signal.signal(number, before)
         if stopped_by:
-            recorded = f"what was recorded lies in {self._directory}{self._how_to_go_on()}"
+            recorded = f"the records are in {self._directory}{self._how_to_resume()}"
             raise SimulationError(f"stopped by {stopped_by}; {recorded}", 130, code="stopped")
         return self._judge()
 
     def _wait(self, stopped: Connection) -> None:
-        """Wait until all have ended well or a signal has come, or tell the aggregator which process has not."""
+        """Wait until all processes have ended well or a signal arrives; report a failed process to the aggregators."""
         everyone = (*self._aggregators.values(), *self._sites.values())
         running: dict[Any, BaseProcess] = {process.sentinel: process for process in everyone}
         while running:
@@ -215,16 +215,16 @@ class _Processes:
                     return
                 process = running.pop(sentinel, *self._relays)
                 process.join()
-                if process.exitcode == 0 and process not in self._relays:  # which ends when it is told to
+                if process.exitcode == 0 and process not in self._relays:  # the relay ends on request
                     continue
                 self._first = process.name
                 self._died += process in self._sites.values()
-                self._tell(process)
+                self._report_death(process)
                 if process not in self._sites.values() or not self._has_quorum():
                     return
 
-    def _tell(self, process: BaseProcess) -> None:
-        """Tell all aggregators above a process that it has died."""
+    def _report_death(self, process: BaseProcess) -> None:
+        """Report a process's death to all aggregators above it."""
         error, _ = last_error(log_path(self._directory, process.name))
         line = f"{process.name}\t{how_it_ended(process)}" + (f": {error}" if error else "")
         above = self._above.get(process.name)
@@ -234,21 +234,21 @@ class _Processes:
             above = self._above.get(above)
 
     def _has_quorum(self) -> bool:
-        """Tell whether the run can go on without the sites that have died."""
+        """Return whether the run can continue without the sites that died."""
         return len(self._sites) - self._died >= self._required
 
     def _end(self, *, at_once: bool) -> None:
-        """See that no process is left: by waiting, then by asking, then by force."""
+        """Stop all processes: by waiting, then by SIGTERM, then by SIGKILL."""
         ends = [*self._aggregators.values(), *self._sites.values()]
         stop(ends, ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"))
-        stop(self._relays, ("terminate", "wait", "kill", "wait"))  # through which the others hear of the end
+        stop(self._relays, ("terminate", "wait", "kill", "wait"))  # last, as the others use them
         for lifeline in self._lifelines.values():
             lifeline.close()
 
     def _judge(self) -> dict[str, Any]:
-        """Return the summary of a run that went well, or say which process did not."""
-        path, kept = self._directory / "summary.json", self._summary()
-        summary = {} if kept == self._before else kept  # of the processes before, where it goes on
+        """Return the summary of a successful run, or raise an error about the failed process."""
+        path, found = self._directory / "summary.json", self._summary()
+        summary = {} if found == self._before else found  # a resumed run has an earlier one
         everyone = {**self._aggregators, **self._sites, **{process.name: process for process in self._relays}}
         if all(process.exitcode == 0 for name, process in everyone.items() if name not in self._sites) and (
             self._has_quorum() and summary.get("status") == "completed"
@@ -257,14 +257,14 @@ class _Processes:
         culprit, _, reason = summary.get("reason", "").partition(": ")
         if culprit not in everyone:
             culprit, reason = self._first, how_it_ended(everyone[self._first])
-            if kept:
-                write_json(path, kept | {"status": "failed", "reason": f"{culprit}: {reason}"})
+            if found:
+                write_json(path, found | {"status": "failed", "reason": f"{culprit}: {reason}"})
         if everyone[culprit].exitcode == UserError.exit_code:
-            whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator speaks of the file itself
+            whose = "" if culprit == "aggregator" else f"{culprit}: "  # the aggregator's errors name the file
             sentence, code = last_error(log_path(self._directory, culprit))
             raise SimulationError(whose + sentence, UserError.exit_code, code=code or "process-ended", site=culprit)
         lines = last_lines(log_path(self._directory, culprit)).splitlines()
-        ended = f"{culprit} failed: {reason}{self._how_to_go_on()}"
+        ended = f"{culprit} failed: {reason}{self._how_to_resume()}"
         code = summary.get("code") or "process-ended"
         raise SimulationError(ended, 1, ["its last lines:", *lines] if lines else (), code=code, site=culprit)
 
@@ -273,10 +273,10 @@ class _Processes:
         summary: dict[str, Any] = load_json(path) if path.exists() else {}
         return summary
 
-    def _how_to_go_on(self) -> str:
-        return f"; --resume {self._directory} goes on with it" if (self._directory / FILE).exists() else ""
+    def _how_to_resume(self) -> str:
+        return f"; --resume {self._directory} resumes it" if (self._directory / FILE).exists() else ""
 
 
 def _note(wake: Connection, number: int, _frame: object) -> None:
-    """Take a signal: whoever waits finds its name."""
+    """Pass a signal's name to the waiting process."""
     wake.send(signal.Signals(number).name)

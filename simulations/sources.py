@@ -1,4 +1,4 @@
-"""Public data sets, and files of your own, to be dealt out to simulated sites."""
+"""Sources of samples: public data sets and user's files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Digits(Part):
-    """The 1,797 handwritten digits, 8 by 8, that come with scikit-learn."""
+    """The 1,797 handwritten digits, 8 by 8, in scikit-learn."""
 
     name: Literal["digits"]
 
@@ -36,7 +36,7 @@ class Digits(Part):
 
 
 class Diabetes(Part):
-    """Progression of 442 patients' diabetes after a year, a number, that comes with scikit-learn; unscaled.
+    """Progression of 442 patients' diabetes after a year, a number, in scikit-learn; unscaled.
 
     Columns: age, sex (1 or 2), bmi, bp, s1 to s6 and progression.
     """
@@ -50,7 +50,7 @@ class Diabetes(Part):
 
 
 class BreastCancer(Part):
-    """Diagnoses of 569 tumours from their cells' nuclei (Wisconsin), that come with scikit-learn.
+    """Diagnoses of 569 tumours from their cells' nuclei (Wisconsin), in scikit-learn.
 
     Columns: "mean radius" to "mean fractal dimension", "radius error" to "fractal dimension error", "worst radius" to
     "worst fractal dimension", and diagnosis: malignant or benign.
@@ -65,7 +65,7 @@ class BreastCancer(Part):
 
 
 class Npz(Part):
-    """A npz file of your own with x, y and optionally split (0 train, 1 validation, 2 test), key, group and length."""
+    """A npz file with x, y and optionally split (0 train, 1 validation, 2 test), key, group and length."""
 
     name: Literal["npz"]
     path: str
@@ -79,36 +79,36 @@ class Npz(Part):
 
 
 class OneTable(Part):
-    """A table of your own with a row per sample, whose rows are dealt out with all of their columns."""
+    """A table with a row per sample, whose rows are partitioned with all their columns."""
 
     name: Literal["table"]
     path: str
     """The file."""
 
     def load(self, written: Written | None = None) -> TableDataset:
-        """Read the file, written as a schema says."""
+        """Read the file in the schema's format."""
         from rankdad.common.data.table_files import read_table
         from rankdad.simulations.table_dataset import TableDataset
 
         path = Path(self.path)
         if not path.exists():
-            raise DataError(path, "does not exist; pass the file's place with --data", code="file-missing")
+            raise DataError(path, "does not exist; pass the file with --data", code="file-missing")
         return TableDataset(read_table(path, written))
 
 
 class Folders(Part):
-    """A folder with a sub-folder, or a table, for each site, which is read where it is."""
+    """A folder with a sub-folder, or a table, for each site, which is read in place."""
 
     name: Literal["folders"]
     path: str | dict[SiteName, str]
-    """The folder; or the place of each site's data, by its name."""
+    """The folder, or the path of each site's data by name."""
 
     def find(self, sites: tuple[str, ...]) -> dict[str, Path]:
-        """Return the place of each site's data, by its name: see `places_of_sites`.
+        """Return the path of each site's data by name: see `places_of_sites`.
 
         Raises:
-            SpecError: a site's place is not named.
-            DataError: the folder cannot be read, or a site has no place in it, or two.
+            SpecError: a site's path is missing.
+            DataError: the folder cannot be read, or a site has no data in it, or several.
         """
         if not isinstance(self.path, str):
             missing = [site for site in sites if site not in self.path]
@@ -120,14 +120,14 @@ class Folders(Part):
             return {site: Path(self.path[site]).absolute() for site in sites}
         whole = Path(self.path).absolute()
         if not whole.is_dir():
-            said = "is no folder" if whole.exists() else "does not exist"
-            raise DataError(whole, f"{said}; pass its place with --data", code="folder-unreadable", field="--data")
+            problem = "is not a folder" if whole.exists() else "does not exist"
+            raise DataError(whole, f"{problem}; pass the folder with --data", code="folder-unreadable", field="--data")
         places = places_of_sites(whole, sites)
         for site in sites:
             if site not in places:
                 names = ", ".join(sorted(one.name for one in whole.iterdir())) or "nothing"
-                said = f"expected a folder, or a table, for the site {site}, found {names}"
-                raise DataError(whole, said, code="site-without-data", field="federation.sites")
+                problem = f"expected a folder, or a table, for the site {site}, found {names}"
+                raise DataError(whole, problem, code="site-without-data", field="federation.sites")
         return {site: places[site] for site in sites}
 
 
@@ -135,11 +135,11 @@ Source = Annotated[
     Digits | Archive | SpokenArabicDigits | Npz | Diabetes | BreastCancer | OneTable | Folders,
     Field(discriminator="name"),
 ]
-BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # they need no file of the user's
+BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # sources without a file
 
 
 def _scikit_learn(source: str) -> Any:
-    """Return scikit-learn's data sets, which no other source needs: importing them takes a second."""
+    """Import scikit-learn's data sets, which takes a second."""
     try:
         from sklearn import datasets
     except ImportError:
@@ -152,7 +152,7 @@ def _scikit_learn(source: str) -> Any:
 
 
 def _table(origin: str, frame: DataFrame) -> TableDataset:
-    """Return a table of texts, each as a file would have it: 59, not 59.0."""
+    """Create a table of texts as in a file: 59, not 59.0."""
     from rankdad.common.data.tables import Table
     from rankdad.simulations.table_dataset import TableDataset
 

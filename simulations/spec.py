@@ -1,4 +1,4 @@
-"""A file for `rankdad simulate`: the run, and how its sites are made up."""
+"""The file of `rankdad simulate`: the run, and its simulated sites."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ TABLES = Diabetes | BreastCancer | OneTable
 
 
 class SimulationSpec(Part):
-    """How simulated sites come by their data."""
+    """Sources of the simulated sites' data, and their environment."""
 
     source: Source
-    """Where the samples come from."""
+    """Source of the samples."""
     partition: Partition = Field(default=Iid(), validate_default=True)
-    """How they are dealt out: folder with the source folders."""
+    """Partition of the samples; `folder` for the source folders."""
     device: Device | Annotated[tuple[Device, ...], Field(min_length=1)] = CPU
-    """Where the sites train, as in a site's file; of a list, such as ["cuda:0", "cuda:1"], sites take turns."""
+    """Device as in a site's file; sites use the devices of a list, such as ["cuda:0", "cuda:1"], in turn."""
     loading: Loading = Loading()
-    """How every site reads volumes and pictures."""
+    """Loading of volumes and pictures at every site."""
     weights: str | None = None
     """Folder of the pretrained weights that the run names."""
     policy: Policy = Policy()
-    """What may leave every site, and what else it takes: what is not named is as in a hospital's own default."""
+    """Policy of every site; missing fields have a hospital's defaults."""
     secret: str = "simulation"
-    """What the sites' secrets follow from where the policy has no `keyed_folds`: with another one, patients are dealt
-    out anew."""
+    """Seed of the sites' secrets without the policy's `keyed_folds`; another one changes folds and batches."""
     relay: RelaySpec | None = None
-    """What stands between sites and aggregator, slow and faulty; null connects them directly."""
+    """Relay with slow links and faults between sites and aggregator; null connects them directly."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Where the sites train: each in turn has one of these."""
+        """Devices, used by the sites in turn."""
         return (self.device,) if isinstance(self.device, str) else self.device
 
     def here(self) -> tuple[str, ...]:
-        """Return the devices that these are on this machine.
+        """Resolve the devices on this machine.
 
         Raises:
-            UserError: there is no such device.
+            UserError: a device does not exist.
         """
         return tuple(device_here(device, "simulation.device") for device in self.devices)
 
@@ -75,14 +74,14 @@ class SimulationSpec(Part):
 
 
 class SimulationFile(Part):
-    """What `rankdad simulate` reads."""
+    """The file of `rankdad simulate`."""
 
     run: RunSpec
-    """The run, as it would be between real sites."""
+    """The run, as between real sites."""
     simulation: SimulationSpec
-    """What takes the place of the sites' own data."""
+    """The simulated sites."""
     notes: tuple[str, ...] = ()
-    """What a person should know of it, such as what `rankdad init` has guessed; nothing follows from it."""
+    """Notes for people, such as guesses of `rankdad init`; they have no effect."""
 
     @field_validator("simulation")
     @classmethod
@@ -93,22 +92,22 @@ class SimulationFile(Part):
         data, reader = info.data["run"].data, "csv" if isinstance(source, TABLES) else "npz"
         if data.reader != reader:
             instead = {"npz": "folders or npz", "csv": "folders or table"}.get(data.reader, "folders")
-            raise ValueError(f"source: {source.name} has nothing for data.reader {data.reader}: take {instead}")
+            raise ValueError(f"source: {source.name} does not fit data.reader {data.reader}: use {instead}")
         if isinstance(data, CsvData) and data.covariates is not None:
-            raise ValueError(f"source: {source.name} is one table, but data.covariates is a second: take folders")
+            raise ValueError(f"source: {source.name} is one table, but data.covariates is a second: use folders")
         return simulation
 
 
 class Replacements(TypedDict, total=False):
-    """What options put in the place of a document's own values; None and absent change nothing.
+    """Options that replace a document's values; None and absent change nothing.
 
     Args:
         sites: number of sites.
-        regions: number of regions that the sites are dealt out to.
+        regions: number of regions, to which sites are assigned.
         data: the source's file.
-        relay: file of a relay.
+        relay: a relay's file.
         weights: folder of pretrained weights.
-        device: where the sites train.
+        device: device of the sites.
     """
 
     sites: int | None
@@ -120,19 +119,19 @@ class Replacements(TypedDict, total=False):
 
 
 def read_simulation(path: Path, assignments: list[str], **options: Unpack[Replacements]) -> SimulationFile:
-    """Read a file for the simulator, with `KEY=JSON` assignments and then options in the place of its own values.
+    """Read a simulation's file, and apply `KEY=JSON` assignments, then options.
 
     Raises:
-        UserError: unreadable file, or a wrong field.
+        UserError: the file is unreadable, or a field is invalid.
     """
     return validate(SimulationFile, changed(replace(load_json(path), assignments), **options), file=path)
 
 
 def changed(document: Any, **options: Unpack[Replacements]) -> Any:
-    """Return a document for the simulator with what options put in the place of its own.
+    """Apply options to a simulation's document.
 
     Raises:
-        UserError: an option does not go with the document, or the relay's file is wrong.
+        UserError: an option does not fit the document, or the relay's file is invalid.
     """
     sites, regions, data = options.get("sites"), options.get("regions"), options.get("data")
     relay, weights, device = options.get("relay"), options.get("weights"), options.get("device")
@@ -141,7 +140,7 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
         if source == "folders":
             raise SpecError(
                 "--sites",
-                "the source 'folders' has its own sites; run.federation.sites chooses",
+                "the source 'folders' has its own sites; choose with run.federation.sites",
                 code="options-exclude",
             )
         document = _assign(document, ("run", "federation", "sites"), numbered(sites))
@@ -161,25 +160,25 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
     if device is not None:
         document = _assign(document, ("simulation", "device"), device)
     if relay is not None:
-        validate(RelaySpec, load_json(relay), file=relay)  # so that errors name its own file
+        validate(RelaySpec, load_json(relay), file=relay)  # errors then name this file
         document = _assign(document, ("simulation", "relay"), load_json(relay))
     return document
 
 
 def numbered(sites: int) -> list[str]:
-    """Return the names of so many sites."""
+    """Return names for so many sites."""
     return [f"site-{number + 1:02d}" for number in range(sites)]
 
 
 def _found(document: Any, *path: str) -> Any:
-    """Return what stands at a path in a document, before anything else is known of it; None if nothing does."""
+    """Return the value at a path in an unvalidated document, or None."""
     for key in path:
         document = document.get(key) if isinstance(document, dict) else None
     return document
 
 
 def _dealt(sites: Any, regions: int) -> dict[str, list[Any]]:
-    """Return regions of equally many sites, one more or less.
+    """Divide sites into regions of about equal size.
 
     Raises:
         SpecError: there are fewer sites than regions.

@@ -1,7 +1,7 @@
-"""The processes that torchrun has started for one command, with rank 0 in the middle.
+"""Star topology of torchrun's processes, with rank 0 in the centre.
 
-Each of the others talks to rank 0 alone. So rank 0 knows by name which one has ended, and can still tell the rest.
-After a collective operation of all it could not.
+Other ranks communicate only with rank 0, which therefore knows which one has ended and can inform the others.
+Collective operations do not allow that.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rankdad.common.errors import RankdadError, visible
 from rankdad.common.logs import end_with
 
 T = TypeVar("T")
-PATIENCE = 1800.0  # seconds for which a process is waited for that still lives
-ENDING = 3.0  # seconds in which a process that is told to stop may hear why: torchrun ends all where one has ended
+PATIENCE = 1800.0  # seconds to wait for a living process
+ENDING = 3.0  # seconds after SIGTERM to receive the reason: torchrun ends all processes after one
 
 
 class RankEndedError(RankdadError):
-    """The process of another rank has ended, or does not answer.
+    """The process of another rank has ended or does not answer.
 
     Args:
-        name: of the rank.
-        what: has become of it.
+        name: name of the rank.
+        what: predicate for the message.
     """
 
     def __init__(self, name: str, what: str) -> None:
@@ -40,7 +40,7 @@ class RankEndedError(RankdadError):
 
 
 class RefusedError(RankdadError):
-    """What one rank could not do ends the command at all."""
+    """An error of one rank that ends the command on all."""
 
     def __init__(self, sentence: str, exit_code: int, code: str, field: str = "") -> None:
         self.exit_code = exit_code
@@ -51,11 +51,11 @@ class Star:
     """Rank 0 and the others.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         others: all ranks but 0.
-        names: of all ranks: number and machine; only rank 0 has others' machines.
-        patience: seconds for which rank 0 waits for another, which itself waits longer.
-        ended: ranks that have ended, as rank 0 knows.
+        names: names by rank, with the machine; only rank 0 knows others' machines.
+        patience: timeout of rank 0 in seconds; others wait longer.
+        ended: ranks known to have ended.
     """
 
     def __init__(self) -> None:
@@ -72,24 +72,24 @@ class Star:
         return 2 * self.patience + 60 if self.rank else self.patience
 
     def send(self, rank: int, document: object) -> None:
-        """Send what msgpack can hold.
+        """Send a document by msgpack.
 
         Raises:
-            RankEndedError: to a process that has ended.
+            RankEndedError: the process has ended.
         """
         message = msgpack.packb(document)
         with self._naming(rank):
             send_bytes(message, rank, self._seconds)
 
     def receive(self, rank: int, kind: type[T]) -> T:
-        """Return what a rank sends.
+        """Receive a document from a rank.
 
         Args:
-            rank: that sends.
-            kind: that the document has to be of.
+            rank: the sender.
+            kind: required type of the document.
 
         Raises:
-            RankEndedError: its process has ended, or does not answer, or has sent something else.
+            RankEndedError: the process has ended, does not answer, or sent another type.
         """
         with self._naming(rank):
             message = receive_bytes(rank, self._seconds)
@@ -102,13 +102,13 @@ class Star:
         return document
 
     def misunderstood(self, rank: int) -> RankEndedError:
-        """Return the error of a rank that has sent what nobody expects, and is heard no more."""
+        """Return the error for an unexpected message; the rank is then ignored."""
         self.ended.add(rank)
-        return RankEndedError(self.names[rank], "has sent what is not expected: does it run another version?")
+        return RankEndedError(self.names[rank], "sent an unexpected message: does it run another version?")
 
     @property
     def living(self) -> list[int]:
-        """The other ranks, as far as rank 0 knows them to go on."""
+        """Other ranks that have not ended."""
         return [rank for rank in self.others if rank not in self.ended]
 
     @contextmanager
@@ -122,10 +122,10 @@ class Star:
             raise RankEndedError(self.names[rank], what) from None
 
     def agree(self, work: Callable[[], T]) -> T:
-        """Return what some work results in, if every rank could do its own; else nobody goes on.
+        """Run work on every rank and return this rank's result, if it succeeded everywhere.
 
         Raises:
-            RefusedError: what the first rank that could not has to say, at all ranks.
+            RefusedError: the first failed rank's error, at all ranks.
         """
         refusal: list[Any] = []
         try:
@@ -158,7 +158,7 @@ class Star:
         return [f"{self.names[rank]}: {sentence}", *others]
 
     def share(self, document: T, kind: type[T]) -> T:
-        """Return rank 0's document at all ranks."""
+        """Return rank 0's document on all ranks."""
         if self.rank:
             return self.receive(0, kind)
         for rank in self.living:
@@ -168,11 +168,11 @@ class Star:
 
 @contextmanager
 def joined() -> Iterator[Star]:
-    """Join the processes that torchrun has started.
+    """Join torchrun's processes.
 
     Raises:
-        UserError: they do not come together.
-        SystemExit: SIGTERM.
+        UserError: they cannot connect.
+        SystemExit: on SIGTERM.
     """
     previous = signal.signal(signal.SIGTERM, _stop_soon)
     try:
@@ -188,12 +188,12 @@ def joined() -> Iterator[Star]:
 
 
 def _stop_soon(_number: int, _frame: FrameType | None) -> None:
-    """Go on for a moment: where torchrun stops all since one has ended, rank 0 then says which."""
+    """Delay the end after SIGTERM, so that rank 0 can report which rank ended first."""
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, ENDING)
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    """End this process: by no error of ours, which whatever runs at the moment would take for its own."""
+    """End this process with an exception that handlers of errors do not catch."""
     end_with(RankdadError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", code="stopped"))
     raise SystemExit(128 + signal.SIGTERM)

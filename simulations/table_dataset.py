@@ -1,4 +1,4 @@
-"""One table of all samples, whose rows are dealt out as tables of the sites'."""
+"""A table of all samples, to be partitioned into the sites' tables."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rankdad.simulations.datasets import Rows
 
 @dataclass(frozen=True, eq=False)
 class TableDataset:
-    """A table by row."""
+    """A table, by row."""
 
     table: Table
 
     @property
     def origin(self) -> str:
-        """The file, named in errors."""
+        """The file, for errors."""
         return str(self.table.source)
 
     def labels(self, run: RunSpec) -> Array:
-        """Return the labels, checked against the run's schema and task; NaN where one is missing."""
-        assert isinstance(run.data, Tabular)  # the simulation's file sees to that
+        """Return the labels, checked against the run's schema and task; NaN if missing."""
+        assert isinstance(run.data, Tabular)  # checked in the simulation's file
         return labels_of(run.data, (self.table,))
 
     def marks(self) -> Array:
-        """Return 0 for all rows: tables have no split."""
+        """Return 0 for all rows, as tables have no split."""
         return np.zeros(len(self.table), np.int64)
 
     def groups(self, run: RunSpec) -> Array | None:
-        """Return the number of what each row belongs to, such as a patient; None where the schema names no group."""
+        """Return the number of each row's group, such as a patient; None without groups in the schema."""
         assert isinstance(run.data, Tabular)
         if run.data.group is None:
             return None
@@ -51,12 +51,12 @@ class TableDataset:
         """Return a column's cells.
 
         Raises:
-            DataError: there is no such column, or a cell is empty.
+            DataError: the column is missing, or a cell is empty.
         """
         texts = holder((self.table,), column).texts(column)
         for row, text in enumerate(texts):
             if text.lower() in MISSING:
-                raise self.table.error(row, column, "is missing, expected what tells the row's site")
+                raise self.table.error(row, column, "is missing, expected the value that assigns the row to a site")
         return texts
 
     def write(self, rows: Rows, run: RunSpec, path: Path) -> None:
@@ -71,5 +71,5 @@ class TableDataset:
             assert isinstance(run.data, Written)
             separator = run.data.delimiter or ("\t" if kind == ".tsv" else ",")
             if separator == BLANK:
-                frame = frame.replace("", "NA")  # which needs a mark, where blanks separate
+                frame = frame.replace("", "NA")  # blanks as separators need a mark for empty cells
             frame.to_csv(path, index=False, sep=separator)

@@ -1,4 +1,4 @@
-"""All aggregators of a run in one process: what goes up and comes down between them, without sockets."""
+"""All aggregators of a run in one process, without sockets."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.region import Region
 
-REGIONS = "regions"  # folder of their directories, in that of the run
+REGIONS = "regions"  # folder in a run's directory
 
 
 class Tree:
-    """The aggregator of a run, and those of its regions.
+    """The aggregators of a run and its regions.
 
     Args:
         spec: the run.
-        replica: makes one with the initial weights.
-        directory: of the run; the regions' are in it.
+        replica: creates a replica with the initial weights.
+        directory: the run's, with the regions' in it.
         clock: seconds.
-        ledger: of all; see `Aggregator`.
+        ledger: see `Aggregator`.
 
     Attributes:
-        top: the one above all.
-        regions: those of the regions, by name, those above first.
+        top: the top aggregator.
+        regions: regions by name, from the top down.
     """
 
     def __init__(
@@ -51,28 +51,28 @@ class Tree:
         self._above = {child: self.of(name) for name, node in self.nodes.items() for child in node.children}
 
     def of(self, name: str) -> Aggregator:
-        """Return the aggregator of a region, or the one above all."""
+        """Return the aggregator of a region, or the top aggregator."""
         return self.top if name == TOP else self.regions[name].aggregator
 
     def above(self, name: str) -> Aggregator:
-        """Return the aggregator that a site or region sends to."""
+        """Return the aggregator above a site or region."""
         return self._above[name]
 
     def take(self, name: str, body: bytes) -> Answers:
-        """Take a contribution, and return what sites are answered: nothing while a round waits for others."""
+        """Take a contribution and return answers to sites; empty while a round waits for others."""
         return self.carry(self.above(name), self.above(name).take(name, body))
 
     def depart(self, site: str, reason: str) -> Answers:
-        """Take note that a site cannot go on."""
+        """Mark a site as departed."""
         return self.carry(self.above(site), self.above(site).depart(site, reason))
 
     def carry(self, aggregator: Aggregator, answers: Answers) -> Answers:
-        """Bring up what a region has for above, and down what its children are answered."""
+        """Pass a region's contribution up, and answers down to its members."""
         own = self.regions.get(aggregator.node.name)
         if own is not None and own.outgoing is not None:
             answers = answers | self.take(aggregator.node.name, own.outgoing.body)
-        elif own is not None and aggregator.barrier.failed and not own.told:
-            own.told = True
+        elif own is not None and aggregator.barrier.failed and not own.is_reported:
+            own.is_reported = True
             answers = answers | self.take(aggregator.node.name, own.failure())
         below: Answers = {}
         for name, body in answers.items():
@@ -81,11 +81,11 @@ class Tree:
         return below
 
     def close(self) -> None:
-        """Write down how the run has ended."""
+        """Close all aggregators."""
         for name in reversed(self.nodes):
             self.of(name).close()
 
 
 def region_directory(directory: Path, name: str) -> Path:
-    """Return where the aggregator of a region has its files in a simulated run's directory."""
+    """Return the directory of a region's aggregator in a simulated run's directory."""
     return directory / REGIONS / name

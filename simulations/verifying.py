@@ -1,4 +1,4 @@
-"""`rankdad verify`: whether each method's gradient is autograd's on the pooled batch. Nothing is trained."""
+"""`rankdad verify`: compare each method's gradient with autograd's on the pooled batch, without training."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from rankdad.common.spec.tree import TOP, Node
 from rankdad.local.losses import mean_loss
 
 EXACT = frozenset({"dsgd", "dad", "edad"})
-TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of an exact method, relative to the gradient; products of many rows
-ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2, "int4": 0.3, "int2": 0.8}  # of a wire
-RANK = 4  # of methods beside the spec's own, where that has none
+TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # relative error of an exact method
+ROUNDING = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 5e-2, "int4": 0.3, "int2": 0.8}  # by wire
+RANK = 4  # of other methods if the spec's method has none
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Deviation:
     """One parameter's distributed gradient against autograd on the pooled batch.
 
     Args:
-        name: of the parameter.
-        error: norm of the difference over the norm of the pooled gradient.
-        optimal: the same of the best matrix of the method's rank; 0 for a dense route or an exact method.
-        rank: effective rank of what came back; None for a matrix.
+        name: the parameter's.
+        error: norm of the difference, relative to the pooled gradient.
+        optimal: the same for the best matrix of the method's rank; 0 for a dense route or an exact method.
+        rank: effective rank of the update; None for a matrix.
         dense: whether sites send the whole matrix.
     """
 
@@ -61,16 +61,16 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verification:
-    """One method's first step on the user's own model and data.
+    """One method's first step on the user's model and data.
 
     Args:
-        method: its name.
-        deviations: of every route.
-        up: bytes that a site sends, the mean over sites.
+        method: the method's name.
+        deviations: deviation of every route.
+        up: bytes that a site sends, as the mean over sites.
         down: bytes that a site receives.
-        norms: of each site's gradient.
-        error: of all parameters together, as each one's.
-        one_level: the same without the run's regions; None of a run that has none.
+        norms: norm of each site's gradient.
+        error: relative error of all parameters together.
+        one_level: the same without regions; None if the run has none.
     """
 
     method: str
@@ -82,11 +82,11 @@ class Verification:
     one_level: float | None = None
 
     def is_exact(self, dtype: str) -> bool:
-        """Whether every deviation is rounding error."""
+        """Return whether every deviation is within rounding error."""
         return all(deviation.error <= TOLERANCE[dtype] for deviation in self.deviations)
 
     def is_right(self, dtype: str, wire: str) -> bool:
-        """Whether all that travels dense is rounding error, the wire's included; everything in an exact method."""
+        """Return whether deviations of dense routes, or all of an exact method, are within rounding error."""
         if self.method in EXACT:
             return self.is_exact(dtype)
         most = max(TOLERANCE[dtype], ROUNDING.get(wire, 0.0))
@@ -100,17 +100,17 @@ def verify(
     weights: Path | None = None,
     device: str = CPU,
 ) -> tuple[list[Verification], list[str]]:
-    """Take one batch of every site through each method's first step, bytes and all, without training.
+    """Take one batch of every site through each method's first step, with packing, without training.
 
     Args:
-        spec: the run; its own method is verified as it stands, the others at its rank.
-        data: training samples of every site, by name.
-        allowed_factories: model factories that the caller permits.
+        spec: the run; its method is verified unchanged, others with its rank.
+        data: training samples by site.
+        allowed_factories: permitted model factories.
         weights: folder of the pretrained weights that the spec names.
-        device: where to compute.
+        device: device of the computation.
 
     Returns:
-        What was found of each method, and a sentence for each that does not fit the model.
+        A verification of each method, and a sentence for each that does not fit the model.
     """
     rank, make = getattr(spec.method, "rank", RANK), partial(Replica, device=device, weights=weights)
     methods: dict[str, dict[str, object]] = {name: {"name": name} for name in ("dsgd", "dad", "edad", "top-k")}
@@ -133,14 +133,14 @@ def verify(
 def _with_method(spec: RunSpec, method: Mapping[str, object]) -> RunSpec:
     wire = {"wire": spec.training.dtype} if method["name"] in EXACT else {}
     document = spec.model_dump(mode="json") | {"method": {**method, **wire}}
-    document["record"]["spectra"] = 0  # which not every method has
-    if spec.training.sends_projections:  # of gradients, which are what is verified
+    document["record"]["spectra"] = 0  # not available for every method
+    if spec.training.sends_projections:  # gradients are verified, not projections
         document["training"]["optimizer"]["second_moment"] = "elementwise"
     return validate(RunSpec, document)
 
 
 def _verify_levels(make: Callable[[RunSpec], Replica], spec: RunSpec, data: Mapping[str, Samples]) -> Verification:
-    """Verify a run, and measure it against one without regions, if it has some."""
+    """Verify a run and, if it has regions, compare it with one without."""
     found = _verify_one(make(spec), spec, data)
     if not spec.federation.regions:
         return found
@@ -151,7 +151,7 @@ def _verify_levels(make: Callable[[RunSpec], Replica], spec: RunSpec, data: Mapp
 
 
 def _verify_one(replica: Replica, spec: RunSpec, data: Mapping[str, Samples]) -> Verification:
-    replica.model.eval()  # without dropout and batch statistics, which no pooled batch would share
+    replica.model.eval()  # dropout and batch statistics would differ from a pooled batch
     plan = make_plan(spec, replica.model)
     method = spec.method.method(plan.routes, replica.model, spec.seed)
     firsts = [torch.arange(min(spec.training.batch_size, len(data[site]))) for site in plan.sites]
@@ -173,7 +173,7 @@ def _verify_one(replica: Replica, spec: RunSpec, data: Mapping[str, Samples]) ->
 def _exchange_all(
     plan: Plan, nodes: Mapping[str, Node], method: Method, gradients: list[Payload], weights: list[float]
 ) -> tuple[list[Payload], float, int]:
-    """Take all sites through one step: the updates of its exchanges, a site's mean bytes up, and its bytes down."""
+    """Take all sites through one step; return updates, mean bytes up, and bytes down."""
     steps = [
         method.step(payload, weight / sum(weights), MethodState(), derive(plan.seed, "site", index, 0))
         for index, (payload, weight) in enumerate(zip(gradients, weights, strict=True))
@@ -204,7 +204,7 @@ def _aggregated(
     received: dict[str, Step],
     read: Callable[..., Step],
 ) -> bytes:
-    """Take what sites have sent up through all aggregators, and return the update's bytes."""
+    """Aggregate the sites' contributions at all levels, and return the packed update."""
     total = sum(step.weight for step in received.values())
     for node in reversed(list(nodes.values())):
         steps = [received[child] for child in node.children]
@@ -235,7 +235,7 @@ def _gradients(task: TaskSpec, plan: Plan, replica: Replica, batch: Batch) -> Pa
 
 
 def _pooled(task: TaskSpec, replica: Replica, batches: list[Batch]) -> dict[str, Tensor]:
-    """Return autograd's gradients of the mean loss over all batches together."""
+    """Return autograd's gradients of the mean loss over all batches."""
     replica.model.zero_grad(set_to_none=True)
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
     mean_loss(task, replica.model(inputs), labels).backward()
@@ -269,7 +269,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def show_verification(spec: RunSpec, verifications: list[Verification], console: Console) -> bool:
-    """Print every method's deviations, and return whether the exact methods are exact."""
+    """Print every method's deviations; return whether all methods are right."""
     right = True
     if spec.training.sends_projections:
         console.print("bytes are without the projections of a factored second moment", highlight=False)
@@ -298,7 +298,7 @@ def show_verification(spec: RunSpec, verifications: list[Verification], console:
         if exact:
             console.print("exact: equal to the pooled gradient" if fine else "NOT EXACT", highlight=False)
         elif not fine:
-            console.print("WRONG: what travels dense is not the pooled gradient", highlight=False)
+            console.print("WRONG: dense parts differ from the pooled gradient", highlight=False)
         elif any(deviation.optimal for deviation in verification.deviations):
             worst = max((d.error / d.optimal for d in verification.deviations if d.optimal > 1e-6), default=1.0)
             console.print(

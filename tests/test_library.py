@@ -27,7 +27,7 @@ from rankdad.__main__ import app
 from rankdad.common.errors import RankdadError
 from rankdad.common.spec.method import named_method
 from rankdad.given import Data, given_simulation
-from rankdad.simulations.dealing import dealt_data
+from rankdad.simulations.site_folders import partitioned_data
 from tests.conftest import OPEN, run_document, write_site
 
 ROOT = Path(__file__).parent.parent
@@ -245,7 +245,7 @@ def test_every_kind_of_data_is_the_same_samples(frame: pd.DataFrame, tmp_path: P
         digests = set()
         for kind, data in kinds.items():
             place = tmp_path / "runs" / kind
-            dealt = dealt_data(given_simulation(RUN, place, data=data), place)
+            dealt = partitioned_data(given_simulation(RUN, place, data=data), place)
             digests.add(tuple(own.sha256() for own in dealt.values()))
         assert len(digests) == 1
     without = {name: value for name, value in RUN.items() if name != "federation"}
@@ -253,7 +253,7 @@ def test_every_kind_of_data_is_the_same_samples(frame: pd.DataFrame, tmp_path: P
     two = given_simulation(RUN, tmp_path, data={"x": frame, "y": frame})
     assert two.run.federation.sites == ("x", "y")
     pool = write_site(tmp_path / "pool", 90, 0) / "data.npz"
-    assert len(dealt_data(given_simulation(run_document(), tmp_path / "npz", data=pool), tmp_path / "npz")) == 3
+    assert len(partitioned_data(given_simulation(run_document(), tmp_path / "npz", data=pool), tmp_path / "npz")) == 3
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_a_frame_is_written_as_the_schema_reads(frame: pd.DataFrame, tmp_path: P
     digests = set()
     for number, written in enumerate(({}, {"delimiter": ";", "decimal": ","}, {"delimiter": "\t", "decimal": "."})):
         document = RUN | {"data": SCHEMA | written}
-        dealt = dealt_data(given_simulation(document, tmp_path / str(number), data=rows), tmp_path / str(number))
+        dealt = partitioned_data(given_simulation(document, tmp_path / str(number), data=rows), tmp_path / str(number))
         digests.add(tuple(own.sha256() for own in dealt.values()))
     assert len(digests) == 1
 
@@ -321,7 +321,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[RankdadError], str]] = {
     "reader": (
         lambda folder: rankdad.simulate(run_document(), data=patients(40, 0)),
         rankdad.UserError,
-        "source: table has nothing for data.reader npz",
+        "source: table does not fit data.reader npz",
     ),
     "sites": (lambda folder: simulated(data=patients(40, 0), sites=0), rankdad.SpecError, "sites: got 0, expected a"),
     "sites' name": (lambda folder: simulated(data=patients(40, 0), sites="a"), rankdad.SpecError, "sites: got 'a'"),

@@ -23,7 +23,7 @@ from rankdad.common.rounds import paired, scores
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.references import worth
-from rankdad.remote.results.comparison import is_clear
+from rankdad.remote.results.comparison import excludes_zero
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.results.run_results import PlanSummary, RunResults
 from rankdad.remote.results.run_summary import RunSummary
@@ -155,7 +155,7 @@ def calls(run: RunResults) -> dict[str, bool]:
     said = next(sentence.text for sentence in worth(run) if sentence.code == "reference")
     found = run.differences_from(REFERENCE)
     made = {"verdict": ", which is better" in said or ", which is worse" in said}
-    made |= {name: is_clear(one) for name, one in found.items()}
+    made |= {name: excludes_zero(one) for name, one in found.items()}
     if (folds := run.spec.folds_per_repeat) > 1:
         wider = math.sqrt(1 + folds / (folds - 1))
         made |= {f"{name}, corrected": abs(one.value) > wider * (one.high - one.value) for name, one in found.items()}

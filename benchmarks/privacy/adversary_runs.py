@@ -35,7 +35,7 @@ from rankdad.local.admission import admitted
 from rankdad.local.evaluation import tally_of
 from rankdad.local.privacy.dealing import dealing_of
 from rankdad.remote.aggregator import Aggregator
-from rankdad.simulations.lockstep import Said, Trainers, carry
+from rankdad.simulations.lockstep import SiteMessage, Trainers, carry
 from rankdad.simulations.tree import Tree
 
 SECRET = Secret(b"known to the attacked site alone")  # of the attacked site, the same so that runs can be repeated
@@ -168,7 +168,7 @@ def attend(
 
 def _overheard(
     trainers: Trainers, top: Aggregator, plan: Plan, heard: list[Heard], answers: Mapping[str, bytes | None]
-) -> Iterator[tuple[str, Said]]:
+) -> Iterator[tuple[str, SiteMessage]]:
     """Yield what sites say, and note what the attacked one does."""
     state = top.state
     due, model = state.due, state.replica.weights()

@@ -26,7 +26,7 @@ from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.privacy.dealing import dealing_of
-from rankdad.simulations.lockstep import Said, Trainers, carry
+from rankdad.simulations.lockstep import SiteMessage, Trainers, carry
 from rankdad.simulations.tree import Tree
 
 RULES = Policy()  # of the attacked hospitals
@@ -194,7 +194,7 @@ def trained(
     up: dict[str, list[Message]] = {site: [] for site in spec.federation.sites}
     down, before = list[Message](), list[Mapping[str, Tensor]]()
 
-    def exchange(answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, Said]]:
+    def exchange(answers: Mapping[str, bytes | None]) -> Iterator[tuple[str, SiteMessage]]:
         answer = answers.get(first)
         if answer is not None:
             down.append(unpack(answer, plan, up=False))

@@ -21,8 +21,8 @@ from rankdad.common.errors import SpecError, UserError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.spec.data import CsvData
 from rankdad.common.spec.patterns import is_pattern
-from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.resolving import with_columns
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.sources import Folders
 from rankdad.simulations.spec import SimulationFile, read_simulation
 
@@ -80,7 +80,7 @@ def bench_target(
             with tempfile.TemporaryDirectory() as folder:
                 given = [*assignments, f"run.seed={seed}", 'run.evaluation={"name":"holdout"}']
                 own = with_columns(arranged(read_simulation(file, given, data=data), kind, Path(folder)))
-                site_data = dealt_data(own, Path(folder) / "sites")
+                site_data = partitioned_data(own, Path(folder) / "sites")
                 wanted = [target for target in targets if target[0] in own.run.task.metrics]
                 if not wanted:
                     raise UserError(

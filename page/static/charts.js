@@ -1,7 +1,7 @@
 "use strict";
-// Curves by Plotly. Each function takes what is known and draws into one element; without Plotly all stay hidden.
+// Curves by Plotly. Each function draws into one element; without Plotly all stay hidden.
 const charts = (() => {
-  const MANY = 12; // more sites are a band, and one of them a line
+  const MANY = 12; // sites; beyond it, a band and the chosen site's line
   const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
   const palette = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -40,7 +40,7 @@ const charts = (() => {
     });
   }
 
-  // All together thick, single sites thin; of many sites a band and the chosen one.
+  // Pooled curve thick, single sites thin; for many sites a band and the chosen one.
   function learning(id, curve, name, sites, chosen, what, best) {
     const pooled = curve && curve.y[`${name}:pooled`];
     const x = curve ? curve.x : [], traces = [];
@@ -85,7 +85,7 @@ const charts = (() => {
     box.style.height = `${Math.max(240, 130 + 19 * known.length)}px`;
     const yaxis = {autorange: "reversed", type: "category", tickmode: "linear", showgrid: false};
     draw(id, traces, {barmode: "stack", xaxis: title("milliseconds of a step"), yaxis},
-      "where a step's time goes, by site: the table has the same figures");
+      "time of a step by site; the table has the same figures");
   }
 
   function ranks(id, curve, layers) {

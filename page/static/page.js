@@ -1,11 +1,11 @@
 "use strict";
-// Keeps what the server has told, and shows it. All texts go into the page as texts, never as markup.
+// Stores the server's document and shows it. All texts are inserted as text, never as markup.
 (() => {
-  const {at, say, number, count, bytes, lasting, link, now, clock, ago} = telling;
+  const {at, say, number, count, bytes, lasting, link, now, clock, ago} = shared;
   const known = {}, curves = {};
   let pending = false;
 
-  // Puts bins of curves behind, or in place of, those that are known.
+  // Appends or replaces bins of curves.
   function take(patches) {
     for (const [name, {first, x, y}] of Object.entries(patches)) {
       if (!first || !curves[name]) curves[name] = {x: [], y: {}};
@@ -21,8 +21,8 @@
     }
   }
 
-  function hear(told) {
-    const {curves: patches, ...parts} = told;
+  function receive(message) {
+    const {curves: patches, ...parts} = message;
     if (patches) take(patches);
     Object.assign(known, parts);
     if (patches || parts.times) pending = true;
@@ -36,37 +36,37 @@
     const stopped = stand.status !== "running";
     const reason = stand.reason ? `: ${stand.reason}` : "";
     const silent = link.ended ? !stopped : !link.connected;
-    say("status", silent ? `The server ${link.ended ? "has stopped before the run's end" : "does not answer"}. ` +
-      "What follows is from before; this page keeps trying."
+    say("status", silent ? `The server ${link.ended ? "stopped before the run's end" : "does not answer"}. ` +
+      "The page shows earlier figures and keeps trying."
       : `${run.method}, ${run.members}: ${stopped ? stand.status + reason : stand.where}` + (stand.warning ? ` – ${stand.warning}` : ""));
     at("status").className = silent || ["failed", "refused"].includes(stand.status) ? "bad" : "";
     const best = stand.best_epoch === null ? "" : ` Best so far: epoch ${stand.best_epoch}` +
       (stand.best_value === null ? "." : `, with ${run.metric_name} ${number(stand.best_value, 3)}.`);
-    const reached = stand.validation === null || stand.validation === undefined ? "" : `${run.metric_name} ${number(stand.validation, 3)} on rows that it does not train on, all hospitals together.`;
-    say("verdict", stand.loss === null ? "Not known yet: no step is complete." : learns() + (reached && ` Now: ${reached}`) + best);
+    const reached = stand.validation === null || stand.validation === undefined ? "" : `${run.metric_name} ${number(stand.validation, 3)} on validation rows of all hospitals.`;
+    say("verdict", stand.loss === null ? "Unknown: no step is complete yet." : learns() + (reached && ` Now: ${reached}`) + best);
     say("loss", stand.loss === null ? "No step is complete yet." : `Training loss ${number(stand.loss)} in step ${count(stand.step)}.`);
     waiting();
     at("bar").value = stand.steps ? stand.step / stand.steps : 0;
-    say("left", stopped ? `It is over: ${stand.status} after ${count(stand.step)} steps in ${lasting(stand.seconds)}.`
-      : !stand.ends ? "Nobody can tell before the first step."
+    say("left", stopped ? `Ended: ${stand.status} after ${count(stand.step)} steps in ${lasting(stand.seconds)}.`
+      : !stand.ends ? "Unknown before the first step."
       : `About ${clock(stand.ends)}, in ${lasting(Math.max(0, stand.ends - now()))}, unless it stops early: ${Math.floor(100 * stand.step / stand.steps)} % is done.`);
-    say("traffic", !traffic || !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in all. Per ${run.noun} and step: ` +
-      `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down, where a full gradient is ${bytes(traffic.dense)}: ` +
+    say("traffic", !traffic || !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in total.  Per ${run.noun} and step: ` +
+      `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down; a full gradient has ${bytes(traffic.dense)}: ` +
       (traffic.ratio >= 1 ? `${traffic.ratio.toFixed(1)} times fewer.` : `${(1 / traffic.ratio).toFixed(1)} times more.`));
     const reduction = known.times && known.times[""];
     say("seconds", !stand.step ? "No step is complete yet." : `A step takes ${number(1000 * stand.step_seconds, 1)} ms on average` +
-      (reduction ? `; the aggregator reduces for ${number(1000 * reduction[0], 1)} ms of the last ones.` : "."));
+      (reduction ? `; aggregation took ${number(1000 * reduction[0], 1)} ms in recent steps.` : "."));
     const steps = curves.steps, layers = run.layers.filter(layer => steps && steps.y[`rank:${layer}`]);
-    say("ranks", layers.length ? `${layers.length === 1 ? "1 layer travels as a factor" : `${layers.length} layers travel as factors`}; last: ` + layers.slice(0, 8).map(layer => {
+    say("ranks", layers.length ? `${layers.length === 1 ? "1 layer is sent as factors" : `${layers.length} layers are sent as factors`}; latest ranks: ` + layers.slice(0, 8).map(layer => {
       const values = steps.y[`rank:${layer}`];
       return `${layer} ${number(values[values.length - 1], 1)}`;
-    }).join(", ") + (layers.length > 8 ? ", …" : "") : "No layer has travelled as a factor.");
+    }).join(", ") + (layers.length > 8 ? ", …" : "") : "No layer was sent as factors.");
     table();
     lines();
     draw();
   }
 
-  // Whether the last third of the curve is better than the first: of what is validated, else of the training loss.
+  // Compares the last third of the curve with the first: the validation metric, else the training loss.
   function learns() {
     const {run} = known, curve = curves.epochs;
     const of = name => curve && (curve.y[`${name}:pooled`] || []).filter(value => value !== null && value !== undefined);
@@ -74,19 +74,19 @@
     if (!values || values.length < 3) return "Too early to tell.";
     const part = Math.max(1, Math.floor(values.length / 3)), mean = own => own.reduce((a, b) => a + b) / own.length;
     const gain = (mean(values.slice(-part)) - mean(values.slice(0, part))) * (run.lower_is_better || name === "train_loss" ? -1 : 1);
-    const what = name === "train_loss" ? "the training loss" : `${run.metric_name}, measured on rows that it does not train on,`;
+    const what = name === "train_loss" ? "the training loss" : `${run.metric_name} on validation rows`;
     return gain > 0 ? `Yes: ${what} is better than at the start.` : `No: ${what} is no better than at the start.`;
   }
 
   function waiting() {
     const {waiting: round, stand, run} = known, seconds = now() - round.since;
-    const others = round.without.length ? ` It goes on without ${round.without.join(", ")}.` : "";
+    const others = round.without.length ? ` It continues without ${round.without.join(", ")}.` : "";
     const waits = stand.status === "running" && round.sites.length > 0 && seconds >= 1;
     at("awaited").className = waits ? "waiting" : "";
     const few = round.sites.slice(0, 20), more = round.sites.length - few.length;
-    say("awaited", stand.status !== "running" ? "For nobody: the run is over." : waits
-      ? `For ${few.join(", ")}${more ? ` and ${more} more` : ""}, since ${clock(round.since)} (${lasting(seconds)}).${others}`
-      : `For nobody for longer than a second.${others}`);
+    say("awaited", stand.status !== "running" ? "None: the run has ended." : waits
+      ? `${few.join(", ")}${more ? ` and ${more} more` : ""}, since ${clock(round.since)} (${lasting(seconds)}).${others}`
+      : `None for longer than a second.${others}`);
   }
 
   const plain = [
@@ -117,7 +117,7 @@
   }
 
   const isTechnical = () => !at("panel-technical").hidden;
-  const table = () => isTechnical() ? telling.table(at("sites-table"), columns, known.sites) : telling.table(at("hospitals-table"), plain, known.sites);
+  const table = () => isTechnical() ? shared.table(at("sites-table"), columns, known.sites) : shared.table(at("hospitals-table"), plain, known.sites);
 
   let logged = null;
   function lines() {
@@ -161,7 +161,7 @@
     charts.spectrum("spectrum-chart", curves.spectra, curves[`spectrum:${layer}`], layer);
   }
 
-  // Tabs as WAI-ARIA has them: arrows choose, and only the chosen one is reached by Tab. What is hidden is not drawn.
+  // WAI-ARIA tabs: arrow keys choose, Tab reaches only the chosen one. Hidden charts are not drawn.
   const tabs = [...document.querySelectorAll("[role=tab]")];
   function choose(tab) {
     for (const one of tabs) {
@@ -185,5 +185,5 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
   document.addEventListener("visibilitychange", () => draw());
   setInterval(() => { if (known.run) { waiting(); table(); } }, 500);
-  telling.listen(hear, show, () => { for (const name of Object.keys(curves)) delete curves[name]; }, () => known.stand.status !== "running");
+  shared.listen(receive, show, () => { for (const name of Object.keys(curves)) delete curves[name]; }, () => known.stand.status !== "running");
 })();

@@ -1,8 +1,8 @@
 "use strict";
-// The runs and sites of a service; for owners also what starts and cancels a run.
+// The runs and sites of a service; owners can also submit and cancel runs.
 (() => {
-  const {at, say, count, lasting, link, now, ago} = telling;
-  const known = {}, owner = document.body.dataset.owner; // undefined for who only looks on
+  const {at, say, count, lasting, link, now, ago} = shared;
+  const known = {}, owner = document.body.dataset.owner; // undefined for viewers
   const MAX_FILE = 8 << 20;
   const day = time => time === null ? "–" : new Date((time - link.ahead) * 1000).toLocaleString([], {dateStyle: "short", timeStyle: "short"});
 
@@ -38,34 +38,34 @@
   function show() {
     if (!known.service) return;
     const {version, places, training, waiting} = known.service, silent = !link.connected || link.ended;
-    say("status", silent ? "The service does not answer. What follows is from before; this page keeps trying."
+    say("status", silent ? "The service does not answer. The page shows earlier figures and keeps trying."
       : `rankdad ${version}: ${count(training)} training, at most ${count(places)} at once; ${count(waiting)} waiting.`);
     at("status").className = silent ? "bad" : "";
     at("none").hidden = known.runs.length > 0;
     at("runs-table").closest(".table").hidden = !known.runs.length;
-    telling.table(at("runs-table"), columns, known.runs);
-    telling.table(at("sites-table"), members, known.sites);
+    shared.table(at("runs-table"), columns, known.runs);
+    shared.table(at("sites-table"), members, known.sites);
   }
 
-  // Another site's page cannot send this header, and so nothing in the name of who has opened this one.
+  // Pages of other sites cannot send this header, so they cannot act for the owner.
   async function send(address, body) {
     try {
       const answer = await fetch(address, {method: "POST", body, headers: {"x-rankdad-page": "1", "content-type": "application/json"}});
-      const said = await answer.json();
-      return answer.ok ? {run: said} : {errors: said.errors || [said.error]};
+      const result = await answer.json();
+      return answer.ok ? {run: result} : {errors: result.errors || [result.error]};
     } catch {
       return {errors: ["The service does not answer. Try again."]};
     }
   }
 
   async function cancel(run) {
-    if (!confirm(`Cancel ${run} for all sites? It cannot go on afterwards.`)) return;
+    if (!confirm(`Cancel ${run} for all sites? It cannot be resumed.`)) return;
     const {errors} = await send(`${run}/cancel`, "");
     at("refused").hidden = !errors;
     say("refused", errors ? `${run} is not cancelled: ${errors.join(" ")}` : "");
   }
 
-  let number = null; // of what is submitted: sent twice, it is one run
+  let number = null; // identity of the submission: sent twice, it is one run
   function answered(run, errors) {
     const box = at("answer");
     if (run) return box.replaceChildren(element("p", `${run.run} is submitted: ${run.state}${run.reason ? `, ${run.reason}` : ""}.`));
@@ -88,7 +88,7 @@
   async function read() {
     const [file] = at("file").files;
     if (!file) return;
-    if (file.size > MAX_FILE) return answered(null, [`${file.name} is larger than 8 MB, which no RUN.json is.`]);
+    if (file.size > MAX_FILE) return answered(null, [`${file.name} is larger than 8 MB: it is not a RUN.json.`]);
     at("spec").value = await file.text();
     changed();
   }
@@ -105,5 +105,5 @@
     at("spec").addEventListener("input", changed);
   }
   setInterval(show, 1000);
-  telling.listen(told => { Object.assign(known, told); show(); }, show, () => {}, () => false);
+  shared.listen(message => { Object.assign(known, message); show(); }, show, () => {}, () => false);
 })();

@@ -1,1 +1,1 @@
-"""The report about a run: its results read from files, and the page and plots that show them."""
+"""The report about a run, rendered from its results."""

@@ -1,4 +1,4 @@
-"""A linear model's coefficients as a report shows them: a table of all sites' rows, and one of each site's own."""
+"""Tables of a linear model's coefficients, pooled and by site."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from typing import Any
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.words import Sentence, count, listed, number, significant, span
-from rankdad.remote.results.coefficients import SITE_SD, SURE, name_of, not_compared, opposite
+from rankdad.remote.results.coefficients import (
+    FAMILYWISE_ALPHA,
+    SITE_SD,
+    coefficient_name,
+    opposite_coefficients,
+    uncompared_sites,
+)
 from rankdad.remote.results.run_results import RunResults
 
-MAX_ROWS = 60  # coefficients in a table; all are in coefficients.csv
-MAX_SITES = 6  # with columns of their own
-SMALL = 1e-3  # a p-value below it is only said to be
+MAX_ROWS = 60  # coefficients in a table; coefficients.csv has all
+MAX_SITES = 6  # with separate columns
+SMALL = 1e-3  # smallest p-value printed as a number
 short = partial(significant, digits=4)
 
 Fit = Mapping[str, Any]
 
 
 def coefficient_table(run: RunResults) -> NumberTable | None:
-    """Return the coefficients of all sites' rows; None where the model has none."""
+    """Build the table of pooled coefficients; None if there are none."""
     fit: Fit = run.summary.coefficients.get("pooled", {})
     rows = fit.get("coefficients", ())[:MAX_ROWS]
     if not rows:
@@ -34,20 +40,20 @@ def coefficient_table(run: RunResults) -> NumberTable | None:
         if row.get("odds_low") is not None:
             ratio += f" ({span(row['odds_low'], row['odds_high'], short)})"
         figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2), freedom(fit, row)]
-        cells.append([name_of(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
+        cells.append([coefficient_name(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
     return NumberTable(head, cells)
 
 
 def site_coefficients(run: RunResults) -> NumberTable | None:
-    """Return the coefficients of the sites that tell those of their own rows; None where none does."""
+    """Build the table of site coefficients; None if no site disclosed any."""
     sites: Mapping[str, Fit] = run.summary.coefficients.get("sites", {})
-    told = {site: fit for site, fit in sites.items() if not fit["problem"]}
+    usable = {site: fit for site, fit in sites.items() if not fit["problem"]}
     pooled = run.summary.coefficients.get("pooled", {}).get("coefficients", ())[:MAX_ROWS]
-    if not told or not pooled:
+    if not usable or not pooled:
         return None
-    shown = dict(list(told.items())[:MAX_SITES])
+    shown = dict(list(usable.items())[:MAX_SITES])
     cells = [
-        [name_of(pooled, row), *(cell for fit in shown.values() for cell in _at_site(fit, place))]
+        [coefficient_name(pooled, row), *(cell for fit in shown.values() for cell in _at_site(fit, place))]
         for place, row in enumerate(pooled)
     ]
     last = [(f"R² {number(fit['r2'])}", f"df {fit['freedom']:,}") for fit in shown.values()]
@@ -56,7 +62,7 @@ def site_coefficients(run: RunResults) -> NumberTable | None:
 
 
 def displayed_coefficients(run: RunResults) -> dict[str, dict[str, str]]:
-    """Return a line for each coefficient, of all sites and of each that tells its own: for tables of two columns."""
+    """Describe each coefficient in a line, pooled and by site, for tables of two columns."""
     found = run.summary.coefficients
     fits = {"all sites": found.get("pooled"), **found.get("sites", {})}
     shown = {name: dict(_lines(run, fit)) for name, fit in fits.items() if fit and fit["coefficients"]}
@@ -73,13 +79,13 @@ def _lines(run: RunResults, fit: Fit) -> Iterator[tuple[str, str]]:
             line += f" (SE {short(row['se'])}; {_interval(row)}); {tested}"
             if not regression:
                 line += f"; odds ratio {short(row['odds_ratio'])}"
-        yield name_of(rows, row), line
+        yield coefficient_name(rows, row), line
     units = f", in units of one {fit['units']}" * (fit["units"] == SITE_SD)
     yield "fit", fit["why"] or f"{fit['rows']:,} rows, R² {number(fit['r2'])}{units}"
 
 
 def coefficient_notes(run: RunResults) -> Iterator[str]:
-    """Yield what the coefficients are of, and why there are no standard errors or no site's own."""
+    """Yield notes on the coefficients: source, units, and why errors or site fits are missing."""
     found = run.summary.coefficients
     if not found:
         return
@@ -92,47 +98,48 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
         yield f"There are no coefficients, because {pooled['why']}."
     elif why := pooled["why"]:
         yield (
-            f"There are no standard errors, because {why}. The estimates are those of the model that predicts, whose "
-            f"weights are held small, in {units}."
+            f"There are no standard errors, because {why}. The estimates are the penalised weights of the prediction "
+            f"model, in {units}."
         )
     else:
         rows = count(pooled["rows"], "row")
         yield (
-            f"{whose} over {rows} of all hospitals, in {units}, with no weight held small; the model that predicts "
-            f"holds them small. {r2} {number(pooled['r2'])}. Where the run fills gaps, errors take what fills them for "
-            "values."
+            f"{whose} over {rows} of all hospitals, in {units}, without a penalty; the prediction model has one. {r2} "
+            f"{number(pooled['r2'])}. Standard errors treat imputed values as observed."
         )
     if spec.grouped and not pooled["why"]:
-        yield f"Standard errors take rows for independent, those of one {spec.group_noun} too: they are too small."
+        yield f"Standard errors treat rows as independent, even those of one {spec.group_noun}: they are too small."
     if site_sd and pooled["coefficients"]:
-        yield "Every hospital standardises by itself: one more is one of its own SDs, and not one of the column's unit."
-    if still := [name_of(pooled["coefficients"], row) for row in pooled["coefficients"] if row["estimate"] is None]:
-        where = "as where a level has no row, or so few that they count as the usual one (min_level)"
-        yield f"All rows are alike there, {where}, and there is no coefficient: {listed(still)}."
+        yield "Every hospital standardises by itself: coefficients are per SD of that hospital, not per unit."
+    if still := [
+        coefficient_name(pooled["coefficients"], row) for row in pooled["coefficients"] if row["estimate"] is None
+    ]:
+        where = "as for a level without rows, or with so few that they count as the usual one (min_level)"
+        yield f"Constant in all rows, {where}, and therefore without a coefficient: {listed(still)}."
     yield from (sentence.text for sentence in opposite_effects(run))
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
     if silent:
-        yield f"Not by hospital, for too few patients or by its policy (site_coefficients): {listed(silent)}."
+        yield f"No site coefficients, for too few patients or by policy (site_coefficients): {listed(silent)}."
     if unfit:
         each = [f"{site} ({found['sites'][site]['problem']})" for site in unfit]
         yield (
-            f"No such fit of its own rows alone: {listed(each)}. Collinear: columns follow from others, or a level "
-            "has no row there. Separated: columns tell the classes apart, or a class has no row there."
+            f"No usable fit at: {listed(each)}. Collinear: columns follow from others, or a level has no row there. "
+            "Separated: columns separate the classes, or a class has no row there."
         )
-    if not_compared(found, spec.federation.sites)[1]:
+    if uncompared_sites(found, spec.federation.sites)[1]:
         yield (
-            "A hospital's own fit leaves out a column that follows from others there, or tells the classes apart, as a "
-            "level does whose rows are all of one class; a level without rows has no coefficient. Rows of a level that "
-            "is left out count as the first level's."
+            "A hospital's own fit omits columns that follow from others there, levels without rows, and columns that "
+            "separate the classes, such as a level with rows of one class only. Rows of an omitted level count as the "
+            "first level's."
         )
     if len(pooled["coefficients"]) > MAX_ROWS or len(found["sites"]) > MAX_SITES:
         yield "All coefficients, of all hospitals, are in coefficients.csv."
 
 
 def opposite_effects(run: RunResults) -> Iterator[Sentence]:
-    """Yield the columns with opposite effects, and where nobody can tell."""
-    found, looked_at = opposite(run.summary.coefficients)
+    """Yield the columns with opposite effects at different hospitals, and the hospitals that cannot be compared."""
+    found, looked_at = opposite_coefficients(run.summary.coefficients)
     if found:
         each = [
             f"{name} ({listed([f'{short(estimate)} at {site}' for site, estimate in estimates.items()])})"
@@ -140,25 +147,25 @@ def opposite_effects(run: RunResults) -> Iterator[Sentence]:
         ]
         yield Sentence(
             "opposite-effects",
-            f"Effects are opposite between hospitals, and one model for all has but one: {listed(each)}. Of each "
-            f"coefficient p, times the {looked_at} that were looked at, is below {SURE:g}.",
+            f"Effects are opposite between hospitals, while the shared model has a single one: {listed(each)}. The p "
+            f"of each coefficient, times the {looked_at} that were tested, is below {FAMILYWISE_ALPHA:g}.",
         )
-    none, lacking = not_compared(run.summary.coefficients, run.spec.federation.sites)
+    none, lacking = uncompared_sites(run.summary.coefficients, run.spec.federation.sites)
     if none or lacking:
         where = [*none, *(f"{site} ({listed(names)})" for site, names in lacking.items())]
         yield Sentence(
             "effects-not-compared",
-            f"Whether effects are opposite is not known at {listed(where)}: there are no coefficients of its own rows.",
+            f"Whether effects are opposite is unknown at {listed(where)}: it has no such coefficients of its own.",
         )
 
 
 def p_value(value: float | None) -> str:
-    """Return a p-value as a paper prints it."""
+    """Format a p-value."""
     return "–" if value is None else f"< {SMALL:g}" if value < SMALL else number(value)
 
 
 def freedom(fit: Fit, row: Mapping[str, Any]) -> str:
-    """Return the degrees of freedom of a coefficient's test."""
+    """Format the degrees of freedom of a coefficient's test."""
     return "–" if row["se"] is None else f"{fit['freedom']:,}"
 
 

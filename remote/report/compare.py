@@ -1,4 +1,4 @@
-"""`rankdad compare`: runs side by side, from the files of their directories."""
+"""`rankdad compare`: several runs side by side."""
 
 from __future__ import annotations
 
@@ -15,38 +15,43 @@ from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.rendering import damage_named, render
 from rankdad.remote.report.verdict import verdict
 from rankdad.remote.report.words import NAMES, NONE, count, duration, number, with_interval
-from rankdad.remote.results.comparison import measure, told, value
+from rankdad.remote.results.comparison import (
+    best_of,
+    comparison_metric,
+    differs_in_rows,
+    have_same_rows,
+    reference_value,
+    shown_references,
+)
 from rankdad.remote.results.run_results import RunResults, read_results
-from rankdad.remote.results.side_by_side import best_of, have_same_rows, is_of_other_rows
 from rankdad.remote.view import size
 
 LEGEND = (
-    "* is the best value of a row whose 95 % interval, in brackets, overlaps no other; there is none where a run has "
-    "no interval, or other data. Each interval is of one run by itself. They are not paired, so this is no test: "
-    "the files of two runs do not say how sure their difference is. Within a run, references are compared on the same "
-    "rows"
+    "* marks the best value of a row if its 95 % interval, in brackets, overlaps no other; no value is marked if a run "
+    "has no interval, or other data. Intervals are of each run by itself and not paired, so this is not a test of the "
+    "difference. Within a run, references are compared on the same rows"
 )
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]:
-    """Return a table with a column for every run, and the runs.
+    """Build a table with a column for every run; return it with the runs.
 
     Args:
-        directories: of the runs, at least two.
+        directories: at least two run directories.
 
     Raises:
-        UserError: one holds no run, or they predict different things.
+        UserError: there are fewer than two, one has no run, or tasks differ.
     """
     if len(directories) < 2:
         raise UserError("compare: got one run, expected at least two", code="too-few-runs")
     runs = [read_results(directory) for directory in directories]
     for directory, run in zip(directories, runs, strict=True):
         if run.spec.task.metrics != runs[0].spec.task.metrics:
-            tasks = f"{run.spec.task.name}, {directories[0]} of {runs[0].spec.task.name}"
-            raise UserError(f"{directory}: is of the task {tasks}: their metrics are not the same", code="tasks-differ")
+            tasks = f"{run.spec.task.name}, {directories[0]} has {runs[0].spec.task.name}"
+            raise UserError(f"{directory}: has the task {tasks}: their metrics differ", code="tasks-differ")
     names = [run.spec.name for run in runs]
-    if len(set(names)) < len(names):  # the directories tell them apart
+    if len(set(names)) < len(names):
         names = [directory.resolve().name for directory in directories]
     if len(set(names)) < len(names):
         names = [str(directory) for directory in directories]
@@ -57,7 +62,7 @@ def compare(directories: Sequence[Path]) -> tuple[NumberTable, list[RunResults]]
 
 
 def page(table: NumberTable, runs: Sequence[RunResults]) -> str:
-    """Return the comparison as HTML that needs no other file."""
+    """Render the comparison as self-contained HTML."""
     verdicts = {name: verdict(run) for name, run in zip(table.head[1:], runs, strict=True)}
     return render(TEMPLATES, "compare.html", table=table, legend=LEGEND, verdicts=verdicts, same=have_same_rows(runs))
 
@@ -72,9 +77,9 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             stars = [" *" * (run is best) for run in runs]
             rows.append([NAMES[name], *(cell + star for cell, star in zip(cells, stars, strict=True))])
     for reference, said in REFERENCES.items():
-        if any(reference in told(run) for run in runs):
-            name = measure(runs[0])
-            rows.append([f"{NAMES[name]}, {said}", *(number(value(run, reference)[0]) for run in runs)])
+        if any(reference in shown_references(run) for run in runs):
+            name = comparison_metric(runs[0])
+            rows.append([f"{NAMES[name]}, {said}", *(number(reference_value(run, reference)[0]) for run in runs)])
             for key, where in ((name, ""), (WITHIN, ", within hospitals")):
                 apart = [run.differences_from(reference).get(key) for run in runs]
                 if any(apart):
@@ -87,9 +92,9 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
 
 
 def _facts(runs: Sequence[RunResults]) -> list[list[str]]:
-    """Return what else differs: how it was made, and what it cost."""
+    """Build the rows about settings, time and traffic."""
     member = "member" if any(run.summary.regions for run in runs) else "site"
-    columns = [_facts_of(run, member, other=is_of_other_rows(run, runs)) for run in runs]
+    columns = [_facts_of(run, member, other=differs_in_rows(run, runs)) for run in runs]
     rows = zip(*(column.values() for column in columns), strict=True)
     return [[name, *cells] for name, cells in zip(columns[0], rows, strict=True) if set(cells) != {NONE}]
 
@@ -134,6 +139,6 @@ def _optimizer(run: RunResults) -> str:
 
 
 def _others(part: Part, said: set[str]) -> str:
-    """Return the settings that are not the default, but for those that are said elsewhere."""
+    """List the settings that differ from their default, except those in `said`."""
     others = part.model_dump(mode="json", exclude=said, exclude_defaults=True)
     return "".join(f", {name} {value}" for name, value in others.items())

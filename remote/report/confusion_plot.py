@@ -1,4 +1,4 @@
-"""A plot of which class is taken for which, or of labels' hits and misses."""
+"""Plot of the confusion matrix, or of labels' hits and misses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rankdad.remote.report import plot_style
 from rankdad.remote.report.plot_style import BLUE, plain_axes, shortened
 from rankdad.remote.results.run_results import LABEL_CELLS, RunResults, class_names
 
-DARKEST = 0.55  # of a cell: its count is read on it, by day and by night
+DARKEST = 0.55  # opacity of a cell: its count stays readable in light and dark mode
 MAX_CLASSES_WITH_COUNTS = 12
 MAX_CLASSES_WITH_NAMES = 40
 
 
 def confusion(run: RunResults) -> Figure | None:
-    """Draw counts by true and predicted value, coloured by their part of the true value's rows."""
+    """Draw counts by true and predicted value, coloured by their share of the true value's rows."""
     table, rows = np.array(run.confusion), class_names(run.spec)
     if not table.size:
         return None

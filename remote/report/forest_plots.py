@@ -1,7 +1,4 @@
-"""Figures and their intervals one below another: of sites, of differences between models, of coefficients.
-
-Each function returns None where the run has nothing to draw.
-"""
+"""Forest plots of sites, differences between models, and coefficients. Each returns None without data."""
 
 from __future__ import annotations
 
@@ -18,20 +15,20 @@ from rankdad.remote.report.narrative import baseline_name
 from rankdad.remote.report.plot_style import BLACK, BLUE, GREY, MEASURES, ORANGE, legend, plain_axes, shortened
 from rankdad.remote.report.references import REFERENCES
 from rankdad.remote.report.words import NAMES
-from rankdad.remote.results.coefficients import SITE_SD, name_of
-from rankdad.remote.results.comparison import measure, of_site, told
+from rankdad.remote.results.coefficients import SITE_SD, coefficient_name
+from rankdad.remote.results.comparison import comparison_metric, shown_references, site_difference
 from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults
 from rankdad.remote.results.run_summary import ReferenceMetrics
 
-MAX_NAMED_SITES = 30  # more sites stand without their names, in the metric's order
+MAX_NAMED_SITES = 30  # more sites are unnamed and sorted by the metric
 MAX_COEFFICIENTS = 40
 EVERYWHERE = "all hospitals"
-ALONE = ("local", "site")  # the first of which a figure shows beside the model
-COLOURS = (BLUE, ORANGE, GREY)  # of sites beside all rows together; more sites are not drawn
+ALONE = ("local", "site")  # references by preference
+COLOURS = (BLUE, ORANGE, GREY)  # of sites; more sites than colours are not drawn
 
 
 def forest(run: RunResults, name: str) -> Figure | None:
-    """Draw a metric of every site with its interval, alone and of a guess there, and of all samples together."""
+    """Draw a metric with its interval for every site and pooled, with the site's own model and the guess."""
     sites = run.sites.dropna(subset=[name])
     if sites.empty:
         return None
@@ -42,7 +39,7 @@ def forest(run: RunResults, name: str) -> Figure | None:
     height = 1.5 + (0.26 if named else 0.05) * (len(sites) + 1)
     figure, axes = plain_axes(f"test {MEASURES[name]}", "", height=min(height, 8.0))
     alone = next((one for one in ALONE if f"{one}_{name}" in sites), None)
-    apart = 0.0 if alone is None else 0.16  # of the two from the middle
+    apart = 0.0 if alone is None else 0.16  # offset from the row's middle
     theirs_at, ours_at, last, size = places + apart, places - apart, len(sites), 5 if named else 2.5
     if {f"{name}_low", f"{name}_high"} <= set(sites.columns):
         axes.hlines(ours_at, sites[f"{name}_low"], sites[f"{name}_high"], color=BLUE, lw=1.2)
@@ -75,16 +72,16 @@ def forest(run: RunResults, name: str) -> Figure | None:
 
 
 def differences(run: RunResults) -> Figure | None:
-    """Draw by how much the model's figure differs from every reference's, and from the first one's at each site."""
-    name = measure(run)
-    known = {REFERENCES[rival]: run.differences_from(rival) for rival in told(run)}
+    """Draw the differences from every reference, and by site from the first."""
+    name = comparison_metric(run)
+    known = {REFERENCES[rival]: run.differences_from(rival) for rival in shown_references(run)}
     pooled = {said: own.get(name) for said, own in known.items()}
     within = {f"{said}, within hospitals": own.get(WITHIN) for said, own in known.items()}
     rows = [(said, found, True) for said, found in (pooled | within).items() if found is not None]
     if not rows:
         return None
     first = next((rival for rival in (*ALONE, "linear") if rival in run.summary.metrics.differences), None)
-    by_site = [] if first is None else [(site, of_site(row, first, name)) for site, row in run.by_site.items()]
+    by_site = [] if first is None else [(site, site_difference(row, first, name)) for site, row in run.by_site.items()]
     if first is not None and len(by_site) <= MAX_NAMED_SITES:
         label = f"{REFERENCES[first]}, by hospital"
         rows += [(shortened(site), found, False) for site, found in by_site if found is not None]
@@ -107,7 +104,7 @@ def differences(run: RunResults) -> Figure | None:
 
 
 def coefficients(run: RunResults) -> Figure | None:
-    """Draw every coefficient with its interval, over all sites and, of few, at each; in standard errors if numbers."""
+    """Draw every coefficient with its interval, pooled and at a few sites; for numbers, in standard errors."""
     found = run.summary.coefficients
     rows = [row for row in found.get("pooled", {}).get("coefficients", ()) if row["name"] != "intercept"]
     kept = [place for place, row in enumerate(rows) if row["se"] is not None][:MAX_COEFFICIENTS]
@@ -139,7 +136,7 @@ def coefficients(run: RunResults) -> Figure | None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-    names = [shortened(name_of(rows, rows[place])) for place in kept]
+    names = [shortened(coefficient_name(rows, rows[place])) for place in kept]
     _name_rows(axes, names, below=len(kept) - 0.4)
     if len(named) > 1:
         legend(axes)
@@ -147,7 +144,7 @@ def coefficients(run: RunResults) -> Figure | None:
 
 
 def _shown(row: dict[str, float | None], pooled: dict[str, float | None], *, regression: bool) -> list[float]:
-    """Return estimate and ends of the interval as they are drawn; NaN where there is none."""
+    """Return estimate and interval as drawn; NaN if missing."""
     if row["se"] is None:
         return [np.nan] * 3
     keys = ("estimate", "low", "high") if regression else ("odds_ratio", "odds_low", "odds_high")
@@ -156,6 +153,6 @@ def _shown(row: dict[str, float | None], pooled: dict[str, float | None], *, reg
 
 
 def _name_rows(axes: Axes, names: Sequence[str], below: float) -> None:
-    """Name the rows from the top, and leave room around the first and the last one."""
+    """Label the rows from the top, with room around the first and the last."""
     axes.set_yticks(range(len(names)), names, parse_math=False, fontsize=8)
     axes.set_ylim(below, -0.6)

@@ -1,4 +1,4 @@
-"""Tables of test metrics as a paper prints them: over all samples, by site, and the confusion of classes."""
+"""Tables of test metrics: pooled, by site, and by class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from rankdad.common.metrics.summary import bound
 from rankdad.common.spec import LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, measured
 from rankdad.remote.report.words import NAMES, NONE, between, number, percent, significant, span
-from rankdad.remote.results.run_results import BASELINE, LABEL_CELLS, RANKED, RunResults, class_names, finite, rows_of
+from rankdad.remote.results.run_results import (
+    BASELINE,
+    LABEL_CELLS,
+    RANKED,
+    RunResults,
+    class_names,
+    finite,
+    metrics_by_site,
+)
 
 
 @dataclass(frozen=True)
@@ -21,10 +29,10 @@ class NumberTable:
     """A table whose rows begin with their name.
 
     Args:
-        head: a name for every column.
-        rows: a cell for every column.
-        groups: names above the head, each with the number of columns below it.
-        ids: of the rows, for links; none without.
+        head: column names.
+        rows: cells, one for each column.
+        groups: names above the head, each with its number of columns.
+        ids: anchors of the rows for links, or none.
     """
 
     head: Sequence[str]
@@ -34,13 +42,13 @@ class NumberTable:
 
     @property
     def labels(self) -> list[str]:
-        """A name for every column that needs no group above it."""
+        """Column names with the group's name prefixed."""
         above = [name for name, width in self.groups for _ in range(width)] or [""] * len(self.head)
         return [f"{group} {name}".strip() for group, name in zip(above, self.head, strict=True)]
 
 
 def metrics_table(run: RunResults) -> NumberTable:
-    """Return a row for every metric: over all samples, its interval, and its spread over folds and sites."""
+    """Build a row for every metric: pooled with interval, and its spread over folds and sites."""
     metrics, test = run.summary.metrics, run.test
     baseline, within = finite(metrics.baseline), finite(metrics.within_sites)
     alone = finite(metrics.site_alone)
@@ -69,10 +77,10 @@ def metrics_table(run: RunResults) -> NumberTable:
 
 
 def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> NumberTable:
-    """Return a row for every site, with the baseline's metrics beside the model's.
+    """Build a row for every site, with the model's and the baseline's metrics.
 
     Args:
-        run: the rows are of.
+        run: the run.
         rows: metrics by site; `pooled` is all sites together.
     """
     names = [name for name in measured(run.spec.task) if any(name in row for row in rows.values())]
@@ -97,7 +105,7 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
 
 
 def threshold_table(one: Mapping[str, Any]) -> NumberTable:
-    """Return what calling a risk positive means at each named threshold."""
+    """Build a row for each named threshold: share called positive, sensitivity, specificity, PPV, NPV."""
     names = ["flagged", "sensitivity", "specificity", "ppv", "npv"]
     rows = [
         [row["name"], percent(row["risk"], 1), *(_within(row[name]) for name in names)] for row in one["thresholds"]
@@ -107,19 +115,19 @@ def threshold_table(one: Mapping[str, Any]) -> NumberTable:
 
 
 def risk_table(run: RunResults) -> NumberTable:
-    """Return a row for every outcome: how many have it, how well they are ranked, and whether risks are right."""
+    """Build a row for every outcome: events, discrimination and calibration."""
     rows, metrics = [], run.summary.metrics
     for name, one in run.outcomes.items():
         found, interval = one["recalibration"], one["auc_interval"]
         cells = [number(one["auc"]) + (f" ({between(*interval)})" if interval else "")]
-        smooth = metrics.smooth_scores  # then bins are the smallest error
+        smooth = metrics.smooth_scores  # binning is then the smaller error
         cells += [_bounded(one["average_precision"], None if smooth else one["average_precision_error"])]
         cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
         cells += [_estimate(found.get(key), smooth) for key in ("slope", "intercept", "in_the_large")]
         rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])
     head = ["outcome", "events", "AUC", "average precision", "Brier score (of the base rate)", "calibration slope"]
     head += ["intercept", "intercept at slope 1"]
-    if len(rows) == 1:  # is read more easily from top to bottom
+    if len(rows) == 1:  # one outcome reads better transposed
         figures = dict(zip(head[1:], rows[0][1:], strict=True))
         beside = {"AUC within hospitals": metrics.within_sites, "AUC of the hospital alone": metrics.site_alone}
         figures |= {label: number(found["auc"]) for label, found in beside.items() if "auc" in found}
@@ -129,7 +137,7 @@ def risk_table(run: RunResults) -> NumberTable:
 
 
 def agreement_table(found: Mapping[str, Any]) -> NumberTable:
-    """Return how predicted numbers differ from true ones."""
+    """Build a table of the differences between predicted and true numbers."""
     low, high = found["mean_interval"]
     rows = [
         ["mean difference", f"{significant(found['mean'])} ({span(low, high, significant)})"],
@@ -137,15 +145,15 @@ def agreement_table(found: Mapping[str, Any]) -> NumberTable:
         ["slope of difference on mean", significant(found["slope"])],
     ]
     if middle := found.get("middle"):
-        said = f"{percent(middle['share'])} of residuals lie"
-        rows.append([said, span(middle["low"], middle["high"], significant)])
+        between_ends = f"{percent(middle['share'])} of residuals lie"
+        rows.append([between_ends, span(middle["low"], middle["high"], significant)])
     for share, (low, high) in found["quantiles"].items():
         rows.append([f"{percent(float(share))} of residuals are below", span(low, high, significant)])
     return NumberTable(["prediction − label", "value"], rows)
 
 
 def estimate(one: Mapping[str, float] | None) -> str:
-    """Return an estimate with its interval, both to two digits behind the point."""
+    """Format an estimate with its interval to two decimals."""
     return NONE if one is None else f"{number(one['value'], 2)} ({between(one['low'], one['high'], 2)})"
 
 
@@ -165,12 +173,12 @@ def _estimate(one: Mapping[str, Any] | None, smooth: bool) -> str:
 
 
 def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:
-    """Return when the sites were last validated, in words, and their metrics; None where no sample was validated."""
+    """Return the name of the last validated epoch and its metrics by site; None if no sample was validated."""
     rows = run.metrics[run.metrics["split"] == "validation"]
     if rows.empty:
         return None
     last = rows.iloc[-1]
-    of_site = rows_of(rows[(rows["epoch"] == last["epoch"]) & (rows["fold"] == last["fold"])])
+    of_site = metrics_by_site(rows[(rows["epoch"] == last["epoch"]) & (rows["fold"] == last["fold"])])
     if not any(row.get("samples") for row in of_site.values()):
         return None
     fold = f" of fold {last['fold'] + 1:.0f}" if run.spec.folds > 1 else ""
@@ -178,7 +186,7 @@ def last_validation(run: RunResults) -> tuple[str, NumberTable] | None:
 
 
 def confusion_table(run: RunResults) -> NumberTable | None:
-    """Return counts by true and predicted class, or hits and misses by label; None where nothing was counted."""
+    """Build the confusion matrix, or hits and misses by label; None if nothing was counted."""
     counts, names = run.confusion, class_names(run.spec)
     if not counts:
         return None
@@ -197,5 +205,5 @@ def _spread(spread: Spread, digits: int) -> str:
 
 
 def _digits(name: str, value: float) -> int:
-    """Return decimals: three, or for a small number without bounds as many as show three digits of it."""
+    """Return 3, or the number of decimals that shows three digits of a small loss or error."""
     return 2 - math.floor(math.log10(abs(value))) if name in ("loss", "mae") and 1e-30 < abs(value) < 0.1 else 3

@@ -1,4 +1,4 @@
-"""Sentences about one run: what its numbers say, and how each of them was measured."""
+"""Sentences about one run and how its figures were measured."""
 
 from __future__ import annotations
 
@@ -21,59 +21,59 @@ STATUS = {
     "failed": "The run failed.",
     "interrupted": "The run was interrupted.",
     "refused": "The run was refused before anything was trained.",
-    "running": "The run is not over: it was still going on when this page was made, or it was cut off.",
+    "running": "The run has not ended: it was still running when this page was made, or it was cut off.",
 }
 WARNINGS = {
-    "weights-made-equal-after-a-comparison": "took over the aggregator's weights after a comparison",
+    "weights-made-equal-after-a-comparison": "adopted the aggregator's weights after a comparison",
     "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
     "fewer-samples-than-folds": "has fewer samples, or parts of them, than there are folds: some folds test none there",
     "missing-classes": "has no samples of some class",
-    "exact-solver-not-allowed": "has a policy that lets out no sums of an exact solution",
-    "replay-differs": "made updates differently after a restart than before: the recorded ones were applied",
+    "exact-solver-not-allowed": "has a policy that does not allow the sums of an exact solution",
+    "replay-differs": "computed other updates after a restart than before: the recorded ones were applied",
     "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
-    "left-out-of-a-comparison": "took part in a test and not in the comparison after it: no difference is known there",
-    "rare-values": "moved values that too few of its patients have to what is usual there (min_level)",
-    "rows-left-out": "left out rows until there are more patients, or for good, and did not tell how many",
-    "reader-differs": "reads its data by code of another package, or version, than the first site",
+    "left-out-of-a-comparison": "took part in a test but not in the comparison after it: its differences are unknown",
+    "rare-values": "replaced values that too few of its patients have by common ones (min_level)",
+    "rows-left-out": "left out rows until there are more patients, or for good, without disclosing how many",
+    "reader-differs": "reads its data with another package or version than the first site",
     "sets-too-small-to-evaluate": (
-        "has validation or test samples of which its policy lets out no figures: they are too few, or too much of them "
-        "has been told"
+        "has validation or test samples whose figures its policy withholds: they are too few, or too much has been "
+        "disclosed about them"
     ),
 }
 UNSEEN = (
     "Training sees no label of the tested hospital, so the guess here comes from the labels of all other hospitals. It "
-    "is the same for a whole hospital and errs away from it, which puts its AUC or correlation below chance. What the "
-    "model gains over all rows may still come from columns that tell how hospitals differ."
+    "is constant within a hospital and deviates away from it, so its AUC or correlation is below chance. The model's "
+    "gain over all rows may still come from columns that reflect differences between hospitals."
 )
-NEGLIGIBLE = 0.02  # a smaller difference of an AUC, R² or r is not worth a sentence
+NEGLIGIBLE = 0.02  # difference of an AUC, R² or r
 APPENDIX = "See the appendix, Training."
 CHANCE_AUC = 0.5
-CHANCE_MARGIN = 0.03  # a balanced accuracy that is no further above chance is chance
-MAX_SITES_NAMED = 30  # in one warning
+CHANCE_MARGIN = 0.03  # of a balanced accuracy above chance that counts as chance
+MAX_SITES_NAMED = 30  # in a warning
 
 
 def noun_of(run: RunResults) -> str:
-    """Return what was tested, in the singular: the noun for people where each has one row, else row."""
+    """Return the singular noun for a tested unit: the group's if each has one row, else row."""
     one_each = run.test.get("groups", -1) == run.test.get("samples")
     return run.spec.group_noun if one_each and run.spec.group_noun != "group" else "row"
 
 
 def rows_tested(run: RunResults) -> str:
-    """Return how many rows have been tested, and of how many groups: 1,024 patients, 3,680 rows."""
+    """Describe the number of tested rows and groups: 1,024 patients, 3,680 rows."""
     noun, groups = noun_of(run), run.test.get("groups")
     rows = count(int(run.test.get("samples", 0)), noun)
     return rows if groups is None or noun != "row" else f"{count(int(groups), run.spec.group_noun)}, {rows}"
 
 
 def status(run: RunResults) -> str:
-    """Return how the run ended, and why."""
+    """Describe how the run ended, and why."""
     summary = run.summary
     sentence = STATUS.get(summary.status, f"The run's status is {summary.status}.")
     return f"{sentence} Reason: {summary.reason}" if summary.reason else sentence
 
 
 def extent(run: RunResults) -> str:
-    """Return how many sites trained, for how long."""
+    """Describe the extent of training: sites, folds or epochs, steps, time."""
     spec, summary = run.spec, run.summary
     trained = solved(summary.solver) if summary.exact else count(summary.epochs, "epoch")
     if run.summary.exact and spec.models > 1:
@@ -91,20 +91,20 @@ def extent(run: RunResults) -> str:
 
 
 def summed(run: RunResults) -> str:
-    """Return what an exact solution has sent in place of steps."""
+    """Describe the traffic of an exact solution."""
     inputs, coefficients = math.prod(run.spec.data.shape), run.spec.kept_fold is not None
     rounds = len(linear.stages(run.spec.task, inputs, coefficients=coefficients))
     return f"no steps; sums in at most {count(rounds, 'round')}"
 
 
 def solver(run: RunResults) -> str:
-    """Return which solver trained the model, and why."""
+    """Describe the solver and the reason for it."""
     known = run.summary.solver
     return f"{known['name']}, because {known['why']}" if known else "–"
 
 
 def weights(run: RunResults) -> str:
-    """Return whether all sites and the aggregator ended with the same weights."""
+    """Describe whether all sites and the aggregator ended with equal weights."""
     digests, aggregator = run.summary.weights_sha256, run.summary.aggregator_sha256
     if not digests:
         return "–"
@@ -113,7 +113,7 @@ def weights(run: RunResults) -> str:
         return f"DIFFERENT between sites, sha256: {each}"
     digest = next(iter(digests.values()))
     unknown = [site for site in run.spec.federation.sites if site not in digests]
-    equal = "equal at all sites" + (f" but {', '.join(unknown)}, of which nothing is known" if unknown else "")
+    equal = "equal at all sites" + (f" but {', '.join(unknown)}, whose digest is unknown" if unknown else "")
     if aggregator:
         same = aggregator == digest
         equal += " and at the aggregator" if same else f", DIFFERENT at the aggregator ({aggregator[:16]}…)"
@@ -121,7 +121,7 @@ def weights(run: RunResults) -> str:
 
 
 def functions(run: RunResults) -> dict[str, str]:
-    """Return what packages the functions of the users' own come from, by function."""
+    """Return the packages that provide users' functions, by function."""
     found = dict[str, str]()
     for one in run.summary.functions:
         package = " ".join(filter(None, (one["distribution"], one["version"]))) or "no installed package"
@@ -131,7 +131,7 @@ def functions(run: RunResults) -> dict[str, str]:
 
 
 def tested(run: RunResults) -> str:
-    """Return which samples were tested, and on which models."""
+    """Describe the tested samples and the models that predicted them."""
     evaluation, folds, tests = run.spec.evaluation, run.spec.folds_per_repeat * run.repeats, run.tests
     samples = rows_tested(run)
     if isinstance(evaluation, KFold):
@@ -139,7 +139,7 @@ def tested(run: RunResults) -> str:
         how = f"Cross-validation{often} in {evaluation.folds} folds at every hospital: {samples}, each unseen by "
         how += "the model that predicts it."
         if often:
-            how += " Figures, and the ends of intervals, are means over the repeats, which add no samples."
+            how += " Figures and interval limits are means over the repeats, which add no samples."
         how += _partitions(run)
     elif isinstance(evaluation, LeaveOneSiteOut):
         how = (
@@ -150,25 +150,25 @@ def tested(run: RunResults) -> str:
     if len(tests) < folds:
         how += f" So far {len(tests)} of {folds} folds are tested."
     if not isinstance(evaluation, Holdout) and evaluation.refit:
-        how += " The model that is kept has been trained once more, on all rows; these figures are not its own."
+        how += " The final model was trained once more, on all rows; these figures are not its own."
     return how
 
 
 def _partitions(run: RunResults) -> str:
-    """Return how many different partitions the repeats are at the sites, where these are fewer than repeats."""
+    """Describe the number of different partitions at each site, if smaller than the number of repeats."""
     known = run.summary.partitions
     few = [f"{site} {different}" for site, different in known.get("sites", {}).items() if different < known["repeats"]]
     if not few:
         return ""
-    told = f" The {known['repeats']} repeats are fewer different partitions of some sites' samples: {listed(few)}."
+    text = f" The {known['repeats']} repeats give fewer different partitions at some sites: {listed(few)}."
     again = run.summary.repeats_left_out
-    return f"{told} {again} equal at every site to one before are not run again." if again else told
+    return f"{text} {again} that equal an earlier one at every site are skipped." if again else text
 
 
 def tested_epochs(run: RunResults) -> str:
-    """Return which epochs' models were tested, and why those."""
+    """Describe which epochs' models were tested, and why."""
     if run.summary.exact:
-        return "the exact solution, which needs no epochs and sets nothing aside for validation"
+        return "the exact solution, which needs no epochs and no validation rows"
     best = sorted(int(epoch) for epoch in run.tests["epoch"]) or [run.summary.best_epoch]
     named = f"{best[0]}" if best[0] == best[-1] else f"{best[0]} to {best[-1]}"
     if run.spec.candidates:
@@ -179,37 +179,37 @@ def tested_epochs(run: RunResults) -> str:
     each, monitor = " in each fold" if run.spec.tested_folds > 1 else "", NAMES[run.spec.training.monitor]
     if not validated[run.spec.training.monitor].notna().any():
         return f"the last epoch, {named}, because the validation samples gave no {monitor}"
-    told = f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
+    text = f"the best epoch{each}, {named} of at most {run.spec.training.epochs}, by validation {monitor}"
     tested = validated[(validated["site"] == "pooled") & (validated["fold"] < run.spec.tested_folds)]
     known = tested.groupby("fold")[run.spec.training.monitor].count() > 0
     if not known.all():
-        told += f" (the last one in {count(int((~known).sum()), 'fold')}, whose validation samples gave none)"
-    return told
+        text += f" (the last one in {count(int((~known).sum()), 'fold')}, whose validation samples gave none)"
+    return text
 
 
 def baseline_name(run: RunResults) -> str:
-    """Return what the baseline is called."""
+    """Return the baseline's name in sentences."""
     unseen = isinstance(run.spec.evaluation, LeaveOneSiteOut)
     return "a guess from the other hospitals' labels" if unseen else "a guess that knows only the hospital"
 
 
 def sent(run: RunResults) -> str:
-    """Return what sites sent of their test samples."""
+    """Describe the statistics of test samples that sites sent."""
     if isinstance(run.spec.task, Regression):
-        what = "sums of labels, predictions and errors, and how many samples lie in which cell of mean and error"
+        what = "sums of labels, predictions and errors, and a histogram of mean and error"
         known = "labels and predictions"
     else:
-        what = "how many samples with and without each outcome have a score in which of 1,000 bins, and other counts"
+        what = "histograms of scores in 1,000 bins, with and without each outcome, and other counts"
         known = "scores and labels"
     return (
-        f"Of what they tested sites sent no inputs and no names, but counts and sums: {what}. Of a test set of few "
-        f"samples these are as good as the samples' {known}, though not whose they are. Of fewer than its policy's "
-        "min_rows a site sends none."
+        f"Sites sent counts and sums of their test samples, not inputs or names: {what}. For a small test set these "
+        f"reveal the samples' {known}, though not whose they are. A site sends none for fewer samples than its "
+        "policy's min_rows."
     )
 
 
 def explained(run: RunResults) -> list[str]:
-    """Return how much of the pooled metrics the site alone explains, and what is left within sites."""
+    """Describe how much of the pooled metrics the site alone explains, and what remains within sites."""
     if not run.summary.metrics.baseline:
         return []
     sentences = _regression(run) if isinstance(run.spec.task, Regression) else _classification(run)
@@ -225,9 +225,9 @@ def _regression(run: RunResults) -> Iterator[str]:
         yield f"A guess that knows only the hospital, the mean of the labels it trains on, reaches {reached}:"
         pooled = f"r = {number(test['pearson_r'])} and R² = {number(test['r2'])}"
         if guess["r2"] > NEGLIGIBLE:
-            yield f"telling hospitals apart is enough for so much of the {pooled} of all rows."
+            yield f"so much of the {pooled} over all rows comes from distinguishing hospitals."
         else:
-            yield "knowing the hospital explains next to nothing here."
+            yield "knowing the hospital explains almost nothing here."
     if {"pearson_r", "r2"} <= within.keys():
         left = f"r = {number(within['pearson_r'])} and R² = {number(within['r2'])}"
         yield f"Within hospitals, with each one's mean taken out of labels and predictions, the model reaches {left}."
@@ -251,16 +251,16 @@ def _classification(run: RunResults) -> Iterator[str]:
         if test["auc"] - within["auc"] > NEGLIGIBLE:
             yield "differences between hospitals make the pooled AUC look better than the model is within them."
         else:
-            yield "the pooled AUC owes next to nothing to differences between hospitals."
+            yield "differences between hospitals contribute almost nothing to the pooled AUC."
 
 
 def repeated(run: RunResults) -> str:
-    """Return that repeats count a sample again and again in counts of predictions; nothing where there are none."""
+    """Note that counts of predictions include each sample once a repeat; "" without repeats."""
     return f"Each row of data counts once a repeat: {run.repeats} times." if run.repeats > 1 else ""
 
 
 def left_out(run: RunResults) -> str:
-    """Return which sites were left out of steps, and how many of their contributions joined a later one."""
+    """Describe the sites that missed steps, and their contributions that joined a later step."""
     steps, late = count(run.summary.steps, "step"), run.summary.late
     joined = {site: f", {late[site]} joined a later one" for site in late}
     missing = run.summary.left_out.items()
@@ -268,18 +268,18 @@ def left_out(run: RunResults) -> str:
 
 
 def resets(run: RunResults) -> str:
-    """Return which sites lost their state."""
+    """Describe the sites that lost their state."""
     return ", ".join(f"{loss.site} (in round {loss.round})" for loss in run.summary.resets) or "none"
 
 
 def drift(run: RunResults) -> str:
-    """Return how far the sites' weights were apart."""
+    """Describe the largest distance between sites' weights."""
     found, most = run.summary.drift, run.spec.federation.drift
     return "–" if found is None else f"{found:.1g} of the weights' size (at most {most:g} is tolerated)"
 
 
 def ratio(run: RunResults) -> str:
-    """Return how many times fewer bytes travelled than with full gradients, or that there were more."""
+    """Describe the traffic relative to full gradients."""
     times = run.summary.times_fewer_bytes_than_dense
     if times is None:
         return "–"
@@ -287,7 +287,7 @@ def ratio(run: RunResults) -> str:
 
 
 def notes(run: RunResults) -> Iterator[str]:
-    """Yield how the numbers of the table of metrics were measured."""
+    """Yield notes on how the table of metrics was measured."""
     metrics = run.summary.metrics
     if metrics.intervals:
         over = f"over {run.spec.group_noun}s"
@@ -298,64 +298,64 @@ def notes(run: RunResults) -> Iterator[str]:
         kind = f"{run.spec.group_noun}s, not rows," if "groups" in run.test else "predictions"
         yield (
             f"95 % intervals ({each}) are for the predictions of all samples, each by a model that has not seen it. "
-            f"They treat {kind} as independent, and say nothing about other sites than these."
+            f"They treat {kind} as independent, and do not extend to other sites."
         )
     if isinstance(run.spec.evaluation, LeaveOneSiteOut):
         yield "Every fold is a site, so metrics over folds are metrics over sites."
     elif run.spec.tested_folds > 1 and metrics.folds:
         yield (
             "± SD over folds is the standard deviation between folds. Folds share training samples, so it is not the "
-            "error of the mean, and gives no interval."
+            "standard error of the mean."
         )
     if metrics.sites:
         lacking = [f"{NAMES.get(name, name)} ({one.missing})" for name, one in metrics.sites.items() if one.missing]
-        lack = f" Some sites have no figure, and are not in its mean: {listed(lacking)}." if lacking else ""
-        yield f"The mean over sites weighs every site equally, whatever its size; ± SD is between sites.{lack}"
+        lack = f" Sites without a figure are excluded from its mean: {listed(lacking)}." if lacking else ""
+        yield f"The mean over sites weighs every site equally; ± SD is between sites.{lack}"
     if absent := int(run.test.get("absent", 0)):
         kind = "classes have" if isinstance(run.spec.task, Classification) else "labels have"
-        yield f"{absent} {kind} no AUC, for lack of samples, and are left out of its mean."
+        yield f"{absent} {kind} too few samples for an AUC, and are excluded from its mean."
     if "auc_error" in run.test:
         error = run.test["auc_error"]
-        at_most = "hardly more than" if metrics.smooth_scores else "at most"
+        at_most = "about" if metrics.smooth_scores else "at most"
         yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
         moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration slopes and curves"
         yield (
-            f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
-            f"the exact {kind}."
+            f"Hospitals send smoothed histograms of test {kind}, so that no single one leaves: {moved} are close to "
+            f"those of the exact {kind}."
             + (
-                f" There is no calibration error, and of fewer than {THRESHOLDS:,} samples nothing at a threshold."
+                f" There is no calibration error, and for fewer than {THRESHOLDS:,} samples no figure at a threshold."
                 * (kind == "scores")
             )
         )
 
 
 def training_warnings(run: RunResults) -> Iterator[str]:
-    """Yield what was wrong with the training, with a remedy in the specification's words."""
+    """Yield problems of the training, with a remedy in terms of the specification."""
     for about in (run.summary.undertrained, run.summary.solver):
         if warning := about.get("warning"):
             yield f"{warning[0].upper()}{warning[1:]}."
 
 
 def training_problems(run: RunResults) -> Iterator[str]:
-    """Yield the same without technical words: the appendix of a page says more."""
+    """Yield problems of the training without technical terms; the appendix has details."""
     if "warning" in run.summary.undertrained:
         unknown = "unmeasured" in run.summary.undertrained
-        what = "the best moment to stop is not known" if unknown else "it was still improving when training ended"
-        yield f"The model may be better than these figures after another training: {what}. {APPENDIX}"
+        what = "the best moment to stop is unknown" if unknown else "it was still improving when training ended"
+        yield f"Further training may improve the model: {what}. {APPENDIX}"
     if "warning" in run.summary.solver:
-        yield f"There is a problem with the solution of a model. {APPENDIX}"
+        yield f"The exact solution of a model did not converge. {APPENDIX}"
 
 
 def warnings(run: RunResults) -> Iterator[str]:
-    """Yield a sentence for each problem with the result or the sites' data, as a table of a technical page has it."""
+    """Yield a sentence for each problem of the training, the result or the sites' data."""
     yield from training_warnings(run)
     yield from data_warnings(run)
 
 
 def data_warnings(run: RunResults) -> Iterator[str]:
-    """Yield a sentence for each problem with the result or the hospitals' data."""
+    """Yield a sentence for each problem of the result or the hospitals' data."""
     task, reached, intervals = run.spec.task, run.test.get("balanced_accuracy"), run.summary.metrics.intervals
     look = "Look at the label, the inputs, and whether they are standardised."
     ranks = "auc" in intervals and intervals["auc"].low > CHANCE_AUC
@@ -363,11 +363,11 @@ def data_warnings(run: RunResults) -> Iterator[str]:
         chance = f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance"
         if ranks:
             yield (
-                f"{chance}: with the most probable class as its answer the model finds the classes no better than a "
-                "guess. Its risks do rank rows better than chance: choose a threshold for them."
+                f"{chance}: predicting the most probable class is no better than a guess. The risks do rank rows "
+                "better than chance: choose a threshold for them."
             )
         else:
-            yield f"{chance}: the model tells the classes apart no better than a guess. {look}"
+            yield f"{chance}: the model separates the classes no better than a guess. {look}"
     if isinstance(task, Regression) and "r2" in intervals and intervals["r2"].low <= 0:
         yield f"The interval of R\N{SUPERSCRIPT TWO} includes 0: the model may predict no better than the mean. {look}"
     table1 = run.summary.table1

@@ -1,4 +1,4 @@
-"""Plots of predicted numbers: Bland–Altman, and the distribution of residuals. None where there is nothing to draw."""
+"""Plots of predicted numbers: Bland–Altman, and the distribution of residuals. None without data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rankdad.remote.results.run_results import RunResults
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-SHARE = 0.005  # of samples that may lie beyond the axes, at either end
+SHARE = 0.005  # of samples beyond each end of the axes
 BARS = 30
 
 
 def bland_altman(run: RunResults) -> Figure | None:
-    """Draw differences against averages as cells, the darker the more samples, with mean and middle 95 %."""
+    """Draw differences against averages as shaded cells, with mean and middle 95 %."""
     found, cells = run.summary.metrics.agreement, run.differences.dropna()
     if not found or cells.empty:
         return None
@@ -45,7 +45,7 @@ def bland_altman(run: RunResults) -> Figure | None:
 
 
 def residuals(run: RunResults) -> Figure | None:
-    """Draw how often predictions are how far off."""
+    """Draw the histogram of residuals."""
     cells = run.differences.dropna()
     if cells.empty or not run.summary.metrics.agreement:
         return None
@@ -57,7 +57,7 @@ def residuals(run: RunResults) -> Figure | None:
 
 
 def _dealt(cells: pd.DataFrame, edges: Floats) -> Floats:
-    """Return how many samples lie between edges, those of a cell being spread evenly over it."""
+    """Rebin samples, each cell's spread evenly over it."""
     low, high, samples = (cells[name].to_numpy(float)[:, None] for name in ("low", "high", "samples"))
     shared = np.minimum(high, edges[1:]) - np.maximum(low, edges[:-1])
     dealt: Floats = (samples * shared.clip(0) / (high - low)).sum(axis=0)
@@ -65,7 +65,7 @@ def _dealt(cells: pd.DataFrame, edges: Floats) -> Floats:
 
 
 def _range(run: RunResults) -> tuple[float, float]:
-    """Return between which differences almost all samples lie."""
+    """Return the range of almost all differences."""
     cells = run.differences.dropna().sort_values("low")
     share = cells["samples"].cumsum() / cells["samples"].sum()
     inside = cells[(share > SHARE) & (share.shift(fill_value=0.0) < 1 - SHARE)]

@@ -1,6 +1,6 @@
-"""The style of all plots: axes, legends, PNG files, and SVG that takes on a page's typeface and colours.
+"""The style of all plots: axes, legends, PNG files, and SVG with a page's typeface and colours.
 
-Colours are those of Okabe and Ito, which colour-blind people can tell apart; line styles differ as well, for print.
+Colours are Okabe and Ito's, which colour-blind people can distinguish; line styles differ as well, for print.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from PIL import Image
 
 BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#8C8C8C", "#000000"
 GRID = "#dddddd"
-SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # where four colours are not enough
+SKY, GREEN, AMBER, PURPLE = "#56B4E9", "#009E73", "#E69F00", "#CC79A7"  # beyond four colours
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, BLACK, GREY)
-PAGE = {BLACK: "currentColor", GRID: "var(--line)", BLUE: "var(--blue)", ORANGE: "var(--orange)"}  # on a page
+PAGE = {BLACK: "currentColor", GRID: "var(--line)", BLUE: "var(--blue)", ORANGE: "var(--orange)"}  # CSS values
 WIDTH, HEIGHT, DPI = 4.8, 3.4, 150  # inches, inches, pixels per inch
-TINTS = 12  # of each colour in a file: enough for smooth edges, and a third of the bytes
+TINTS = 12  # shades of each colour in a PNG: smooth edges at a third of the bytes
 LEGEND = 66  # characters in a row of the legend
 MAX_NAME = 24  # characters of a name beside a plot
 MEASURES = {
@@ -38,17 +38,17 @@ MEASURES = {
 
 
 def blank() -> Figure:
-    """Return a figure without axes."""
+    """Create a figure without axes."""
     return Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained", facecolor="white")
 
 
 def plain_axes(x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
-    """Return a figure of one pair of axes with these labels.
+    """Create a figure with one pair of labelled axes.
 
     Args:
-        x: label.
-        y: label.
-        height: of the figure, in inches.
+        x: label of the axis.
+        y: label of the axis.
+        height: in inches.
     """
     figure = blank()
     figure.set_figheight(height)
@@ -58,7 +58,7 @@ def plain_axes(x: str, y: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
 
 
 def dress(axes: Axes, x: str, y: str) -> None:
-    """Give axes labels and a grid."""
+    """Set labels and a grid."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     for axis in (axes.xaxis, axes.yaxis):
@@ -71,7 +71,7 @@ def dress(axes: Axes, x: str, y: str) -> None:
 
 
 def legend(axes: Axes) -> None:
-    """Put the legend above the axes, where it hides nothing, in as many columns as fit."""
+    """Add a legend above the axes, in as many columns as fit."""
     labels = axes.get_legend_handles_labels()[1]
     if not labels:
         return
@@ -87,27 +87,27 @@ def legend(axes: Axes) -> None:
         columnspacing=1.2,
     )
     for text in shown.get_texts():
-        text.set_parse_math(False)  # names of outcomes are no formulas
+        text.set_parse_math(False)  # outcomes are not formulas
 
 
 def wheel(place: int) -> str:
-    """Return the colour of a line among several."""
+    """Return the colour of the line at this index."""
     return COLOURS[place % len(COLOURS)]
 
 
 def shortened(name: str, most: int = MAX_NAME) -> str:
-    """Return a name's beginning and end, which tell names apart, in so many characters."""
+    """Shorten a name to its beginning and end."""
     half = (most - 1) // 2
     return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 
 
 def svg(figure: Figure, name: str, described: str) -> str:
-    """Return a figure as an element of a page: black and the background are the page's, and so is the typeface.
+    """Render a figure as an SVG element with the page's typeface, text colour and background.
 
     Args:
-        figure: to be drawn.
-        name: that makes its inner ids differ from those of other figures.
-        described: what there is to see, for those who do not.
+        figure: the figure.
+        name: prefix that keeps its ids apart from other figures'.
+        described: text alternative.
     """
     drawn = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -122,18 +122,18 @@ def svg(figure: Figure, name: str, described: str) -> str:
     )
     for colour, shown in PAGE.items():
         text = re.sub(colour, shown, text, flags=re.IGNORECASE)
-    linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))  # other ids are those of every figure
+    linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))  # other ids repeat in every figure
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in linked else "", text)
-    # What has no fill or stroke of its own in matplotlib's SVG is black.
+    # Elements without fill or stroke in matplotlib's SVG are black.
     return text.replace("<svg", f'<svg role="img" fill="currentColor" aria-label="{escape(described, quote=True)}"', 1)
 
 
 def png(figure: Figure, colours: Sequence[str] = COLOURS) -> bytes:
-    """Return a figure's file, without versions and dates: the same figure gives the same bytes.
+    """Render a figure as PNG. Equal figures give equal bytes: no versions or dates.
 
     Args:
-        figure: to be drawn.
-        colours: whose tints make the palette; without any, the figure's most frequent colours.
+        figure: the figure.
+        colours: palette, extended by tints; if empty, the figure's most frequent colours.
     """
     small, canvas = io.BytesIO(), FigureCanvasAgg(figure)
     canvas.draw()

@@ -1,4 +1,4 @@
-"""Is it worth it: the model against each hospital alone and against linear models, on the same rows."""
+"""The model against each hospital's own model and linear models, on the same rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rankdad.remote.report.narrative import noun_of
 from rankdad.remote.report.words import NAMES, Sentence, between, count, listed, number, with_interval
 from rankdad.remote.results.comparison import (
     OwnModel,
-    better_alone,
-    compared_at,
+    better_own_models,
+    compared_sites,
+    comparison_metric,
     gain,
-    judged,
-    measure,
-    told,
-    value,
+    reference_value,
+    shown_references,
+    significant_sign,
     within_hospitals,
 )
 from rankdad.remote.results.run_results import RunResults
@@ -34,19 +34,19 @@ MODELS = {
     "linear": "A linear model of all hospitals",
     "site": "A linear model of each hospital alone",
 }
-MAX_SITES = 40  # in the table; of more those that lose most by taking part
+MAX_SITES = 40  # in the table; beyond it, those that gain least
 
 
 def worth(run: RunResults) -> Iterator[Sentence]:
-    """Yield how far the model is from each reference on the same rows, and where a hospital does better alone."""
-    name = measure(run)
-    known = [reference for reference in told(run) if name in run.test]
+    """Yield the comparison with each reference on the same rows, and the hospitals with a better own model."""
+    name = comparison_metric(run)
+    known = [reference for reference in shown_references(run) if name in run.test]
     for reference in known:
-        reached, interval = value(run, reference)
+        reached, interval = reference_value(run, reference)
         had, tested = run.summary.metrics.references[reference].samples, run.test.get("samples")
         if had != tested:
-            text = f"{MODELS[reference]} was tested on {had:,} of {tested:,.0f} rows alone, and is not compared"
-            yield Sentence("reference-in-part", f"{text}: in some trainings, or at some hospitals, there was none.")
+            text = f"{MODELS[reference]} was tested on only {had:,} of {tested:,.0f} rows, and is not compared"
+            yield Sentence("reference-in-part", f"{text}: some trainings or hospitals have none.")
         if reached is not None:
             ends_of = f" (95 % interval {between(interval.low, interval.high)})" if interval else ""
             within = run.differences_from(reference).get(WITHIN)
@@ -64,25 +64,25 @@ def worth(run: RunResults) -> Iterator[Sentence]:
         yield Sentence("no-linear", f"There is no linear model of all hospitals: {run.summary.solver['why']}.")
     if known:
         if "site" in run.summary.metrics.references and "site" not in known:
-            yield Sentence("same-model", "A linear model of each hospital alone is that same model, and is told once.")
+            yield Sentence("same-model", "A linear model of each hospital alone is that same model, and is shown once.")
         yield from conditions(run)
 
 
 def _everywhere(run: RunResults, reference: str, reached: str, within: Difference) -> Sentence:
-    """Return what the models of each hospital reach over all rows, and that it decides nothing where it differs."""
+    """Describe a reference's AUC over all rows, and warn if it disagrees with that within hospitals."""
     found = run.differences_from(reference).get("auc")
     less = f", and this model's less it is {ends(found)}" if found else ""
     text = f"{MODELS[reference]} has an AUC of {reached} over all rows together{less}"
-    if found is None or judged("auc", found) == judged("auc", within):
+    if found is None or significant_sign("auc", found) == significant_sign("auc", within):
         return Sentence("reference-everywhere", f"{text}.")
-    ranked = "there scores of different models rank rows of different hospitals"
-    text += f": {ranked}, which does not tell whether a hospital should take part."
+    ranked = "it compares scores of different models between hospitals"
+    text += f": {ranked}, which does not show whether a hospital should take part."
     return Sentence("everywhere-misleads", text)
 
 
 def _apart(run: RunResults, reference: str, reached: float) -> str:
-    """Return how far the model is from a reference, with the interval of the difference, or why it has none."""
-    name, found = measure(run), run.differences_from(reference)
+    """Describe the difference from a reference with its interval, or why it has none."""
+    name, found = comparison_metric(run), run.differences_from(reference)
     if name in found:
         return f"on the same rows this model's is {apart(name, found[name])}"
     more = gain(name, run.test[name], reached)
@@ -91,23 +91,23 @@ def _apart(run: RunResults, reference: str, reached: float) -> str:
         f"its {NAMES[other]} is {apart(other, found[other])}" for other in run.spec.task.metrics if other in found
     ]
     if not others:
-        return f"this model is {figures} by its figure, and no interval of the difference is known"
-    few = f"AUCs are not compared if a fold tests under {LEAST} rows of a class, or of over {MAX_RANKED} classes"
-    return f"this model is {figures} by its figure ({few}); on the same rows {', '.join(others)}"
+        return f"this model is {figures}, without an interval of the difference"
+    few = f"AUCs are not compared if a fold tests under {LEAST} rows of a class, or over {MAX_RANKED} classes"
+    return f"this model is {figures} ({few}); on the same rows {', '.join(others)}"
 
 
 def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
-    """Yield where a hospital does better alone, surely or by its figures, and where nothing is known."""
-    name, both, found = measure(run), compared_at(run, reference), better_alone(run, reference)
+    """Yield the hospitals whose own model is better, significantly or not, and those without one."""
+    name, both, found = comparison_metric(run), compared_sites(run, reference), better_own_models(run, reference)
     what = "its own model" if reference == "local" else "its own linear model"
-    sure, unsure = [one for one in found if one.is_sure], [one for one in found if not one.is_sure]
+    significant, other = [one for one in found if one.is_sure], [one for one in found if not one.is_sure]
     of = count(len(both), "hospital")
     better = f"of {of} {what} has the better {NAMES[name]}"
-    if sure:
-        text = f"At {len(sure)} {better}, and the interval of the difference leaves out 0: {_each(sure)}."
-        yield Sentence("own-model-better", text, tuple(one.site for one in sure))
-    if unsure:
-        text = f"At {len(unsure)} {better} on these rows, without an interval that leaves out 0: {_each(unsure)}."
+    if significant:
+        text = f"At {len(significant)} {better}, and the interval of the difference excludes 0: {_each(significant)}."
+        yield Sentence("own-model-better", text, tuple(one.site for one in significant))
+    if other:
+        text = f"At {len(other)} {better} on these rows, without an interval that excludes 0: {_each(other)}."
         yield Sentence("own-model-better-by-chance", text)
     if both and not found:
         where = "the one hospital" if len(both) == 1 else f"none of {of}"
@@ -115,7 +115,7 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
         yield Sentence("own-model-no-better", text)
     rows = run.by_site
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
-        yield Sentence("no-own-model", f"There is no model of its own to compare with at {listed(missing)}.")
+        yield Sentence("no-own-model", f"There is no own model to compare with at {listed(missing)}.")
 
 
 def _each(found: Sequence[OwnModel]) -> str:
@@ -129,17 +129,18 @@ def _each(found: Sequence[OwnModel]) -> str:
 
 
 def reference_table(run: RunResults) -> NumberTable | None:
-    """Return the model beside its references, over all samples and by site; None where there are none."""
-    found, name, rows = run.summary.metrics.references, measure(run), run.by_site
-    names = told(run)
+    """Build the table of the model and its references, pooled and by site; None without references."""
+    found, name, rows = run.summary.metrics.references, comparison_metric(run), run.by_site
+    names = shown_references(run)
     if not names or name not in run.test:
         return None
     pooled = [with_interval(run.test[name], run.summary.metrics.intervals.get(name))]
-    cells = [["all hospitals", *pooled, *(with_interval(*value(run, reference)) for reference in names)]]
+    cells = [["all hospitals", *pooled, *(with_interval(*reference_value(run, reference)) for reference in names)]]
     within = within_hospitals(run, run.summary.metrics.within_sites)
     if name == "auc" and within is not None:
         others = (
-            within_hospitals(run, found[one].within_sites) if value(run, one)[0] is not None else None for one in names
+            within_hospitals(run, found[one].within_sites) if reference_value(run, one)[0] is not None else None
+            for one in names
         )
         cells.append(["within hospitals", number(within), *map(number, others)])
     shown = list(rows)

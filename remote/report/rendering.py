@@ -1,4 +1,4 @@
-"""Jinja2 templates: HTML escapes every value, and a value that is missing is an error, which names the run."""
+"""Jinja2 templates with HTML escaping; missing values raise an error that names the run."""
 
 from __future__ import annotations
 
@@ -15,35 +15,33 @@ if TYPE_CHECKING:
 
 
 def render(folder: Path, name: str, **values: object) -> str:
-    """Return the text that a template makes of some values.
-
-    Markdown has no rule for escaping: what goes into a `.md` template must come from this project.
+    """Render a template. Values of a `.md` template are not escaped and must come from this project.
 
     Args:
-        folder: of the templates.
-        name: of the template's file; its ending says what it makes.
-        values: what the template calls by name.
+        folder: the folder of templates.
+        name: file name of the template; `.md` disables escaping.
+        values: variables of the template.
     """
     return _environment(folder).get_template(name).render(values)
 
 
 @contextmanager
 def damage_named(directory: Path) -> Iterator[None]:
-    """Name a run's directory whose files can be read, and hold what no run writes.
+    """Convert errors from invalid contents of a run's files into an error that names the directory.
 
     Raises:
-        UserError: they do.
+        UserError: the contents are invalid.
     """
     from jinja2 import UndefinedError
 
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
-        problem = f"hold what no run has written ({one_line(error)}): are they damaged?"
+        problem = f"have invalid contents ({one_line(error)}): are they damaged?"
         raise UserError(f"{directory}: its summary.json or its tables {problem}", code="run-damaged") from error
 
 
-@cache  # of a few folders: what a template is compiled to is kept with it
+@cache  # keeps compiled templates
 def _environment(folder: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 

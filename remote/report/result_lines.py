@@ -1,4 +1,4 @@
-"""Says what a run has come to, in a few lines."""
+"""A run's result in a few lines of text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rankdad.common.errors import counted
 from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import shown
-from rankdad.remote.results.coefficients import not_compared, opposite
+from rankdad.remote.results.coefficients import opposite_coefficients, uncompared_sites
 from rankdad.remote.results.run_summary import RunMetrics, RunSummary, TunedModel
 from rankdad.remote.results.solving import solved
 from rankdad.remote.results.table_one import outcome_names
 from rankdad.remote.view import figures, size, times_fewer
 
-MAX_SITES = 5  # that a line names
+MAX_SITES = 5  # named in a line
 DIFFERING = {"in_the_large": "observed/expected", "slope": "calibration slope"}
 
 
@@ -41,23 +41,22 @@ def _study(metrics: RunMetrics, spec: RunSpec) -> Iterator[str]:
 
 
 def _errors(coefficients: dict[str, Any]) -> Iterator[str]:
-    """Say why the coefficients of all sites have no standard errors, where they have none."""
     if (fit := coefficients.get("pooled")) and fit["why"]:
         yield f"warning: the coefficients have no standard errors: {fit['why']} ({fit['problem']})"
 
 
 def _effects(coefficients: dict[str, Any], spec: RunSpec) -> Iterator[str]:
-    for name, estimates in opposite(coefficients)[0].items():
+    for name, estimates in opposite_coefficients(coefficients)[0].items():
         each = ", ".join(f"{site} {estimate:.2g}" for site, estimate in estimates.items())
         yield f"         effects are opposite between sites: {name}: {each}"
-    none, lacking = not_compared(coefficients, spec.federation.sites)
+    none, lacking = uncompared_sites(coefficients, spec.federation.sites)
     if none or lacking:
         where = [*none, *(f"{site} ({', '.join(names)})" for site, names in lacking.items())]
-        yield f"         effects are not compared, for want of coefficients of its own rows: {', '.join(where)}"
+        yield f"         effects are not compared, without coefficients of its own: {', '.join(where)}"
 
 
 def _best(summary: RunSummary, spec: RunSpec) -> str:
-    """Say whose epochs these are, and which one's weights were kept, where samples were there to tell."""
+    """Name the training that the epochs belong to, and the best epoch if there was validation."""
     validated = (summary.metrics.validation or {}).get("samples")
     chosen = f", best epoch {summary.best_epoch}" if validated else ""
     again = summary.repeats_left_out * spec.folds_per_repeat * (1 + len(spec.candidates))
@@ -65,13 +64,13 @@ def _best(summary: RunSummary, spec: RunSpec) -> str:
 
 
 def _partitions(summary: RunSummary) -> Iterator[str]:
-    """Say how many of the repeats are different partitions of each site's samples."""
+    """Describe how many repeats are different partitions of each site's samples."""
     known, again = summary.partitions, summary.repeats_left_out
     if not known:
         return
     if again:
-        yield f"repeats: {again} of {known['repeats']} are equal to one before at every site, and not run again"
-    counts = sorted(known["sites"].items(), key=lambda one: int(one[1]))  # those of fewest first
+        yield f"repeats: {again} of {known['repeats']} equal an earlier one at every site and are skipped"
+    counts = sorted(known["sites"].items(), key=lambda one: int(one[1]))
     named = _some([f"{site} {count}" for site, count in counts])
     yield f"{' ' * 8 if again else 'repeats:'} different partitions of {known['repeats']}: {named}"
 
@@ -81,7 +80,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _settings(model: TunedModel, chosen: int) -> str:
-    """Say which settings were chosen for a model, and by which metric."""
+    """Describe a model's chosen settings and their validation metric."""
     best = model.candidates[chosen - 1]
     rank = "" if best.rank is None else f"rank {best.rank}, "
     reached = "–" if best.validation is None else f"{best.validation:.4f}"
@@ -91,22 +90,22 @@ def _settings(model: TunedModel, chosen: int) -> str:
 
 
 def show_result(document: dict[str, Any], directory: Path, spec: RunSpec) -> None:
-    """Print a run's result in a few lines.
+    """Print a run's result.
 
     Args:
-        document: what `summary.json` holds.
-        directory: of the run.
-        spec: of the run.
+        document: content of `summary.json`.
+        directory: the run's directory.
+        spec: the run's specification.
     """
     print("", *result_lines(document, spec), f"output:  {directory} (rankdad predict {directory} DATA)", sep="\n")
 
 
 def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
-    """Return lines that say what a run has come to.
+    """Yield the lines of a run's result.
 
     Args:
-        document: what `summary.json` holds.
-        spec: of the run.
+        document: content of `summary.json`.
+        spec: the run's specification.
     """
     summary = RunSummary.model_validate(document)
     test, solver = summary.metrics.test or {}, summary.solver
@@ -123,7 +122,7 @@ def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         yield from _errors(summary.coefficients)
         yield from _effects(summary.coefficients, spec)
     yield from _partitions(summary)
-    for model in summary.tuning[-1:]:  # the one that is kept
+    for model in summary.tuning[-1:]:  # the final model
         if model.chosen:
             yield f"chosen:  {_settings(model, model.chosen)}"
     if summary.exact or "code" in solver:

@@ -1,6 +1,6 @@
 """Plots of predicted risks: ROC and precision-recall curves, calibration, decision curve.
 
-Each function returns None where the run has nothing to draw. Of one outcome the band is drawn, of several the lines.
+Each returns None without data. A single outcome has a band, several outcomes only lines.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rankdad.remote.results.run_results import RunResults
 
 MAX_NAMED = 8  # outcomes in a legend
 MAX_SITES, COLUMNS = 24, 3  # small plots
-MAX_TITLE = 15  # characters of a name above a small plot: a title is not made room for
-WORST = -0.05  # net benefit: treating all falls without end
-SQUARE = 4.4  # inches: height of a plot whose axes both run from 0 to 1
+MAX_TITLE = 15  # characters of a name above a small plot
+WORST = -0.05  # lower end of the axis of net benefit
+SQUARE = 4.4  # inches: height of a plot with both axes from 0 to 1
 
 
 def roc_curves(run: RunResults) -> Figure | None:
@@ -41,12 +41,12 @@ def roc_curves(run: RunResults) -> Figure | None:
 
 
 def precision_recall_curves(run: RunResults) -> Figure | None:
-    """Draw precision against sensitivity, above the prevalence, which a guess reaches."""
+    """Draw precision against sensitivity, with the prevalence as the guess."""
     return _curves(run, precision_recall, "sensitivity (recall)", "positive predictive value (precision)")
 
 
 def calibration(run: RunResults) -> Figure | None:
-    """Draw observed against predicted risk, in ten groups of about equal size, and how many had which risk."""
+    """Draw observed against predicted risk in ten groups of about equal size, with a histogram of risks."""
     drawn = [(name, one["calibration_groups"], risks) for name, one, risks in _outcomes(run)]
     if not drawn:
         return None
@@ -69,7 +69,7 @@ def calibration(run: RunResults) -> Figure | None:
 
 
 def calibration_by_site(run: RunResults) -> Figure | None:
-    """Draw observed against predicted risk at each site, a small plot each; of one outcome alone."""
+    """Draw observed against predicted risk for each site in a small plot; for a single outcome only."""
     only = run.only_outcome
     sites = run.site_calibration.get(only["outcome"], {}) if only else {}
     if len(sites) < 2:
@@ -103,7 +103,7 @@ def calibration_by_site(run: RunResults) -> Figure | None:
 
 
 def decision_curve(run: RunResults) -> Figure | None:
-    """Draw net benefit against the risk from which on one would act; of one outcome alone."""
+    """Draw net benefit against the risk threshold; for a single outcome only."""
     drawn = list(_outcomes(run))
     if len(drawn) != 1:
         return None
@@ -124,7 +124,7 @@ def decision_curve(run: RunResults) -> Figure | None:
 
 
 def _outcomes(run: RunResults) -> Iterator[tuple[str, dict[str, Any], list[Risks]]]:
-    """Yield the outcomes that some samples have and others not: name, figures and predictions of each repetition."""
+    """Yield the outcomes with events and non-events: name, figures and predictions for each repeat."""
     for name, one in run.outcomes.items():
         risks = run.risks_of(one["outcome"])
         if risks and min(risks[0].counts) > 0:
@@ -164,7 +164,7 @@ def _ascending(x: object, y: object) -> tuple[Any, Any]:
 
 
 def _spikes(axes: Axes, risks: list[Risks]) -> None:
-    """Draw how many predictions there are of which risk, below the axis."""
+    """Draw the histogram of predictions below the axis."""
     points = ((risks[0].edges[1:] + risks[0].edges[:-1]) / 2).sigmoid().numpy()
     weights = sum((one.negatives + one.positives).numpy() for one in risks)
     counts, edges = np.histogram(points, bins=50, range=(0, 1), weights=weights)

@@ -1,4 +1,4 @@
-"""The plots of a run, as PNG and as SVG. Importing this fails where matplotlib is missing."""
+"""All plots of a run, as PNG and as SVG. Importing this module requires matplotlib."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rankdad.remote.results.run_results import RunResults
 
 
 def figures(run: RunResults) -> dict[str, Figure]:
-    """Draw what there is to draw, by name; what has too few numbers is left out."""
+    """Draw all figures with enough data, by name."""
     tables = {name: getattr(run, name).replace([np.inf, -np.inf], np.nan) for name in ("metrics", "sites", "steps")}
     run, task = replace(run, **tables), run.spec.task
     measures, by_epoch = ([name for name in MEASURES if name in known] for known in (task.metrics, task.monitors))
@@ -57,12 +57,12 @@ def figures(run: RunResults) -> dict[str, Figure]:
 
 
 def run_plots(run: RunResults) -> dict[str, bytes]:
-    """Return all figures as PNG, by name."""
-    with style.context("default"):  # whatever the user's own matplotlibrc says
+    """Render all figures as PNG, by name."""
+    with style.context("default"):  # ignores the user's matplotlibrc
         return {name: png(figure) for name, figure in figures(run).items()}
 
 
 def run_drawings(run: RunResults, described: Mapping[str, str]) -> dict[str, str]:
-    """Return all figures as SVG for a page, by name, with what there is to see."""
+    """Render all figures as SVG for a page, by name, with text alternatives."""
     with style.context("default"):
         return {name: svg(figure, name, described[name]) for name, figure in figures(run).items()}

@@ -19,7 +19,7 @@ from rankdad.remote.report.site_calibration import site_calibration_table
 from rankdad.remote.report.study_table import left_out, table_one
 from rankdad.remote.report.tuning import price, tuning_table
 from rankdad.remote.report.verdict import asides, topics
-from rankdad.remote.results.comparison import told
+from rankdad.remote.results.comparison import shown_references
 from rankdad.remote.results.run_results import BASELINE, RANKED, RunResults, read_results
 from rankdad.remote.view import size
 
@@ -98,7 +98,7 @@ def report_page(run: RunResults) -> str:
     rows, validation, drawings = run.by_site, tables.last_validation(run), _drawings(run)
     baseline = {name.removeprefix(BASELINE) for row in rows.values() for name in row if name.startswith(BASELINE)}
     agreement, only = run.summary.metrics.agreement, run.only_outcome
-    rivals = {GUESS: narrative.baseline_name(run)} | {name: REFERENCES[name] for name in told(run)}
+    rivals = {GUESS: narrative.baseline_name(run)} | {name: REFERENCES[name] for name in shown_references(run)}
     ids = {site: f"hospital-{place}" for place, site in enumerate(rows, 1)}
     calibrations = {
         name: table

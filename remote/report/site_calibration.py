@@ -1,4 +1,4 @@
-"""Whether risks are right at each hospital: in words and as a table."""
+"""Calibration at each hospital, in words and as a table."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rankdad.remote.report.metric_tables import NumberTable, estimate
 from rankdad.remote.report.words import Sentence, listed, number
 from rankdad.remote.results.run_results import RunResults
 
-MAX_NAMED = 6  # hospitals whose calibration a sentence lists
+MAX_NAMED = 6  # hospitals in a sentence
 
 
-def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
-    """Yield where an outcome's risks are wrong, if hospitals differ in that; else nothing."""
+def calibration_differences(run: RunResults, outcome: int, risks: str = "its risks") -> Iterator[Sentence]:
+    """Yield the hospitals with miscalibrated risks, if hospitals differ; else nothing."""
     differ = run.miscalibrated(outcome)
     if not differ:
         return
     sites = run.site_calibration[outcome]
-    said = []
+    measures = []
     for name, called in (("in_the_large", "observed/expected"), ("slope", "the calibration slope")):
         values = differ.get(name, {})
         furthest = sorted(values, key=lambda site: -_off(name, values[site]))
         if furthest:
-            said.append(f"{called} is {listed([f'{number(values[site], 2)} at {site}' for site in furthest])}")
-    text = f"Whether {risks} are right depends on the hospital: {', and '.join(said)}."
+            measures.append(f"{called} is {listed([f'{number(values[site], 2)} at {site}' for site in furthest])}")
+    text = f"Whether {risks} are right depends on the hospital: {', and '.join(measures)}."
     yield Sentence("hospitals-differ", text, tuple(dict.fromkeys(site for own in differ.values() for site in own)))
     large, slope = (
         _beyond(sites, name, right) if name in differ else ([], []) for name, right in sorted(RIGHT.items())
@@ -53,7 +53,7 @@ def told_apart(run: RunResults, outcome: int, risks: str = "its risks") -> Itera
 
 
 def side_by_side(run: RunResults, outcome: int) -> Iterator[Sentence]:
-    """Yield how many had the outcome for each that was expected to, hospital by hospital, or their range if many."""
+    """Yield observed/expected events by hospital, or their range if there are many."""
     sites = run.site_calibration.get(outcome, {})
     known = {site: ratio for site, one in sites.items() if (ratio := one["observed_expected"])}
     if len(known) < 2:
@@ -65,12 +65,12 @@ def side_by_side(run: RunResults, outcome: int) -> Iterator[Sentence]:
     off = [site for site, ratio in known.items() if not ratio["low"] <= 1 <= ratio["high"]]
     ends = [pick(known, key=lambda site: known[site]["value"]) for pick in (min, max)]
     between = " to ".join(f"{estimate(known[site])} at {site}" for site in ends)
-    text = f"Observed/expected, 1 being right, is {between}; its interval leaves out 1 at {len(off)} of {len(known)}."
+    text = f"Observed/expected, 1 being right, is {between}; its interval excludes 1 at {len(off)} of {len(known)}."
     yield Sentence("calibration-of-many", text, tuple(ends))
 
 
 def _beyond(sites: Mapping[str, Mapping[str, Any]], name: str, right: float) -> tuple[list[str], list[str]]:
-    """Return the hospitals of which an interval lies below the right value, and above it."""
+    """Return the hospitals with an interval below the right value, and those above it."""
     known = {site: one["recalibration"][name] for site, one in sites.items() if name in one["recalibration"]}
     below = [site for site, one in known.items() if one["high"] < right]
     return below, [site for site, one in known.items() if one["low"] > right]
@@ -85,7 +85,7 @@ def _log(ratio: float) -> float:
 
 
 def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
-    """Return a row for every hospital: how many had the outcome and were predicted to, calibration; None of one."""
+    """Build a row for every hospital: observed and expected events, calibration; None for one hospital."""
     sites = run.site_calibration.get(outcome, {})
     if len(sites) < 2:
         return None
@@ -103,7 +103,7 @@ def site_calibration_table(run: RunResults, outcome: int) -> NumberTable | None:
 
 
 def furthest_off(sites: Mapping[str, Mapping[str, Any]], most: int) -> Sequence[str]:
-    """Return hospitals in their order; of too many those whose observed/expected is furthest from 1."""
+    """Return up to `most` hospitals, those with observed/expected furthest from 1, in their order."""
     off = {
         site: _off("in_the_large", (one["observed_expected"] or {"value": 1.0})["value"]) for site, one in sites.items()
     }

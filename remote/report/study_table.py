@@ -1,4 +1,4 @@
-"""Table 1 as a page shows it: the whole study, and each site or, of many, their range."""
+"""Table 1 on a page: the pooled study, and each site or, for many sites, their range."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rankdad.remote.report.words import number, percent, significant
 from rankdad.remote.results.run_results import RunResults
 from rankdad.remote.results.table_one import outcome_names
 
-MAX_SITES = 6  # with a column of their own
+MAX_SITES = 6  # with separate columns
 HELD_BACK = "held back"
-MAX_ROWS = 40  # columns of the data; of more those with most missing
+MAX_ROWS = 40  # columns of the data; beyond it, those with most missing
 
 Group = dict[str, Any]
 
 
 def table_one(run: RunResults) -> NumberTable | None:
-    """Return Table 1; None of data that are no tables."""
+    """Build Table 1; None without tabular data."""
     table1 = run.summary.table1
     if not table1:
         return None
@@ -34,13 +34,13 @@ def table_one(run: RunResults) -> NumberTable | None:
 
 
 def left_out(run: RunResults) -> int:
-    """Return how many columns of the data Table 1 does not show."""
+    """Return the number of columns of the data that Table 1 omits."""
     columns = run.summary.table1.get("pooled", {}).get("columns", {})
     return max(0, len(columns) - MAX_ROWS)
 
 
 def _shown(run: RunResults) -> dict[str, str]:
-    """Return the columns that are shown, in the data's order, and what they are called."""
+    """Return the labels of the shown columns, in the data's order."""
     columns = run.summary.table1["pooled"]["columns"]
     chosen = set(sorted(columns, key=lambda name: -columns[name]["missing"])[:MAX_ROWS])
     return {name: _called(run, name) for name in columns if name in chosen}
@@ -78,7 +78,7 @@ def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
 
 
 def _worst(run: RunResults) -> Iterator[str]:
-    """Yield, beside each row of all sites, the site where most is missing."""
+    """Yield, beside each pooled row, the site with most missing."""
     pooled, sites = run.summary.table1["pooled"], run.summary.table1["sites"]
     known = {site: group for site, group in sites.items() if group["rows"] and group["columns"]}
     columns = {f"{called} missing": column for column, called in _shown(run).items()}
@@ -94,14 +94,14 @@ def _worst(run: RunResults) -> Iterator[str]:
 
 
 def _missing(column: Group, rows: int) -> str:
-    """Return how many rows lack a column, as far as all sites' policies let it be told."""
+    """Format the number of rows without a value, as far as policies disclose it."""
     if "held_back" not in column:
         return _share(column["missing"], rows)
     return f"{column['missing']:,} or more" if column["missing"] else HELD_BACK
 
 
 def _level(column: Group, level: str) -> str:
-    """Return how many of the rows that have a column have a level, as far as all sites' policies let it be told."""
+    """Format the number of rows with a level, as far as policies disclose it."""
     count, hidden = column["levels"][level], column.get("levels_held_back", ())
     if not hidden:
         return _share(count, sum(column["levels"].values()))

@@ -1,7 +1,4 @@
-"""Plots of how training went: losses and validation metrics, and the singular values that a run has recorded.
-
-Each function returns None where there are too few points for a curve.
-"""
+"""Plots of training: losses, validation metrics, and singular values. Each returns None with too few points."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from rankdad.remote.report.plot_style import (
     shortened,
     wheel,
 )
-from rankdad.remote.results.run_results import RunResults, of_models
+from rankdad.remote.results.run_results import RunResults, without_candidates
 
-MIN_POINTS = 2  # of a curve; the tables tell of one
+MIN_POINTS = 2  # of a curve
 MAX_EPOCHS_WITH_DOTS = 30
-MAX_LINES = 30  # more sites or folds are a band
-MAX_LAYERS = 8  # that are told apart; those with the most rows
+MAX_LINES = 30  # of sites or folds; beyond it, a band
+MAX_LAYERS = 8  # those with the highest effective rank
 POINTS = 100  # of a layer's curve
 STYLES = ("-", "--", ":", "-.")
 
@@ -47,8 +44,8 @@ def losses(run: RunResults) -> Figure | None:
 
 
 def losses_by_step(run: RunResults) -> Figure | None:
-    """Draw the training loss by step, counted anew in every fold; the last training, on all samples, is left out."""
-    steps = of_models(run.steps)
+    """Draw the training loss by step, counted from 1 in every fold, without the final training on all samples."""
+    steps = without_candidates(run.steps)
     fold = steps["fold"] if "fold" in steps else (steps["epoch"].diff() < 0).cumsum()
     table = steps.assign(fold=fold, step=steps.groupby(fold).cumcount() + 1)
     table = table[table["fold"] < run.spec.tested_folds]
@@ -65,7 +62,7 @@ def losses_by_step(run: RunResults) -> Figure | None:
 
 
 def metric_by_epoch(run: RunResults, name: str) -> Figure | None:
-    """Draw a validation metric by epoch: of all sites, with single sites in one fold, or with all folds."""
+    """Draw a validation metric by epoch: pooled, with single sites if there is one fold, else with all folds."""
     pooled = _by_fold(run, name)
     if len(pooled) < MIN_POINTS:
         return None
@@ -83,7 +80,7 @@ def metric_by_epoch(run: RunResults, name: str) -> Figure | None:
 
 
 def rank_over_steps(run: RunResults) -> Figure | None:
-    """Draw the effective rank of each layer's update by step, of the last training."""
+    """Draw the effective rank of each layer's update by step in the last training."""
     rows = _last_training(run)
     if rows["step"].nunique() < 2:
         return None
@@ -101,7 +98,7 @@ def rank_over_steps(run: RunResults) -> Figure | None:
 
 
 def spectrum(run: RunResults) -> Figure | None:
-    """Draw each layer's singular values, relative to the largest: means over the last quarter of what is recorded."""
+    """Draw each layer's singular values relative to the largest, as means over the last quarter of recorded steps."""
     rows = _last_training(run)
     names = [name for name in rows.columns if name[:1] == "s" and name[1:].isdecimal()]
     if rows.empty or len(names) < 2:
@@ -128,7 +125,7 @@ def _validation(run: RunResults) -> pd.DataFrame:
 
 
 def _by_fold(run: RunResults, name: str) -> pd.DataFrame:
-    """Return the pooled values of a metric, a row per epoch, a column per fold; no empty ones."""
+    """Return the pooled values of a metric: a row per epoch, a column per fold, without empty ones."""
     rows = _validation(run)
     pooled = rows[rows["site"] == "pooled"]
     pooled = pooled.assign(fold=pooled["fold"].astype(int)).dropna(subset=[name])
@@ -136,7 +133,7 @@ def _by_fold(run: RunResults, name: str) -> pd.DataFrame:
 
 
 def _curves(axes: Axes, run: RunResults, table: pd.DataFrame, label: str, colour: str, style: str = "-") -> None:
-    """Draw one fold as a line; of several each thin, and their mean as far as all that are finished go."""
+    """Draw one fold as a line; for several, thin lines and the mean of the finished ones."""
     if table.empty:
         return
     several = len(table.columns) > 1
@@ -180,7 +177,7 @@ def _mark_best(axes: Axes, run: RunResults, table: pd.DataFrame) -> None:
 
 
 def _last_training(run: RunResults) -> pd.DataFrame:
-    rows = of_models(run.spectra)
+    rows = without_candidates(run.spectra)
     last: pd.DataFrame = rows[rows["fold"] == rows["fold"].max()]
     return last
 

@@ -1,17 +1,17 @@
-"""How a run's settings were chosen, and what that took."""
+"""How a run's settings were chosen, and the cost."""
 
 from __future__ import annotations
 
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.words import count, number, percent
-from rankdad.remote.results.run_results import RunResults, of_models
+from rankdad.remote.results.run_results import RunResults, without_candidates
 from rankdad.remote.results.run_summary import TriedCandidate, TunedModel
 
-MAX_MODELS = 12  # with a column each; of more there is what was chosen how often
+MAX_MODELS = 12  # with a column each; beyond it, counts of choices
 
 
 def tuning_table(run: RunResults) -> NumberTable | None:
-    """Return a row for every candidate that has been trained; None where none was."""
+    """Build a row for every trained candidate; None without any."""
     models = [model for model in run.summary.tuning if model.candidates]
     if not models:
         return None
@@ -39,7 +39,7 @@ def _cell(model: TunedModel, place: int) -> str:
 
 
 def price(run: RunResults) -> str:
-    """Return which share of rows chose the settings, and how much more was trained and sent for it; else nothing."""
+    """Describe the share of rows that chose the settings, and the extra training and traffic; "" without tuning."""
     models, steps = run.summary.tuning, run.steps
     rows = sum(model.samples for model in models)
     if not rows:
@@ -47,13 +47,13 @@ def price(run: RunResults) -> str:
     held_out = percent(sum(model.held_out for model in models) / rows)
     text = (
         f"Each of {count(len(run.spec.candidates), 'candidate')} was trained without {held_out} of a model's training "
-        "rows, which then judged it; the best was trained again on all of them."
+        "rows and validated on them; the best was trained again on all of them."
     )
-    own = of_models(steps)
+    own = without_candidates(steps)
     sent, own_sent = (float((table["bytes_up"] + table["bytes_down"]).sum()) for table in (steps, own))
     if own_sent and run.summary.status == "completed":
         text += (
             f" So the run took {number(len(steps) / len(own), 1)} times as many steps, and "
-            f"{number(sent / own_sent, 1)} times as many bytes, as those last trainings alone."
+            f"{number(sent / own_sent, 1)} times as many bytes, as the final trainings alone."
         )
     return text

@@ -1,4 +1,4 @@
-"""The verdict: what a run found, in words that need no statistics, topic by topic."""
+"""The verdict: a run's findings in plain words, by topic."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.common.spec.written import Tabular
-from rankdad.remote.report.cautions import cautions
 from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.differences import signed
 from rankdad.remote.report.narrative import baseline_name, noun_of, rows_tested
 from rankdad.remote.report.references import worth
-from rankdad.remote.report.site_calibration import side_by_side, told_apart
+from rankdad.remote.report.site_calibration import calibration_differences, side_by_side
 from rankdad.remote.report.words import Sentence, between, count, listed, number, percent, span
-from rankdad.remote.results.comparison import beside_guess, error, judged, within_hospitals
+from rankdad.remote.results.comparison import (
+    differences_from_guess,
+    error_metric,
+    primary_difference,
+    shown_references,
+    significant_sign,
+    within_hospitals,
+)
 from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 
-FINAL = "final model"  # among trainings
+FINAL = "final model"  # name of a training
 RARE = 0.1  # recall of a class below which it is named
 SHARES = {0.95: "19 of 20", 0.9: "9 of 10", 0.5: "half of the"}  # of rows, between two quantiles
-CLOSE = 0.1  # of a slope from 1: as good as right
-FAR = 0.5  # of an end of its interval from 1: too wide to say so
-ASIDES = frozenset(  # sentences that stand beside the tables of a page, not on its first screen
+CLOSE = 0.1  # distance of a slope from 1 that counts as right
+FAR = 0.5  # distance of an interval's end from 1 that is too wide for a statement
+ASIDES = frozenset(  # sentences beside the tables of a page instead of on its first screen
     (
         *("reference-everywhere", "everywhere-misleads", "reference-in-part", "in-folds", "conditions"),
         *("same-model", "no-linear", "no-own-model"),
@@ -33,13 +39,13 @@ ASIDES = frozenset(  # sentences that stand beside the tables of a page, not on 
 
 
 def verdict(run: RunResults) -> list[str]:
-    """Return the verdict, a paragraph each; none before the first test."""
+    """Return the verdict in paragraphs; none before the first test."""
     found = [*topics(run).values(), asides(run)]
     return [" ".join(sentence.text for sentence in paragraph) for paragraph in found if paragraph]
 
 
 def topics(run: RunResults) -> dict[str, list[Sentence]]:
-    """Return the sentences of a page's first screen, by what they are about."""
+    """Return the sentences of a page's first screen by topic."""
     if not run.test.get("samples"):
         return {}
     is_number = isinstance(run.spec.task, Regression)
@@ -57,24 +63,23 @@ def topics(run: RunResults) -> dict[str, list[Sentence]]:
 
 
 def asides(run: RunResults) -> list[Sentence]:
-    """Return what has to be said of the comparison with other models beside the first screen."""
+    """Return the comparison's sentences that belong beside the tables."""
     return [one for one in _worth(run) if one.code in ASIDES] if run.test.get("samples") else []
 
 
 def _kept(run: RunResults) -> Iterator[Sentence]:
-    """Yield that the model that is kept is not solved."""
     if FINAL in run.summary.solver.get("unsolved", ()):
-        yield Sentence("kept-unsolved", "The model that is kept has not come to its exact solution: do not use it.")
+        yield Sentence("kept-unsolved", "The exact solution of the final model did not converge: do not use it.")
 
 
 def _unsolved(run: RunResults) -> Iterator[Sentence]:
-    """Yield why nothing is concluded where models that are not solved are compared with others."""
+    """Yield a warning if comparisons involve models that did not converge."""
     if tested := _tested_unsolved(run):
-        which = "A model that was tested is" if len(tested) == 1 else f"{len(tested)} of the models tested are"
+        which = count(len(tested), "tested model")
         yield Sentence(
             "unsolved",
-            f"{which} no exact solution ({listed(tested)}): differences from other models are those of what was "
-            "tested, and tell nothing of the solution.",
+            f"The exact solution of {which} did not converge ({listed(tested)}): differences from other models say "
+            "nothing about it.",
         )
 
 
@@ -87,11 +92,11 @@ def _tested_unsolved(run: RunResults) -> list[str]:
 
 
 def _outcome(run: RunResults) -> Iterator[Sentence]:
-    """Yield what is predicted, and how often it is there."""
+    """Yield the predicted outcome and its frequency."""
     yield Sentence("predicts", f"The model predicts {_what(run)}.")
     if one := run.only_outcome:
         rows, share = count(one["samples"], noun_of(run)), percent(one["events"] / one["samples"])
-        yield Sentence("events", f"Of the {rows} tested, {one['events']:,} ({share}) have it.")
+        yield Sentence("events", f"Of {rows} tested, {one['events']:,} ({share}) have it.")
     label = run.summary.table1.get("pooled", {}).get("label", {})
     if label.get("mean") is not None and label.get("sd") is not None:
         yield Sentence("label", f"In all tables it is {_short(label['mean'])} ± {_short(label['sd'])} (mean ± SD).")
@@ -145,7 +150,7 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
 
 
 def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
-    """Yield what is left of the AUC within hospitals, and what the hospital alone tells."""
+    """Yield the AUC within hospitals, and that of a guess by the hospital alone."""
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
     if within is not None and alone is not None:
         guess = f"a guess by the hospital alone reaches {percent(alone)} of all pairs (AUC {number(alone)})"
@@ -154,19 +159,19 @@ def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
 
 
 def _missed(run: RunResults) -> Iterator[Sentence]:
-    """Yield every class, or label, of which the model finds hardly a row."""
+    """Yield every class or label with a low recall."""
     found, noun = run.recalls, noun_of(run)
     hardly = [
         f"{name} (recall {percent(share)})" for name, share in found.items() if share is not None and share < RARE
     ]
     if hardly:
-        yield Sentence("hardly-found", f"It finds hardly a {noun} of {', '.join(hardly)}.")
+        yield Sentence("hardly-found", f"It finds hardly any {noun} of {', '.join(hardly)}.")
     if untested := [name for name, share in found.items() if share is None]:
         yield Sentence("class-untested", f"No {noun} of {', '.join(untested)} was tested.")
 
 
 def _risk(run: RunResults) -> Iterator[Sentence]:
-    """Yield what the model adds over today's base rate, and whether its risks can be taken at their word."""
+    """Yield the calibration of risks, and the gain over the base rate."""
     one = run.only_outcome
     if one is None:
         guess, test = finite(run.summary.metrics.baseline), run.test
@@ -174,9 +179,9 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
             right, guessed = percent(test["accuracy"]), percent(guess["accuracy"])
             yield Sentence("accuracy", f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}.")
         for name, several in run.outcomes.items():
-            yield from told_apart(run, several["outcome"], f"the risks of {name}")
+            yield from calibration_differences(run, several["outcome"], f"the risks of {name}")
         return
-    yield from list(told_apart(run, one["outcome"])) or calibrated(one)
+    yield from list(calibration_differences(run, one["outcome"])) or calibrated(one)
     if list(run.miscalibrated(one["outcome"])) == ["slope"]:
         yield from on_the_whole(one)
     yield from side_by_side(run, one["outcome"])
@@ -191,7 +196,7 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
 
 
 def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
-    """Yield whether an outcome's predicted risks can be taken at their word, where hospitals do not differ in that."""
+    """Yield the calibration of an outcome's risks if hospitals do not differ in it."""
     slope, large = (one["recalibration"].get(name) for name in ("slope", "in_the_large"))
     if slope is None or large is None:
         return
@@ -215,7 +220,7 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
 
 
 def on_the_whole(one: dict[str, Any]) -> Iterator[Sentence]:
-    """Yield whether an outcome's risks are too high, or too low, over all rows."""
+    """Yield whether an outcome's risks are too high or too low over all rows."""
     large = one["recalibration"].get("in_the_large")
     if large is None:
         return
@@ -226,7 +231,7 @@ def on_the_whole(one: dict[str, Any]) -> Iterator[Sentence]:
 
 
 def _number(run: RunResults) -> Iterator[Sentence]:
-    """Yield what the model adds over predicting the mean, and between which limits it errs."""
+    """Yield the gain over predicting the mean, and the range of errors."""
     if "r2" in run.test:
         reached = run.test["r2"]
         less = f"{percent(reached)} smaller" if reached > 0 else "no smaller"
@@ -236,7 +241,7 @@ def _number(run: RunResults) -> Iterator[Sentence]:
 
 
 def predictions_between(run: RunResults) -> Iterator[Sentence]:
-    """Yield how far off most of the tested predictions are, as counted; nothing of too few rows."""
+    """Yield the range of most errors; nothing for too few rows."""
     if middle := run.summary.metrics.agreement.get("middle"):
         ends = f"{_short(middle['low'])} and {_short(middle['high'])}"
         text = f"{SHARES[middle['share']]} predictions lie between {ends} of the true value."
@@ -244,7 +249,7 @@ def predictions_between(run: RunResults) -> Iterator[Sentence]:
 
 
 def _sites(run: RunResults) -> Iterator[Sentence]:
-    """Yield where the model is better and worse than a guess, or chance, by name and with intervals."""
+    """Yield the hospitals with a model better or worse than a guess, or near chance, with intervals."""
     yield from _beside_guess(run)
     ranks = {site: (row["auc_low"], row["auc_high"]) for site, row in run.by_site.items() if "auc_low" in row}
     if unsure := [site for site, (low, high) in ranks.items() if low <= 0.5 <= high]:
@@ -263,10 +268,10 @@ def _aucs(run: RunResults, sites: Sequence[str]) -> str:
 
 
 def _beside_guess(run: RunResults) -> Iterator[Sentence]:
-    """Yield at which hospitals the model's error is surely smaller than a guess's, or larger, or neither."""
-    found, name = beside_guess(run), error(run)
+    """Yield the hospitals with an error significantly smaller or larger than a guess's, and the others."""
+    found, name = differences_from_guess(run), error_metric(run)
     known = {site: one for site, one in found.items() if one is not None}
-    sites = {sign: [site for site, one in known.items() if judged(name, one) == sign] for sign in (1, 0, -1)}
+    sites = {sign: [site for site, one in known.items() if significant_sign(name, one) == sign] for sign in (1, 0, -1)}
     members = "hospitals and regions" if run.spec.federation.regions else "hospitals"
     members += " that are compared with it" * (len(found) < len(run.by_site))
     what = "mean error" if name == "mae" else "error (log loss)"
@@ -276,7 +281,7 @@ def _beside_guess(run: RunResults) -> Iterator[Sentence]:
         where = of or (f"each of the {len(found)} {members}" if len(found) > 1 else "the one hospital compared")
         yield Sentence("better-than-guess", f"At {where} its {what} is smaller than that of {guess}.")
     if unsure := sites[0]:
-        text = f"These {noun_of(run)}s do not tell whether its {what} is smaller than that of {baseline_name(run)} at"
+        text = f"These {noun_of(run)}s do not show whether its {what} is smaller than that of {baseline_name(run)} at"
         yield Sentence("guess-undecided", f"{text} {_each(unsure, known)}.", tuple(unsure))
     if worse := sites[-1]:
         text = f"Its {what} is larger than that of {guess}, at {_each(worse, known)}: do not use it there."
@@ -294,3 +299,36 @@ def _each(sites: Sequence[str], known: dict[str, Difference]) -> str:
 
 def _short(value: float) -> str:
     return number(value, 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1)
+
+
+def cautions(run: RunResults) -> Iterator[Sentence]:
+    """Yield the conclusions that a run's test does not support."""
+    evaluation, noun = run.spec.evaluation, noun_of(run)
+    if isinstance(evaluation, LeaveOneSiteOut):
+        text = f"These are only {count(len(run.tested_at), 'hospital')}: another one may lie outside their range."
+        yield Sentence("hospitals-vary", text)
+    else:
+        text = "It was not tested at another hospital, or at a later time: do not expect these figures there."
+        yield Sentence("no-other-hospital", text)
+    if not isinstance(evaluation, Holdout) and evaluation.refit:
+        text = f"The final model was trained once more, on all {noun}s: these are not its own figures."
+        yield Sentence("kept-untested", text)
+    found = (primary_difference(run, reference) for reference in shown_references(run) if reference != "linear")
+    if any(one.low < one.high and not significant_sign(name, one) for name, one in filter(None, found)):
+        text = "An interval that includes 0 does not show that a hospital's own model is as good."
+        yield Sentence("not-equal", text)
+    yield from _hospital_cautions(run)
+    text = "This does not show that a column causes the outcome, or that patients benefit from the model."
+    yield Sentence("no-cause", text)
+
+
+def _hospital_cautions(run: RunResults) -> Iterator[Sentence]:
+    ends = [(row["auc_low"], row["auc_high"]) for row in run.by_site.values() if {"auc_low", "auc_high"} <= row.keys()]
+    if len(ends) > 1 and max(low for low, _ in ends) <= min(high for _, high in ends):
+        text = f"The intervals of the AUC of {len(ends)} hospitals overlap: they do not show where it does better."
+        yield Sentence("no-ranking", text)
+    one = run.only_outcome
+    if one is not None and (differ := run.miscalibrated(one["outcome"])):
+        miscalibrated = [site for site in run.by_site if any(site in values for values in differ.values())]
+        text = f"Do not read its risks as frequencies at {listed(miscalibrated)} before recalibrating it there."
+        yield Sentence("recalibrate", text, tuple(miscalibrated))

@@ -1,4 +1,4 @@
-"""How numbers, names and sentences of a report are written."""
+"""Formatting of numbers, names and sentences in a report."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ Code = Literal[
     "no-other-hospital", "hospitals-vary", "kept-untested", "not-equal", "no-ranking", "recalibrate", "no-cause",
 ]  # fmt: skip
 MAX_NAMES = 8  # in a sentence
-NONE = "–"  # of a figure that there is none of
+NONE = "–"  # a missing figure
 
 
-count = counted  # as templates call it
+count = counted  # for templates
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number as a paper prints it; – for None, NaN and infinity."""
+    """Format a number with fixed decimals; – for None, NaN and infinity."""
     return NONE if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}".replace("-", "−")
 
 
 class Sentence(NamedTuple):
-    """A sentence of the verdict, the name of what it says, and hospitals whose figures a page links to."""
+    """A sentence of the verdict with its code, and hospitals with linked figures."""
 
     code: Code
     text: str
@@ -61,12 +61,12 @@ class Sentence(NamedTuple):
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Return a share of a whole, as a paper prints it; the sign stays on the number's line."""
+    """Format a share as a percentage; a non-breaking space keeps the sign on its line."""
     return f"{number(100 * share, digits)}\N{NO-BREAK SPACE}%"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in a unit that people read easily."""
+    """Format seconds in a readable unit."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600
@@ -74,27 +74,27 @@ def duration(seconds: float) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return a number to so many digits, without an exponent; – for None, NaN and infinity."""
+    """Format a number to significant digits, without an exponent; – for None, NaN and infinity."""
     if value is None or not math.isfinite(value):
         return NONE
     return f"{Decimal(f'{value:.{digits}g}'):,f}".replace("-", "−")
 
 
 def span(low: float, high: float, written: Callable[[float], str]) -> str:
-    """Return the ends of an interval, each written so."""
+    """Format an interval with the given formatter."""
     return f"{written(low)} to {written(high)}"
 
 
 def between(low: float, high: float, digits: int = 3) -> str:
-    """Return the ends of an interval, with so many decimals."""
+    """Format an interval with fixed decimals."""
     return span(low, high, partial(number, digits=digits))
 
 
 def with_interval(value: float | None, found: Interval | Difference | None, digits: int = 3) -> str:
-    """Return a figure, and in brackets its interval where it has one."""
+    """Format a figure, followed by its interval in brackets if there is one."""
     return number(value, digits) + (f" ({between(found.low, found.high, digits)})" if found else "")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names in a sentence, the first of many."""
+    """Join names in a sentence, the first few of many."""
     return first_of(names, MAX_NAMES)

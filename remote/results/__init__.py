@@ -1,1 +1,1 @@
-"""The results of a run: figures from what is recorded, and what they show; how they are told is `remote.report`."""
+"""Results of a run, computed from its records; `remote.report` renders them."""

@@ -1,4 +1,4 @@
-"""Test metrics of all folds: by site, over folds, and of what the model is measured against."""
+"""Test metrics of all folds: by site, over folds, and of references."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 from rankdad.remote.results.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
 from rankdad.remote.results.paired_folds import ends as _ends
 
-INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # that a row of a site has
-MAX_OUTCOMES = 30  # more classes or labels have no curves
+INTERVALS = frozenset(("accuracy", "auc", "mae", "pearson_r"))  # in a site's row
+MAX_OUTCOMES = 30  # classes or labels with curves
 
 
 class FoldMetrics:
-    """Adds up the test tallies of all folds; of a repeated cross-validation those of each repeat, whose mean counts.
+    """Sum of the test tallies of all folds. Repeats of a cross-validation are summed apart, and their mean counts.
 
     Args:
-        task: what is predicted.
-        sites: in the plan's order.
-        references: names of what the model is measured against beside the baseline, which knows only the site.
-        grouped: whether samples are of groups.
-        per_repeat: how many folds test every sample once; None for all of them.
-        least: rows of either class that an AUC needs to be compared with another model's.
-        regions: which of the sites are several.
+        task: the prediction task.
+        sites: names in the plan's order.
+        references: names of reference models, beside the site-only baseline.
+        grouped: whether samples belong to groups.
+        per_repeat: number of folds that test every sample once; None for all folds.
+        least: rows of each class required to compare AUCs.
+        regions: the sites that are regions of several hospitals.
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class FoldMetrics:
     ) -> None:
         self._task, self._sites, self._references = task, sites, references
         self._grouped, self._per_repeat = grouped, per_repeat
-        self._like = {"models": empty(task, grouped), "baseline": empty(task)}
-        self._like |= dict.fromkeys(references, self._like["models"])
-        self._tallies = {name: [self._nothing(name)] for name in self._like}  # of each repeat, by site
+        self._empty = {"models": empty(task, grouped), "baseline": empty(task)}
+        self._empty |= dict.fromkeys(references, self._empty["models"])
+        self._tallies = {name: [self._empty_tallies(name)] for name in self._empty}  # by repeat and site
         self._rivals = PairedFolds(task, rivals(references), sites, least, regions)
         self._tests = 0
         self._folds: list[Metrics] = []
-        self._document: dict[str, Any] = {}  # of the folds so far
+        self._document: dict[str, Any] = {}  # cache of `summary`
         self._centre, self._scale = 0.0, 1.0
         self._log_odds: list[float] = [] if isinstance(task, Regression) else default_log_odds(task).tolist()
 
-    def _nothing(self, name: str) -> dict[str, Tally]:
-        return dict.fromkeys(self._sites, self._like[name])
+    def _empty_tallies(self, name: str) -> dict[str, Tally]:
+        return dict.fromkeys(self._sites, self._empty[name])
 
     def around(self, fit: Fit) -> None:
-        """Take note of what tests are counted around: what the first fold's training rows say."""
+        """Set the centre, scale and prevalence around which tests are counted, from the first fold's training rows."""
         self._centre, self._scale = fit.target_mean, fit.target_scale
         if fit.log_odds is not None:
             self._log_odds = fit.log_odds.tolist()
@@ -86,13 +86,13 @@ class FoldMetrics:
         baselines: Mapping[str, Tally],
         references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
     ) -> None:
-        """Add one fold's test: tallies of the model, of the baseline, and by name of the other references."""
+        """Add one fold's test tallies: the model's, the baseline's, and the references' by name."""
         pooled = summarise(self._task, of_one_test(self._task, reduce(add, models.values())))
         if pooled.samples:
             self._folds.append(pooled)
             if self._per_repeat and self._tests >= self._per_repeat * len(self._tallies["models"]):
                 for name, repeats in self._tallies.items():
-                    repeats.append(self._nothing(name))
+                    repeats.append(self._empty_tallies(name))
         for name, tallies in {"models": models, "baseline": baselines, **references}.items():
             for site, tally in tallies.items():
                 self._tallies[name][-1][site] += tally
@@ -101,14 +101,14 @@ class FoldMetrics:
         self._document = {}
 
     def compare(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> list[str]:
-        """Add what sites say of the last fold's test where its models are compared: see `PairedFolds.add`."""
+        """Add the sites' paired comparisons of the last test: see `PairedFolds.add`."""
         self._document = {}
         return self._rivals.add(found, pooled)
 
     def state(self) -> dict[str, Any]:
-        """Return the state as JSON."""
+        """Return the state as JSON for `restore`."""
         tallies = {
-            name: [{site: _written(tally) for site, tally in one.items()} for one in repeats]
+            name: [{site: _encode(tally) for site, tally in one.items()} for one in repeats]
             for name, repeats in self._tallies.items()
         }
         around = {"centre": self._centre, "scale": self._scale, "log_odds": self._log_odds}
@@ -116,121 +116,121 @@ class FoldMetrics:
         return {**tallies, "pairs": self._rivals.state(), "tests": self._tests, "folds": folds, "around": around}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state` returned."""
-        for name, like in self._like.items():
+        """Restore the state that `state` returned."""
+        for name, like in self._empty.items():
             repeats = state[name]
-            self._tallies[name] = [{site: _read(text, like) for site, text in one.items()} for one in repeats]
+            self._tallies[name] = [{site: _decode(text, like) for site, text in one.items()} for one in repeats]
         self._rivals.restore(state["pairs"])
         self._tests = state["tests"]
         self._folds = [Metrics(**fold) for fold in state["folds"]]
         self._centre, self._scale, self._log_odds = (state["around"][name] for name in ("centre", "scale", "log_odds"))
 
     @property
-    def _whole(self) -> range:
-        """The repeats whose folds are all tested, or the first one."""
+    def _complete_repeats(self) -> range:
+        """Indices of the repeats with all folds tested; at least the first."""
         return range(max(1, self._tests // self._per_repeat) if self._per_repeat else 1)
 
-    def _of(self, name: str, site: str | None = None) -> list[Tally]:
-        """Return the sum of a site's tests, or all sites', in every repeat that counts."""
-        return [reduce(add, one.values()) if site is None else one[site] for one in self._repeats(name)]
+    def _totals(self, name: str, site: str | None = None) -> list[Tally]:
+        """Sum a site's tests, or all sites', for each complete repeat."""
+        return [reduce(add, one.values()) if site is None else one[site] for one in self._by_repeat(name)]
 
-    def _repeats(self, name: str) -> list[dict[str, Tally]]:
-        """Return every site's tests in every repeat that counts."""
+    def _by_repeat(self, name: str) -> list[dict[str, Tally]]:
+        """Return the tallies by site of each complete repeat."""
         repeats = self._tallies[name]
-        return [repeats[at] for at in self._whole if at < len(repeats)]
+        return [repeats[at] for at in self._complete_repeats if at < len(repeats)]
 
     def _mean(self, tallies: list[Tally]) -> Metrics:
         return mean_metrics([summarise(self._task, one) for one in tallies])
 
     @property
     def pooled(self) -> Metrics | None:
-        """Metrics of all test samples of all folds, each predicted by a model that has not seen it."""
-        return self._mean(self._of("models")) if self._folds else None
+        """Metrics of all test samples of all folds, each predicted by a model that was not trained on it."""
+        return self._mean(self._totals("models")) if self._folds else None
 
     def groups(self, site: str | None = None) -> int | None:
-        """Return how many groups a site, or all, have tested; None where there are none."""
-        clusters = parts(self._task, mean_tally(self._of("models", site))).clusters
+        """Return the number of groups tested at a site, or at all; None without groups."""
+        clusters = parts(self._task, mean_tally(self._totals("models", site))).clusters
         return None if clusters is None else round(clusters.count)
 
     def by_site(self) -> list[dict[str, Any]]:
-        """Return a row for every site: samples, its metrics over all folds, their intervals, those of the others."""
+        """Build a row for every site: samples, metrics over all folds, intervals, references and differences."""
         rows: list[dict[str, Any]] = []
         weights = self._weights()
         for site in self._sites:
-            tallies = self._of("models", site)
-            model, baseline = self._mean(tallies), self._mean(self._of("baseline", site))
+            tallies = self._totals("models", site)
+            model, baseline = self._mean(tallies), self._mean(self._totals("baseline", site))
             row: dict[str, Any] = {"site": site, "samples": model.samples}
             row |= {"groups": self.groups(site)} if self._grouped else {}
             row["absent"] = model.absent
             row |= {str(name): value for name, value in model.values.items()}
             row |= {"auc_weight": weights[site]} if weights else {}
             row |= {f"baseline_{name}": value for name, value in baseline.values.items()}
-            row |= self._limits(tallies)
+            row |= self._interval_columns(tallies)
             for name in self._references:
-                tallies = self._of(name, site)
+                tallies = self._totals(name, site)
                 row |= {f"{name}_samples": mean_tally(tallies).samples}
                 if row[f"{name}_samples"] != model.samples:
-                    continue  # of other rows: no figure beside the model's
+                    continue  # tested on other rows: not comparable
                 row |= {f"{name}_{key}": value for key, value in self._mean(tallies).values.items()}
-                row |= {f"{name}_{key}": value for key, value in self._limits(tallies).items()}
-            for name, found in self._rivals.differences(self._whole, site).items():
+                row |= {f"{name}_{key}": value for key, value in self._interval_columns(tallies).items()}
+            for name, found in self._rivals.differences(self._complete_repeats, site).items():
                 row |= {f"{name}_{key}{DIFFERENCE}{end}": value for key, end, value in _ends(found)}
             rows.append(row)
         return rows
 
     def _weights(self) -> dict[str, float]:
-        """Return each site's part in the AUC within sites, where that is of one outcome: that of its pairs."""
+        """Return each site's weight in the within-site AUC of a single outcome: its share of the pairs."""
         task = self._task
         if isinstance(task, Regression) or (task.outputs != 1 and not _binary(task)):
             return {}
-        counts = {site: parts(task, own).scores[-1].sum(1) for site, own in self._repeats("models")[0].items()}
+        counts = {site: parts(task, own).scores[-1].sum(1) for site, own in self._by_repeat("models")[0].items()}
         pairs = {site: int(own.prod()) for site, own in counts.items()}
         return {site: own / max(1, sum(pairs.values())) for site, own in pairs.items()}
 
-    def _limits(self, tallies: list[Tally]) -> dict[str, float | None]:
-        """Return the ends of the intervals that a row of a site has."""
+    def _interval_columns(self, tallies: list[Tally]) -> dict[str, float | None]:
+        """Return the interval columns of a site's row."""
         limits, ends = mean_intervals([intervals(self._task, one) for one in tallies]), dict[str, float | None]()
         for name in (name for name in self._task.metrics if name in INTERVALS):
             one = limits.get(name)
             ends[f"{name}_low"], ends[f"{name}_high"] = (one.low, one.high) if one else (None, None)
         return ends
 
-    def _measured(self, name: str) -> dict[str, Any]:
+    def _interval_summary(self, name: str) -> dict[str, Any]:
         """Return intervals over all sites, and metrics over pairs of samples of one site."""
-        limits = mean_intervals([intervals(self._task, one) for one in self._of(name)])
-        within = [within_sites(self._task, list(one.values())) for one in self._repeats(name)]
+        limits = mean_intervals([intervals(self._task, one) for one in self._totals(name)])
+        within = [within_sites(self._task, list(one.values())) for one in self._by_repeat(name)]
         return {
             "intervals": {key: asdict(interval) for key, interval in limits.items()},
             "within_sites": mean_values(within),
         }
 
     def differences(self) -> dict[str, dict[str, Any]]:
-        """Return as JSON how far the model is from each of its rivals over all samples, as far as it is known."""
-        everywhere, within = (self._rivals.differences(self._whole, place) for place in (EVERYWHERE, WITHIN))
+        """Return the model's differences from each rival over all samples as JSON, where known."""
+        everywhere, within = (self._rivals.differences(self._complete_repeats, place) for place in (EVERYWHERE, WITHIN))
         known = {rival: [*found.items(), (AUC_WITHIN, within[rival].get("auc"))] for rival, found in everywhere.items()}
         return {rival: {name: asdict(one) for name, one in found if one is not None} for rival, found in known.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as JSON."""
         if self._folds and not self._document:
-            self._document = self._summed_up()
+            self._document = self._build_summary()
         return self._document
 
-    def _summed_up(self) -> dict[str, Any]:
-        task, totals = self._task, self._of("models")
+    def _build_summary(self) -> dict[str, Any]:
+        task, totals = self._task, self._totals("models")
         total = reduce(add, totals)
-        metrics = [self._mean(self._of("models", site)) for site in self._sites]
+        metrics = [self._mean(self._totals("models", site)) for site in self._sites]
         sites = [one for one in metrics if one.samples]
         document: dict[str, Any] = {
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
             "folds": {name: asdict(spread) for name, spread in mean_over_sites(task, self._folds).items()},
-            **self._measured("models"),
-            "baseline": self._mean(self._of("baseline")).values,
+            **self._interval_summary("models"),
+            "baseline": self._mean(self._totals("baseline")).values,
             "references": {
                 name: {
-                    "samples": mean_tally(self._of(name)).samples,
-                    "values": self._mean(self._of(name)).values,
-                    **self._measured(name),
+                    "samples": mean_tally(self._totals(name)).samples,
+                    "values": self._mean(self._totals(name)).values,
+                    **self._interval_summary(name),
                 }
                 for name in self._references
             },
@@ -255,15 +255,14 @@ class FoldMetrics:
         return document
 
     def _site_alone(self) -> float | None:
-        """Return the AUC of a guess by the site alone: in the only test by its training rows, else by all rows."""
-        trained = self._mean(self._of("baseline")).values["auc"] if self._per_repeat == 1 else None
+        """Return the AUC of a guess by the site alone: by its training rows in a single test, else by all rows."""
+        trained = self._mean(self._totals("baseline")).values["auc"] if self._per_repeat == 1 else None
         if trained is not None:
             return trained
-        return site_alone(self._task, list(self._repeats("models")[0].values()))  # of which each repeat has the same
+        return site_alone(self._task, list(self._by_repeat("models")[0].values()))  # the same in each repeat
 
     def _calibration_by_site(self) -> list[dict[str, Any]]:
-        """Return the calibration of every outcome's risks at every site."""
-        task, repeats = self._task, self._repeats("models")
+        task, repeats = self._task, self._by_repeat("models")
         found = [{site: dict(self._risks(own, at_edges=False)) for site, own in one.items()} for one in repeats]
         outcomes = list(next(iter(found[0].values())))
         return [
@@ -284,8 +283,8 @@ class FoldMetrics:
         ]
 
     def predictions(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return what curves are drawn from: a name, and how many samples were predicted how, all sites together."""
-        task, totals = self._task, self._of("models")
+        """Return the name of the table from which curves are drawn, and its rows, over all sites."""
+        task, totals = self._task, self._totals("models")
         if isinstance(task, Regression):
             found = cells(parts(task, mean_tally(totals)).grid, self._scale, self._centre)
             return "differences", [dict(zip(("average", "low", "high", "samples"), one, strict=True)) for one in found]
@@ -301,7 +300,7 @@ class FoldMetrics:
         return "risks", rows
 
     def calibration_rows(self) -> list[dict[str, Any]]:
-        """Return a row for every outcome and site: how many had it, how many were predicted to, calibration."""
+        """Build a row for every outcome and site: observed and expected events, and calibration."""
         rows = []
         for one in self.summary().get("calibration_by_site", []):
             for site in one["sites"]:
@@ -315,11 +314,11 @@ class FoldMetrics:
         return rows
 
     def _risks(self, total: Tally, *, at_edges: bool = True) -> list[tuple[int, Risks]]:
-        """Return the predictions of every outcome: of the second of two classes, or of every class or label.
+        """Return the predictions of every outcome: the second of two classes, or every class or label.
 
         Args:
-            total: of samples.
-            at_edges: whether what groups make of figures at every edge is asked for.
+            total: tally of the samples.
+            at_edges: whether to compute the design effects of groups at every bin edge.
         """
         part = parts(self._task, total)
         scores, clusters = part.scores, part.clusters
@@ -336,13 +335,13 @@ def _binary(task: TaskSpec) -> bool:
     return isinstance(task, Classification) and task.classes == 2
 
 
-def _written(tally: Tally) -> str:
-    """Return a sum of tallies as text: sums of many folds may be beyond what one tally has on the wire."""
+def _encode(tally: Tally) -> str:
+    """Encode a sum of tallies as text; sums over folds may exceed the range of one tally on the wire."""
     return base64.b64encode(zlib.compress(tally.counts.numpy().tobytes() + tally.sums.numpy().tobytes())).decode()
 
 
-def _read(text: str, like: Tally) -> Tally:
-    """Return the sum of tallies in a text, shaped like another."""
+def _decode(text: str, like: Tally) -> Tally:
+    """Decode a sum of tallies into the shape of another."""
     data, end = bytearray(zlib.decompress(base64.b64decode(text))), like.counts.nbytes
     counts, sums = torch.frombuffer(data[:end], dtype=torch.int64), torch.frombuffer(data[end:], dtype=torch.float64)
     return Tally(counts.reshape(like.counts.shape), sums.reshape(like.sums.shape))

@@ -1,4 +1,4 @@
-"""Adds up, fold after fold, what sites say of the differences between the models that have been tested."""
+"""Paired differences between the tested models, summed over folds."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rankdad.common.metrics.repeats import mean_intervals
 from rankdad.common.metrics.sums import Tally
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
-DIFFERENCE = "_difference"  # suffix of a metric's column: the model's less the other model's, on the same rows
-EVERYWHERE, WITHIN = "", " "  # among sites: all of them, and pairs of rows of one of them
+DIFFERENCE = "_difference"  # column suffix: the model's metric minus the other model's, on the same rows
+EVERYWHERE, WITHIN = "", " "  # pseudo-sites: all rows, and pairs of rows of the same site
 NEVER = 2**62  # more rows than any run has
 Found = dict[Metric, Difference | None]
 
 
 class PairedFolds:
-    """What is known of the differences between a model and each of its rivals.
+    """Differences between a model and each of its rivals.
 
     Args:
-        task: what is predicted.
-        rivals: their names, in the order of the sums.
-        sites: in the plan's order.
-        least: rows of either class that an AUC of all sites' rows needs.
-        regions: sites that are several: how sure an AUC is of rows of one site is not known of them.
+        task: the prediction task.
+        rivals: names in the order of the sums.
+        sites: names in the plan's order.
+        least: rows of each class required to compare AUCs of all rows.
+        regions: the sites that are regions. The variance of an AUC within one hospital is unknown there.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class PairedFolds:
     ) -> None:
         self._task, self._rivals, self._sites, self._least = task, tuple(rivals), tuple(sites), least
         self._regions = frozenset(regions)
-        self._repeats: list[dict[str, dict[str, Sums]]] = []  # by rival and site
+        self._repeats: list[dict[str, dict[str, Sums]]] = []  # by repeat, rival and site
         self._tested: list[dict[str, int]] = []  # rows of each repeat, by site
         self._last: Mapping[str, Mapping[str, Tally]] = {}
 
     def begin(self, repeat: int, tallies: Mapping[str, Mapping[str, Tally]]) -> None:
-        """Take note of a fold's test: of the tallies of the model, called `model`, and of its rivals, by site."""
+        """Start a fold's test with the tallies of `model` and its rivals, by site."""
         if not self._rivals:
             return
         while len(self._repeats) <= repeat:
@@ -56,14 +56,14 @@ class PairedFolds:
                 self._tested[-1][name] += tally.samples
 
     def add(self, found: Mapping[str, Tensor], pooled: Tensor | None) -> list[str]:
-        """Add what sites say of the last test: of a rival that one of them lacks nothing is known of all of them.
+        """Add the sites' comparisons of the last test. A rival that a site lacks is not compared over all sites.
 
         Args:
-            found: float64 [rivals, measures, 1 or 2], by site; see `common.metrics.paired.squares`.
-            pooled: all sites' histograms, by which they have compared AUCs; None where there was one site alone.
+            found: float64 [rivals, measures, 1 or 2] by site; see `common.metrics.paired.squares`.
+            pooled: histograms of all sites, with which AUCs were compared; None for a single site.
 
         Returns:
-            The sites that were tested and say nothing.
+            The sites that were tested and sent no comparison.
         """
         models, repeat = self._last["model"], self._repeats[-1]
         for at, rival in enumerate(self._rivals):
@@ -81,7 +81,7 @@ class PairedFolds:
             if both and len(both) == sum(1 for tally in models.values() if tally.samples):
                 model, other = (reduce(add, (of[site] for site in both)) for of in (models, theirs))
                 squares = torch.stack([found[site][at] for site in both]).sum(dim=0)
-                least = self._least if self._are_all(model, pooled) else NEVER
+                least = self._least if self._covers_all(model, pooled) else NEVER
                 alone = pooled is None and len(both) == 1
                 one = sums_of(self._task, model, other, squares, least=least, within=alone)
                 repeat[rival][EVERYWHERE] = repeat[rival].get(EVERYWHERE, Sums()) + one
@@ -90,15 +90,15 @@ class PairedFolds:
                     repeat[rival][WITHIN] = repeat[rival].get(WITHIN, Sums()) + one
         return [site for site, tally in models.items() if tally.samples and site not in found]
 
-    def _are_all(self, total: Tally, pooled: Tensor | None) -> bool:
-        """Tell whether samples are all that AUCs were compared by: those of a region are but a part."""
+    def _covers_all(self, total: Tally, pooled: Tensor | None) -> bool:
+        """Return whether the samples are all those that AUCs were compared on; a region's are only a part."""
         if pooled is None or not ranked(self._task):
             return True
         counts = histograms(self._task, total).sum(dim=2)
         return not bool(((pooled[0].sum(dim=2) - counts).abs() > 0.5).logical_and(counts >= self._least).any())
 
     def differences(self, repeats: Sequence[int], site: str = EVERYWHERE) -> dict[str, Found]:
-        """Return by rival how far the model is from it over a site's rows, or all; None of what is not known."""
+        """Return the differences by rival over one site's rows, or all rows; None where unknown."""
         found = dict[str, Found]()
         for rival in self._rivals:
             known = [
@@ -121,21 +121,21 @@ class PairedFolds:
         return {"repeats": written, "tested": self._tested}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state` returned."""
+        """Restore the state that `state` returned."""
         self._repeats = [
-            {rival: {site: _read(one) for site, one in own.items()} for rival, own in repeat.items()}
+            {rival: {site: _decode(one) for site, one in own.items()} for rival, own in repeat.items()}
             for repeat in state["repeats"]
         ]
         self._tested = [dict(one) for one in state["tested"]]
 
 
-def _read(written: Mapping[str, Any]) -> Sums:
+def _decode(written: Mapping[str, Any]) -> Sums:
     first, second = (tuple(one) for one in written["means"])
     return Sums(**{**written, "means": (first, second)})
 
 
 def ends(found: Found) -> Iterator[tuple[str, str, float | None]]:
-    """Yield metric, end ("" is the difference itself) and value of every difference."""
+    """Yield metric, suffix ("" for the difference itself) and value of every difference and its interval."""
     for name, one in found.items():
         yield name, "", None if one is None else one.value
         yield name, "_low", None if one is None else one.low

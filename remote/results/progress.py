@@ -1,4 +1,4 @@
-"""Where a run stands: what the live view, the status page and the summary are made of."""
+"""Progress of a run, from which the live view, status page and summary are built."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rankdad.remote.results.fold_metrics import FoldMetrics
 if TYPE_CHECKING:
     from rankdad.remote.barrier import Barrier
 
-AGGREGATOR = "aggregator"  # among sites' names: no site is called that
-MAX_ENDED = 1000  # epochs that wait for a view
+AGGREGATOR = "aggregator"  # no site may have this name
+MAX_ENDED = 1000  # epochs not yet shown by a view
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands at a moment. It never changes, so that other threads may read it.
+    """Immutable snapshot of a run's progress, which other threads may read.
 
     Args:
-        round: that is open.
+        round: the open round.
         round_began: seconds on the aggregator's clock.
-        waiting_for: sites whose contributions the round waits for.
-        without: sites that have departed and that the round can do without.
-        oldest: first round whose update is kept for sites that come late.
-        status: see `Progress`, as for what follows.
+        waiting_for: sites whose contributions are missing.
+        without: departed sites that the round does not need.
+        oldest: first round whose update is still stored.
+        status: see `Progress`, as for all fields below.
         epoch: of the next step.
         step: optimizer steps done.
-        steps: of the whole run.
-        problems: what keeps sites, or the aggregator, from going on.
+        steps: planned steps of the whole run.
+        problems: what blocks a site or the aggregator, by name.
     """
 
     round: int
@@ -53,7 +53,7 @@ class Status:
 
     @classmethod
     def of(cls, barrier: Barrier, progress: Progress, oldest: int) -> Status:
-        """Return where a run stands now, whose updates are kept from a round on."""
+        """Take a snapshot."""
         return cls(
             round=barrier.round,
             round_began=barrier.began,
@@ -70,13 +70,13 @@ class Status:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that has ended.
+    """A completed epoch.
 
     Args:
-        training: what its training is called; "" of the only one.
+        training: name of its training; "" if there is only one.
         number: from 1 in every training.
         train_loss: pooled mean training loss.
-        validation: pooled; None if nothing was measured.
+        validation: pooled metrics; None if nothing was measured.
     """
 
     training: str
@@ -89,38 +89,37 @@ class Epoch:
 class Progress:
     """Figures of a run, kept up to date by the recorder.
 
-    What `remote.results.run_summary.RunSummary` calls by the same name is described there.
+    `remote.results.run_summary.RunSummary` describes fields of the same name that are missing here.
 
     Args:
-        name: see there, as for whatever is not named here.
-        method: its name, or exact; exact or its name until policies have said which.
-        task: what is predicted.
-        epochs: of a fold, at most.
-        folds: how many times the run trains.
-        tested_folds: how many of the models are tested.
-        candidates: that are trained before each model.
-        study: the tests of all folds so far.
-        steps: of the whole run, if it does not stop early; 0 until all sites have said hello.
-        batches: of the whole run, as many as there are steps without local steps.
-        steps_per_epoch: of every fold's first epoch; none until all sites have said hello.
+        method: its name, `exact`, or both until policies decide.
+        task: the prediction task.
+        epochs: maximum for each fold.
+        folds: number of trainings.
+        tested_folds: number of tested models.
+        candidates: number of trainings before each model.
+        study: tests of all folds so far.
+        steps: planned for the whole run; 0 until all sites have said hello.
+        batches: of the whole run; equals `steps` without local steps.
+        steps_per_epoch: of every fold's first epoch; empty until all sites have said hello.
         fold: of the next step, from 0.
         epoch: of the next step, from 0 in every fold.
-        step: optimizer steps done, of all folds.
+        step: optimizer steps done in all folds.
         validation: of the last epoch.
-        best_epoch: so far, of the fold, from 0.
-        problems: what sites have to mend before they can take part, by site, and what the aggregator's own error is.
-        dropped: rows that sites have left out of their data.
-        measured: trainings so far that were validated.
-        unmeasured: trainings so far whose validation samples, though set aside, gave none of what is monitored.
-        best_is_last: of the measured ones those whose best epoch was the last.
-        step_seconds: in all steps so far.
-        up: bytes of all steps' contributions so far.
-        down: bytes of all steps' updates so far, every site's copy counted.
-        about: field that the error is about.
-        behind: of how many steps in a row each site has been left out by now.
-        equal: repeats of folds that are as one before at every site, and not run.
-        monitor: validation metric that chooses the best epoch.
-        ended: epochs that a view has not told of yet.
+        best_epoch: of the present fold, from 0.
+        problems: what blocks a site or the aggregator, by name.
+        dropped: rows excluded by sites.
+        measured: validated trainings.
+        unmeasured: trainings with validation samples, but without a value of the monitored metric.
+        best_is_last: measured trainings whose best epoch was the last.
+        step_seconds: total of all steps.
+        up: bytes of the contributions to all steps.
+        down: bytes of the updates of all steps, summed over sites.
+        about: field of the error that ended the run.
+        behind: consecutive steps that each site has missed.
+        equal: repeats that equal an earlier one at every site and are skipped.
+        monitor: validation metric that selects the best epoch.
+        ended: epochs not yet shown by a view.
     """
 
     name: str
@@ -182,7 +181,7 @@ class Progress:
 
     @classmethod
     def of(cls, spec: RunSpec, plan: Plan, sites: tuple[str, ...]) -> Progress:
-        """Return the progress of a run that has not begun, of these sites or regions."""
+        """Create the progress of a run that has not begun, for the given sites or regions."""
         study = FoldMetrics(
             spec.task,
             sites,
@@ -200,12 +199,12 @@ class Progress:
 
     @property
     def training(self) -> str:
-        """What the present training is called; "" where there is but one."""
+        """Name of the present training; "" if there is only one."""
         name = training_name(min(self.fold, self.folds - 1), self.tested_folds, self.folds, self.candidates)
         return name * (self.folds > 1)
 
     def end_epoch(self, epoch: int, *, best: bool) -> None:
-        """Take note of the end of an epoch, and of whether it is the fold's best so far."""
+        """Record the end of an epoch, and whether it is the best of its fold so far."""
         self.epoch = epoch + 1
         self.ended.append(Epoch(self.training, self.epoch, self.train_loss, self.validation))
         if best:
@@ -213,26 +212,26 @@ class Progress:
             self.best_value = self.validation.values.get(self.monitor) if self.validation else None
 
     def note_problem(self, name: str, problem: str) -> bool:
-        """Show what keeps a site, or the aggregator, from going on; "" removes it. Return whether that is new."""
+        """Set what blocks a site or the aggregator; "" clears it. Return whether it changed."""
         if self.problems.get(name, "") == problem:
             return False
-        others = {known: said for known, said in self.problems.items() if known != name}
-        self.problems = others | {name: problem} if problem else others  # a new value: others may be reading
+        others = {known: old for known, old in self.problems.items() if known != name}
+        self.problems = others | {name: problem} if problem else others  # not in place: other threads read it
         return True
 
     def note_drift(self, drift: float) -> None:
-        """Take note of how far the sites' weights are apart."""
+        """Keep the largest distance between sites' weights."""
         self.drift = max(self.drift or 0.0, drift)
 
     def state(self) -> dict[str, Any]:
-        """Return all figures as JSON."""
+        """Return all figures as JSON for `restore`."""
         others = ("task", "study", "validation", "ended")
         figures = {name: value for name, value in vars(self).items() if name not in others}
         validation = self.validation and self.validation.model_dump(exclude={"scores"})
         return {**figures, "study": self.study.state(), "validation": validation}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the figures that `state` has returned."""
+        """Restore the figures that `state` returned."""
         for name, value in state.items():
             if name == "study":
                 self.study.restore(value)
@@ -243,7 +242,7 @@ class Progress:
         self.sites = tuple(self.sites)
 
     def warn(self, kind: str, sites: Iterable[str]) -> None:
-        """Take note of what is odd about some sites' data; a site is named once, however often it is."""
+        """Add sites to a kind of warning, each once."""
         known = self.warnings.get(kind, [])
         if found := list(dict.fromkeys([*known, *sites])):
             self.warnings[kind] = found

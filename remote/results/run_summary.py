@@ -1,4 +1,4 @@
-"""A run's story, told once: `summary.json` is it; terminal, pages, Prometheus, report and library show parts of it."""
+"""A run's summary: one value behind `summary.json`, terminal, pages, Prometheus, report and library."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from rankdad.remote.results.progress import Progress
 
 
 class StateLoss(Part):
-    """A site that has lost its state."""
+    """A site that lost its state."""
 
     site: str
-    """Its name."""
     round: int
-    """The round in which it went on without residuals."""
+    """The round in which it continued without residuals."""
 
 
 Values = dict[str, int | float | None]
 
 
 class ReferenceMetrics(Part, extra="allow"):
-    """Test metrics of what the model is measured against, over all sites."""
+    """Test metrics of a reference over all sites."""
 
     samples: int = 0
-    """That were tested: fewer than the model's where a site has no such reference."""
+    """Tested samples; fewer than the model's if a site lacks the reference."""
     values: Values = Field(default={})
     """By metric."""
     intervals: dict[str, Interval] = Field(default={})
-    """By metric; some have none."""
+    """By metric, where one is known."""
     within_sites: Values = Field(default={})
-    """As of the model."""
+    """See `RunMetrics`."""
 
 
 class RunMetrics(Part, extra="allow"):
@@ -51,37 +50,37 @@ class RunMetrics(Part, extra="allow"):
     validation: Values | None = None
     """Of the last epoch."""
     test: Values | None = None
-    """Of all samples tested so far, with their number."""
+    """Of all samples tested so far, with `samples`, their number."""
     folds: dict[str, Spread] = Field(default={})
     """By metric, over folds."""
     sites: dict[str, Spread] = Field(default={})
     """By metric, over sites."""
     intervals: dict[str, Interval] = Field(default={})
-    """By metric; some have none."""
+    """By metric, where one is known."""
     within_sites: Values = Field(default={})
-    """With each site's mean taken out; an AUC over pairs of samples of one site."""
+    """After subtracting each site's mean; the AUC is over pairs of samples of the same site."""
     site_alone: Values = Field(default={})
-    """AUC of a guess that gives each sample its site's share of the outcome."""
+    """AUC of predicting each sample by its site's prevalence."""
     baseline: Values = Field(default={})
     """Of a guess that knows only the site."""
     references: dict[str, ReferenceMetrics] = Field(default={})
-    """By name, of those that the spec asks for."""
+    """By name, for the references in the spec."""
     differences: dict[str, dict[str, Difference]] = Field(default={})
-    """The model's metrics less those of a reference, or of the guess, on the same rows: by name and metric."""
+    """The model's metrics minus those of a reference or of the guess, on the same rows, by name and metric."""
     confusion: tuple[tuple[int | tuple[int, int], ...], ...] = ()
     """Counts by true and predicted class; or by label, true and predicted value."""
     risks: tuple[dict[str, Any], ...] = ()
-    """What predicted risks of each outcome are worth: see `common.metrics.risk.risk_summary`."""
+    """Of each outcome's predicted risks: see `common.metrics.risk.risk_summary`."""
     calibration_by_site: tuple[dict[str, Any], ...] = ()
     """Of each outcome's risks: see `common.metrics.site_calibration.calibration_by_site`."""
     smooth_scores: bool = False
-    """Whether scores have left sites as smooth curves, so that what depends on single ones is near, not exact."""
+    """Whether sites sent smoothed scores, so that figures at single scores are approximate."""
     agreement: dict[str, Any] = Field(default={})
-    """How predicted numbers differ from true ones: see `common.metrics.agreement.agreement`."""
+    """Of predicted with true numbers: see `common.metrics.agreement.agreement`."""
 
 
 class TriedCandidate(Part, extra="allow"):
-    """A candidate of settings, as it was trained for one model."""
+    """A candidate of settings, trained for one model."""
 
     weight_decay: float
     rank: int | None = None
@@ -91,7 +90,7 @@ class TriedCandidate(Part, extra="allow"):
 
 
 class TunedModel(Part, extra="allow"):
-    """What was tried for one model, and which candidate was chosen, counted from 1."""
+    """The candidates tried for one model, and the number of the chosen one, from 1."""
 
     model: str
     samples: int
@@ -102,48 +101,48 @@ class TunedModel(Part, extra="allow"):
 
 
 class RunFigures(Part, extra="ignore"):
-    """Where a run stands, in figures that take no time to make; the defaults are those of a run that has just begun."""
+    """A run's progress in figures that are cheap to compute; defaults are those of a new run."""
 
     name: str = ""
     status: str = "running"
-    """Or completed, failed, interrupted, or refused before its first round."""
+    """`running`, `completed`, `failed`, `interrupted`, or `refused` before its first round."""
     reason: str = ""
     """Why it did not complete."""
     code: str = ""
-    """Of the error that ended it."""
+    """Code of the error that ended it."""
     field: str = ""
-    """That the error is about."""
+    """Field of that error."""
     method: str = ""
     sites: tuple[str, ...] = ()
-    """That send to this aggregator; regions among them count as one each."""
+    """Direct members of this aggregator; a region counts as one."""
     regions: tuple[str, ...] = ()
-    """Which of them are regions."""
+    """Members that are regions."""
     rows: dict[str, int] = Field(default={})
-    """That each takes part with; none before all have said hello."""
+    """Rows by site; empty before all have said hello."""
     site_versions: dict[str, str] = Field(default={})
-    """Of rankdad, that each takes part with."""
+    """Version of rankdad by site."""
     training: str = ""
-    """What the present one is called, where there are several."""
+    """Name of the present training, if there are several."""
     folds: int = 1
-    """How many trainings there are."""
+    """Number of trainings."""
     steps: int = 0
-    """That were done, of all trainings."""
+    """Done in all trainings."""
     planned_steps: int = 0
-    """If no training stops early; 0 until all sites have said hello."""
+    """Without early stopping; 0 until all sites have said hello."""
     epochs: int = 0
-    """That were done of the present training."""
+    """Done in the present training."""
     planned_epochs: int = 0
     best_epoch: int = 1
-    """Of the present training, from 1; 0 is none."""
+    """Of the present training, from 1; 0 if there is none."""
     best_value: float | None = None
-    """Of the validation metric that chooses it."""
+    """Of the monitored validation metric."""
     seconds: float = 0.0
     """Of all rounds."""
     seconds_per_step: float = 0.0
     bytes_up: int = 0
     """Of all steps' contributions."""
     bytes_down: int = 0
-    """Of all steps' updates, every site's copy."""
+    """Of all steps' updates, summed over sites."""
     bytes_up_per_site_step: float = 0.0
     bytes_down_per_site_step: float = 0.0
     dense_bytes: int = 0
@@ -154,37 +153,37 @@ class RunFigures(Part, extra="ignore"):
     train_loss: float | None = None
     """Pooled mean of the last whole epoch."""
     solver: dict[str, Any] = Field(default={})
-    """Which one trained the model, and why: see `remote.results.solving`."""
+    """See `remote.results.solving`."""
     undertrained: dict[str, Any] = Field(default={})
-    """What to say of a run whose last epoch was the best."""
+    """Warning for a run whose last epoch was the best."""
     metrics: RunMetrics = RunMetrics()
-    """Here of the last epoch's validation alone."""
+    """Only of the last epoch's validation."""
     problems: dict[str, str] = Field(default={})
-    """What sites have to mend before they can take part, by site."""
+    """What blocks each site."""
     rows_dropped: dict[str, int] = Field(default={})
     warnings: dict[str, tuple[str, ...]] = Field(default={})
-    """Sites by what is odd about their data."""
+    """Sites by kind of warning about their data."""
     left_out: dict[str, int] = Field(default={})
-    """Of how many steps each site has been left out."""
+    """Number of missed steps by site."""
     late: dict[str, int] = Field(default={})
-    """How many contributions of each site have joined a later step."""
+    """Number of contributions by site that joined a later step."""
     resets: tuple[StateLoss, ...] = ()
     drift: float | None = None
     """Largest distance of a site's weights from the aggregator's, relative to their size."""
     weights_sha256: dict[str, str] = Field(default={})
     """Final digest of every site and region."""
     aggregator_sha256: str = ""
-    """Of the aggregator's own replica, which follows the updates."""
+    """Of the aggregator's replica."""
 
     @classmethod
     def of(cls, progress: Progress) -> Self:
-        """Return where a run stands; what is called here as in its progress is the same."""
+        """Take a run's figures from its progress; equal names mean the same."""
         same = {name: getattr(progress, name) for name in cls.model_fields if hasattr(progress, name)}
-        return cls.model_validate(same | cls._made(progress))
+        return cls.model_validate(same | cls._derived(progress))
 
     @classmethod
-    def _made(cls, p: Progress) -> dict[str, Any]:
-        """Return what has another name in a run's progress, or is made of several of its figures."""
+    def _derived(cls, p: Progress) -> dict[str, Any]:
+        """Compute the fields that have another name in the progress, or derive from several."""
         up, down = (total / max(1, p.step) / len(p.sites) for total in (p.up, p.down))
         dense = 2 * p.dense_bytes * p.batches / max(1, p.steps)  # of full gradients of every batch of a step
         return {
@@ -211,17 +210,17 @@ class RunFigures(Part, extra="ignore"):
 
     @property
     def members(self) -> str:
-        """How many send to this aggregator, in words."""
+        """The number of members of this aggregator, in words."""
         return counted(len(self.sites), self.member)
 
     @property
     def member(self) -> str:
-        """What is called who sends to this aggregator."""
+        """The noun for a member of this aggregator."""
         return "member" if self.regions else "site"
 
     @property
     def where(self) -> tuple[str, ...]:
-        """Which training and epoch the run is in, in words."""
+        """The present training and epoch, in words."""
         if not self.planned_steps and not self.exact:
             return ("waiting for all sites to say hello",)
         place = f"epoch {min(self.epochs + 1, self.planned_epochs)} of {self.planned_epochs}"
@@ -231,31 +230,31 @@ class RunFigures(Part, extra="ignore"):
 
     @property
     def seconds_left(self) -> float:
-        """Estimate from the mean time of all rounds per step so far."""
+        """Estimated remaining time, from the mean time per step including all rounds."""
         return (self.planned_steps - self.steps) * self.seconds / max(1, self.steps)
 
 
 class RunSummary(RunFigures):
-    """All figures of a run; metrics are of the test, too."""
+    """All figures of a run, with the metrics of its tests."""
 
     coefficients: dict[str, Any] = Field(default={})
     """Of a linear model: see `remote.results.coefficients`."""
     tuning: tuple[TunedModel, ...] = ()
-    """Of each model the candidates so far: see `remote.results.tuning`."""
+    """Candidates by model so far: see `remote.results.tuning`."""
     table1: dict[str, Any] = Field(default={})
-    """What the sites' tables hold: see `remote.results.table_one`."""
+    """See `remote.results.table_one`."""
     partitions: dict[str, Any] = Field(default={})
-    """How many repeats of the folds there are, are run, and are different partitions at each site."""
+    """Number of repeats that were asked for, were run, and differ at each site."""
     versions: dict[str, str] = Field(default={})
     functions: tuple[dict[str, Any], ...] = ()
-    """Where functions of the users' own come from: name, distribution, version, and the sites that load them."""
+    """Users' functions: name, distribution, version, and the sites that load them."""
     machine: dict[str, str] = Field(default={})
     rounds: dict[str, Any] = Field(default={})
-    """What rounds of other packages have found, by name."""
+    """Results of rounds from other packages, by name."""
 
     @classmethod
-    def _made(cls, p: Progress) -> dict[str, Any]:
-        made, study = super()._made(p), p.study
+    def _derived(cls, p: Progress) -> dict[str, Any]:
+        made, study = super()._derived(p), p.study
         tested = {"test": _values(study.pooled, study.groups()), **study.summary()}
         return made | {
             "metrics": made["metrics"] | tested,
@@ -265,7 +264,7 @@ class RunSummary(RunFigures):
 
     @property
     def repeats_left_out(self) -> int:
-        """How many repeats of the folds are equal to one before at every site, and not run."""
+        """Number of repeats that equal an earlier one at every site and are skipped."""
         known = self.partitions
         return known["repeats"] - known["run"] if known else 0
 

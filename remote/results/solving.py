@@ -1,4 +1,4 @@
-"""How a run's model was trained: by which solver and why, whether enough, and which columns it lacked."""
+"""How a run's model was trained: the solver, its reason, and warnings about it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from rankdad.common.spec.tasks import shown
 MAX_NAMED = 6  # sites in a sentence
 
 
-def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return which solver trains a run's model, and why, as a clause; where policies decide, from how many patients on.
+def solver_summary(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the solver's `name` and the reason `why`, as a clause.
+
+    If policies prevent the exact solution, `from_patients` is the number per site that would allow it.
 
     Args:
-        spec: of the run.
+        spec: the run's.
         exact: whether it is solved exactly.
-        warnings: sites by what is odd about them.
+        warnings: sites by kind of warning.
     """
     if exact:
         asked = spec.training.solver == "exact"
-        why = "the specification asks for it" if asked else "every site's policy lets its sums out"
+        why = "the specification asks for it" if asked else "every site's policy allows its sums"
         return {"name": "exact", "why": f"the model is linear, with {counted(weights_of(spec), 'weight')}, and {why}"}
     if refusing := warnings.get(NOT_EXACT, ()):
-        said = "policy of" if len(refusing) == 1 else "policies of"
+        policies = "policy of" if len(refusing) == 1 else "policies of"
         patients = patients_for_sums(spec, Policy())
         why = (
-            f"the {said} {listed(refusing, MAX_NAMED)} let out no sums of an exact solution: the default "
-            f"policy does from about {patients} patients a site on, if no level or class is rare in a part (min_level)"
+            f"the {policies} {listed(refusing, MAX_NAMED)} do not allow the sums of an exact solution: the default "
+            f"policy does from about {patients} patients a site, if no level or class is rare in a part (min_level)"
         )
         lacking = ["coefficients"] * (spec.kept_fold is not None)
         lacking += ["reference linear"] * ("linear" in spec.evaluation.references)
@@ -41,45 +43,45 @@ def how_solved(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[str]]
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 
 
-def not_solved(spec: RunSpec, solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str, Any]:
-    """Return what `how_solved` says, and that some trainings' rounds have not come to their solution.
+def with_unsolved(spec: RunSpec, solver: Mapping[str, Any], trainings: Sequence[str]) -> dict[str, Any]:
+    """Add a warning about trainings whose exact solution did not converge.
 
     Args:
-        spec: of the run.
-        solver: as `how_solved` returns it.
-        trainings: their names.
+        spec: the run's.
+        solver: result of `solver_summary`.
+        trainings: names of the trainings.
     """
     warning = (
-        f"the exact solution was not reached in {listed(trainings, MAX_NAMED)} in its few rounds, in which sites may "
-        "keep back sums that few patients are behind: figures of these trainings are of other weights; "
-        + "other folds (evaluation.seed) may all reach it; " * hasattr(spec.evaluation, "seed")
+        f"the exact solution did not converge in {listed(trainings, MAX_NAMED)}: sites may withhold sums of few "
+        "patients; figures of these trainings are of other weights; "
+        + "other folds (evaluation.seed) may all converge; " * hasattr(spec.evaluation, "seed")
         + '"solver": "steps" (training.solver) trains all of them alike, and gives no coefficients'
     )
     return {**solver, "unsolved": list(trainings), "warning": warning}
 
 
 def solved(solver: Mapping[str, Any]) -> str:
-    """Return "solved exactly", and but for how many trainings."""
+    """Return "solved exactly", with the number of trainings that did not converge."""
     left = len(solver.get("unsolved", ()))
     return "solved exactly" + f" but for {counted(left, 'training')}" * bool(left)
 
 
 def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int = 0) -> dict[str, object]:
-    """Return what to say of a run whose last epoch was its best, or of which no best one is known; else nothing.
+    """Return a warning about a run whose best epoch was its last or is unknown; else an empty dict.
 
     Args:
-        spec: of the run.
-        trainings: whose last epoch was the best by validation.
-        measured: that were validated.
-        unmeasured: that were to be, and for which no site's samples gave what is monitored.
+        spec: the run's.
+        trainings: number of trainings with the last epoch as the best.
+        measured: number of validated trainings.
+        unmeasured: number of trainings with validation samples, but without the monitored metric.
     """
     if unmeasured:
         stopping = ", and early stopping has had no effect" * bool(spec.training.early_stopping)
         warning = (
             f"in {unmeasured} of {measured + unmeasured} trainings no hospital's validation samples gave "
             f"{shown(spec.training.monitor)} (training.monitor): the last epoch was kept{stopping}; a hospital needs "
-            "as many patients as its policy asks for, an AUC as many with the outcome and without it, and what its "
-            "log has counted is told no more"
+            "as many patients as its policy requires, for an AUC as many with the outcome and without it, and does not "
+            "send again what its disclosure log has counted"
         )
         return {"trainings": trainings, "of": measured, "unmeasured": unmeasured, "warning": warning}
     if not trainings:
@@ -92,12 +94,12 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
     return {"trainings": trainings, "of": measured, "warning": warning}
 
 
-def no_sums(spec: RunSpec, names: Sequence[str]) -> str:
-    """Return what to say of columns of which no hospital has told a sum."""
-    seen = "the model does not see it"
+def missing_sums_warning(spec: RunSpec, names: Sequence[str]) -> str:
+    """Return a warning about columns for which no hospital sent a sum."""
+    seen = "the model ignores it"
     if spec.preparation.standardise != "federated":
-        seen = "the model takes the values that there are as they are, and 0 for gaps"
+        seen = "the model uses its values unchanged, and 0 for gaps"
     return (
-        f"of {listed([*map(visible, names)], MAX_NAMED)} no hospital tells a sum, since no patients or too few "
+        f"no hospital sends a sum of {listed([*map(visible, names)], MAX_NAMED)}, since no patients or too few "
         f"have a value (min_rows): {seen}; leave it out"
     )

@@ -1,1 +1,1 @@
-"""A service: an aggregator that stays up, with a queue of runs that owners submit."""
+"""A service: a permanent aggregator with a queue of runs from several owners."""

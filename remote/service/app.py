@@ -1,21 +1,21 @@
 """The service's HTTP routes, beside those of each run below /runs/{run} (`remote.app`).
 
-POST /agents/{site}                   an agent's Poll: 200 and its Offers, once these are not what it knows
-GET  /agents/{site}/runs/{run}        200 and the Offer, with the spec
+POST /agents/{site}                   an agent's Poll: 200 with its Offers, once they have changed
+GET  /agents/{site}/runs/{run}        200 with the Offer and its spec
 POST /agents/{site}/runs/{run}        an agent's Reply: 204
-GET  /agents/{site}/runs/{run}/receipt 200 and the Receipt for what it has sent to a run that is over
-GET  /agents/{site}/asks/{ask}        200 and the Question, with the spec
+GET  /agents/{site}/runs/{run}/receipt 200 with the Receipt for its contributions to an ended run
+GET  /agents/{site}/asks/{ask}        200 with the Question and its spec
 POST /agents/{site}/asks/{ask}        an agent's Stance: 204
-POST /asks                            an owner's Submission, of which sites are only asked: 200 and what they answer
-GET  /asks/{ask}                      what they have answered by now, to whoever asked
-POST /runs                            an owner's Submission: 200 and what became of it
-GET  /runs, /runs/{run}               what is known of the runs, to owners and viewers
-POST /runs/{run}/cancel               its owner cancels it
-GET  /runs/{run}/log?after=BYTES      what its log holds from there on
-GET  /runs/{run}/results              to its owner, an archive of its directory
-GET  /docs, /openapi.json             what is told here, to owners, for people and for programs
-GET  /metrics                         figures for Prometheus, to owners and viewers
-GET  /healthz, /readyz                to anyone: whether the process answers; whether it can take a run
+POST /asks                            an owner's Submission as a question to the sites: 200 with their answers
+GET  /asks/{ask}                      the answers so far, for its owner
+POST /runs                            an owner's Submission: 200 with its Described
+GET  /runs, /runs/{run}               the runs, for owners and viewers
+POST /runs/{run}/cancel               for its owner
+GET  /runs/{run}/log?after=BYTES      its log from a byte on
+GET  /runs/{run}/results              an archive of its directory, for its owner
+GET  /docs, /openapi.json             documentation of these routes, for owners
+GET  /metrics                         figures for Prometheus, for owners and viewers
+GET  /healthz, /readyz                for anyone: whether the process answers; whether it accepts runs
 
 Pages for people: `remote.service.pages`.
 """
@@ -73,14 +73,14 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ServiceRoutes:
-    """What can be asked of a service.
+    """Routes of a service.
 
     Args:
-        service: that answers.
-        now: seconds since 1970.
+        service: the service.
+        now: clock, in seconds since 1970.
 
     Attributes:
-        pages: for people.
+        pages: pages for people.
     """
 
     def __init__(self, service: Service, now: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class ServiceRoutes:
         self.pages = Pages(service)
 
     def app(self) -> FastAPI:
-        """Return the application."""
+        """Create the application."""
         guarded = APIRouter(dependencies=[Depends(_in_log), Depends(_check_host), Depends(check_origin)])
         for router in (*self.pages.routers(), _router, documented(_documents_reader, BODIES)):
             guarded.include_router(router)
@@ -102,10 +102,10 @@ class ServiceRoutes:
         run = request.path_params.get("run")
         running = self._service.running.get(run or "")
         if running is None or running.served is None:
-            _who(request, self._service.consortium.sites)  # a stranger learns nothing, and takes nothing up again
+            _who(request, self._service.consortium.sites)  # strangers learn nothing and resume nothing
         if run is None:
             raise ProtocolError(
-                404, "is a service of several runs: start the site with --stay", code="service-of-several-runs"
+                404, "this is a service of several runs: start the site with --stay", code="service-of-several-runs"
             )
         try:
             return await self._service.routes(run)
@@ -117,21 +117,21 @@ class ServiceRoutes:
 
 async def _wrong_spec(request: Request, error: Exception) -> Response:
     assert isinstance(error, WrongSpecError)
-    return await refuse(request, error, errors=error.told)
+    return await refuse(request, error, errors=error.problems)
 
 
 def _refusal(error: Exception) -> ProtocolError:
-    """Return what a request is answered with where an error has ended it; the service's own errors are logged."""
+    """Convert an error to a response; log internal errors."""
     if isinstance(error, QueueError):
         return ProtocolError(507, str(error), code="disk-full")
-    _log.error("an error of the service's own", exc_info=error)
+    _log.error("internal error", exc_info=error)
     return ProtocolError(
-        500, f"an error of the service's own ({type(error).__name__}): its log says more", code="service-failed"
+        500, f"an internal error of the service ({type(error).__name__}): see its log", code="service-failed"
     )
 
 
 async def _in_log(request: Request) -> AsyncIterator[None]:
-    """Name the run in what is logged, but for what ends a request: strangers write nothing into a run's log."""
+    """Name the run in log records, except for refusals: strangers do not appear in a run's log."""
     try:
         with log_names(run=str(request.path_params.get("run", ""))):
             yield
@@ -152,7 +152,7 @@ async def _check_host(request: Request) -> None:
 
 
 def _who(request: Request, names: Collection[str], session: str | None = None) -> str:
-    """Return who asks, if that is one of these; "" where nobody has to say.
+    """Authenticate the caller as one of these names; "" without authentication.
 
     Raises:
         ProtocolError: 401 or 403.
@@ -164,13 +164,13 @@ def _who(request: Request, names: Collection[str], session: str | None = None) -
     if who is not None and who not in names:
         known = ((service.consortium.sites, "sites"), (service.consortium.owners, "owners"))
         kind = next((kind for those, kind in known if those == names), "owners and viewers")
-        raise ProtocolError(403, f"{who} may not do that: it is for {kind}", code="not-permitted")
+        raise ProtocolError(403, f"{who} may not do that: it is reserved for {kind}", code="not-permitted")
     return who or ""
 
 
 def _person(request: Request, names: Collection[str]) -> str:
     who = _who(request, names)
-    if who and "authorization" in request.headers:  # a browser's connections are its viewer's
+    if who and "authorization" in request.headers:  # a browser's connections belong to its viewer
         request.app.state.registry.identify(_connection(request), who)
     return who
 
@@ -195,7 +195,7 @@ async def _site(site: str, request: Request) -> str:
 
 
 class OtherVersionError(ProtocolError):
-    """A body is of a version that does not run with this one."""
+    """A body comes from an incompatible version."""
 
     def __init__(self, error: UserError, version: str) -> None:
         super().__init__(409, str(error), code=error.code, field=error.field)
@@ -229,7 +229,7 @@ async def _run_body(request: Request) -> bytes:
     return await read_body(request, MAX_RUN_BYTES, request.app.state.registry.timeouts)
 
 
-# Who asks is known before a body is read: dependencies are solved in the order of the parameters.
+# Authentication precedes the reading of a body: dependencies are resolved in the order of the parameters.
 TheService = Annotated[Service, Depends(_service_of)]
 Site = Annotated[str, Depends(_site)]
 Owner = Annotated[str, Depends(_owner)]
@@ -244,9 +244,9 @@ _router = APIRouter(tags=["service"])
 
 @_router.post("/agents/{site}", openapi_extra=takes(Poll))
 async def poll(site: Site, service: TheService, poll: PollBody, request: Request) -> Offers:
-    """Tell a site's agent what there is for it, once that is not what it knows."""
+    """Return a site's offers and questions once they differ from those it knows."""
     connection, now = _connection(request), request.app.state.now
-    if poll.known:  # whoever asks but once, as `rankdad check` does, does not stay
+    if poll.known:  # `rankdad check` asks only once and does not stay
         service.agents[site] = Seen(now(), poll.version, fits=True)
     loop = asyncio.get_running_loop()
     end = loop.time() + service.registry.timeouts.hold
@@ -265,55 +265,55 @@ async def poll(site: Site, service: TheService, poll: PollBody, request: Request
 
 @_router.get("/agents/{site}/runs/{run}")
 async def offer(site: Site, run: str, service: TheService) -> Offer:
-    """Give a run with its spec to a site."""
+    """Return a run with its spec to a site."""
     return service.offer(run, site)
 
 
 @_router.post("/agents/{site}/runs/{run}", status_code=204, openapi_extra=takes(Reply))
 async def reply(site: Site, run: str, service: TheService, said: ReplyBody) -> None:
-    """Take what a site says of a run."""
+    """Take a site's answer about a run."""
     await service.reply(run, site, said)
 
 
 @_router.get("/agents/{site}/runs/{run}/receipt")
 async def receipt(site: Site, run: str, service: TheService) -> Receipt:
-    """Give the receipt for what a site has sent to a run that is over."""
+    """Return a site's receipt for an ended run."""
     return service.receipt(run, site)
 
 
 @_router.get("/agents/{site}/asks/{ask}")
 async def question(site: Site, ask: str, service: TheService) -> Question:
-    """Give a question with its spec to a site."""
+    """Return a question with its spec to a site."""
     return service.questions.question(ask, site)
 
 
 @_router.post("/agents/{site}/asks/{ask}", status_code=204, openapi_extra=takes(Stance))
 async def answer(site: Site, ask: str, service: TheService, stance: StanceBody) -> None:
-    """Take what a site answers to a question."""
+    """Take a site's answer to a question."""
     await service.queue.write(service.questions.answer, ask, site, stance)
 
 
 @_router.post("/asks", openapi_extra=takes(Submission))
 async def ask_sites(owner: Owner, service: TheService, body: RunBody) -> Asked:
-    """Ask sites whether they would take part in an owner's run."""
+    """Ask sites whether they would take part in a run."""
     return await service.ask(partial(_read, Submission, body), owner)
 
 
 @_router.get("/asks/{ask}")
 async def asked(ask: str, owner: Owner, service: TheService) -> Asked:
-    """Tell whoever asked what sites have answered by now."""
+    """Return the sites' answers so far."""
     return service.questions.asked(ask, owner)
 
 
 @_router.post("/runs", openapi_extra=takes(Submission))
 async def submit(owner: Owner, service: TheService, body: RunBody) -> Described:
-    """Take an owner's run."""
+    """Add a run to the queue."""
     return service.described(await service.submit(partial(_read, Submission, body), owner))
 
 
 @_router.post("/runs/submit")
 async def submit_spec(owner: Owner, service: TheService, body: RunBody, id: str = "") -> Described:
-    """Take a spec as its file has it, from the page of an owner; a refusal names all of its mistakes."""
+    """Add a run from the text of a spec on the owner's page; a refusal names all mistakes."""
     if not re.fullmatch("[0-9a-f]{16}", id):
         raise ProtocolError(422, "id: expected 16 hexadecimal digits", code="id-malformed", field="id")
     return service.described(await service.submit(partial(submission_of, id, body), owner))
@@ -321,25 +321,25 @@ async def submit_spec(owner: Owner, service: TheService, body: RunBody, id: str 
 
 @_router.get("/runs", dependencies=[_PERSON])
 async def runs(service: TheService) -> Listing:
-    """Tell what is known of the runs."""
+    """List runs."""
     return Listing(runs=tuple(service.described(entry) for entry in service.queue.newest(MAX_SHOWN)))
 
 
 @_router.get("/runs/{run}", dependencies=[_PERSON])
 async def describe(run: str, service: TheService) -> Described:
-    """Tell what is known of a run."""
+    """Return a run."""
     return service.described(service.queue.entry(run))
 
 
 @_router.post("/runs/{run}/cancel")
 async def cancel(run: str, owner: Owner, service: TheService) -> Described:
-    """Cancel a run, for its owner."""
+    """Cancel a run."""
     return service.described(await service.cancel(run, owner))
 
 
 @_router.get("/runs/{run}/log", response_class=PlainTextResponse, dependencies=[_PERSON])
 async def log(run: str, service: TheService, after: str = "0") -> Response:
-    """Give what a run's log holds from a byte on."""
+    """Return a run's log from a byte on."""
     name = service.queue.entry(run).run
     if not (after.isdecimal() and len(after) < 16):
         raise ProtocolError(422, "after: is not a number of bytes", code="number-malformed", field="after")
@@ -348,13 +348,13 @@ async def log(run: str, service: TheService, after: str = "0") -> Response:
 
 @_router.get("/runs/{run}/results", response_class=StreamingResponse)
 async def results(run: str, owner: Owner, service: TheService) -> Response:
-    """Give an archive of a run's directory to its owner."""
+    """Return an archive of a run's directory."""
     return StreamingResponse(archive(service.results(run, owner)), media_type="application/x-tar")
 
 
 @_router.get("/metrics", response_class=PlainTextResponse, dependencies=[_PERSON])
 async def metrics(service: TheService, request: Request) -> Response:
-    """Give figures for Prometheus."""
+    """Return figures for Prometheus."""
     found = figures(service, request.app.state.now())
     return Response(found, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -362,27 +362,27 @@ async def metrics(service: TheService, request: Request) -> Response:
 @_router.head("/healthz", include_in_schema=False)
 @_router.get("/healthz", response_class=PlainTextResponse)
 async def healthz() -> str:
-    """Tell anyone that the process answers."""
+    """Return 200 while the process answers."""
     return "ok\n"
 
 
 @_router.head("/readyz", include_in_schema=False)
 @_router.get("/readyz", response_class=PlainTextResponse)
 async def readyz(service: TheService) -> Response:
-    """Tell anyone whether the service can take a run."""
+    """Return 200 if the service accepts runs, else 503."""
     if service.leaving:
         return PlainTextResponse("the service stops\n", 503)
     try:
         await service.queue.write(service.queue.check)
     except QueueError:
-        return PlainTextResponse("the queue cannot be written: its log says more\n", 503)
+        return PlainTextResponse("the queue cannot be written: see the service's log\n", 503)
     return PlainTextResponse("ok\n")
 
 
 def _read(model: type[M], body: bytes, who: str = "the sender") -> M:
     try:
         document = parse_json(body)
-        if issubclass(model, FromVersion):  # before the rest, which another version may write otherwise
+        if issubclass(model, FromVersion):  # first, as other versions may differ in the rest
             _check_writer(validate(Writer, document), who)
         return validate(model, document)
     except (ValueError, UserError) as error:

@@ -1,4 +1,4 @@
-"""A run's results as one stream: a tar archive, whose last file lists the digests of all others."""
+"""A run's results as a stream: a tar archive that ends with a list of digests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rankdad.remote.run_reader import FILE
 
 SUMS = "SHA256SUMS"
 PIECE = 1 << 18  # bytes read at once
-LEFT_OUT = {*names_of(FILE), CHECKPOINTS, AUDIT}  # what single sites have sent, and from where
+LEFT_OUT = {*names_of(FILE), CHECKPOINTS, AUDIT}  # data and addresses of single sites
 
 
 def archive(directory: Path) -> Iterator[bytes]:
-    """Yield the archive of a run's directory, but for what single sites have sent."""
+    """Yield the archive of a run's directory, without contributions of single sites."""
     sums = []
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
@@ -30,7 +30,7 @@ def archive(directory: Path) -> Iterator[bytes]:
             yield _head(name.as_posix(), size)
             left = size
             while left:
-                piece = file.read(min(PIECE, left)) or b"\0" * min(PIECE, left)  # cut short meanwhile
+                piece = file.read(min(PIECE, left)) or b"\0" * min(PIECE, left)  # truncated meanwhile
                 left -= len(piece)
                 digest.update(piece)
                 yield piece

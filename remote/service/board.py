@@ -1,4 +1,4 @@
-"""What the page of a service says: its runs, and its sites' agents."""
+"""The document of a service's page: its runs and its sites' agents."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rankdad.common.protocol.service import OPEN, State
 from rankdad.remote.service.queue import Entry
 from rankdad.remote.service.service import Service
 
-MAX_SHOWN = 200  # runs, the newest
+MAX_SHOWN = 200  # newest runs
 STOPPED = (State.FAILED, State.REFUSED)
 
 
 class Board:
-    """A service as its page tells of it.
+    """The document of a service's page.
 
     Args:
-        service: of which it tells.
+        service: the service.
     """
 
     def __init__(self, service: Service) -> None:
@@ -27,7 +27,7 @@ class Board:
         self._newest, self._open, self._places = list[Entry](), list[Entry](), dict[str, str]()
 
     def document(self) -> dict[str, Any]:
-        """Return all parts: a part is told again when it has changed."""
+        """Return all parts; the page receives a part when it changes."""
         service = self._service
         if service.queue.changes != self._changes:
             self._look()
@@ -46,7 +46,7 @@ class Board:
         }
 
     def _look(self) -> None:
-        """Read the queue, which is read again when it has changed."""
+        """Reload the queue."""
         queue = self._service.queue
         self._changes = queue.changes
         self._newest, self._open = queue.newest(MAX_SHOWN), queue.open_runs()
@@ -77,18 +77,17 @@ class Board:
         }
 
     def _sites(self) -> list[dict[str, Any]]:
-        """Return a row for each site."""
         service, connected = self._service, self._service.registry.present()
         rows = []
         for site in service.consortium.sites:
             seen = service.agents.get(site)
-            kind, words = "in", "is here"
+            kind, words = "in", "connected"
             if seen is None:
                 kind, words = "absent", "not here yet"
             elif not seen.fits:
                 kind, words = "stopped", f"another version: install {__version__}"
             elif site not in connected:
-                kind, words = "gone", "gone: no connection"
+                kind, words = "gone", "disconnected"
             own = [entry for entry in self._open if site in entry.sites]
             rows.append(
                 {
@@ -97,7 +96,7 @@ class Board:
                     "state": words,
                     "version": visible(seen.version) if seen else "",
                     "trains": [entry.run for entry in own if entry.state is State.RUNNING],
-                    "asked": [entry.run for entry in own if entry.state in OPEN and site in entry.said("asked")],
+                    "asked": [entry.run for entry in own if entry.state in OPEN and site in entry.answered("asked")],
                 }
             )
         return rows

@@ -1,4 +1,4 @@
-"""A log for each run of a service, which owners and viewers can read."""
+"""A log file for each run of a service, for owners and viewers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rankdad.common.errors import visible
 from rankdad.common.logs import LineFormatter, NamesFilter
 from rankdad.page.tail import MAX_LENGTH, MAX_LINES, Line
 
-LOGS = "logs"  # of a service's directory
-MAX_LOG = 16 << 20  # bytes of one run
-LAST = 1 << 15  # bytes in which the last lines are looked for
+LOGS = "logs"  # in a service's directory
+MAX_LOG = 16 << 20  # bytes for each run
+LAST = 1 << 15  # bytes searched for the last lines
 
 
 class RunLogs(logging.Handler):
-    """Writes what is logged of a run into its own file.
+    """Writes log records of a run into its own file.
 
     Args:
-        folder: of all logs.
+        folder: the folder of all logs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class LastLines:
     """The last lines of a run's log, read again when it has grown.
 
     Args:
-        folder: of all logs.
+        folder: the folder of all logs.
         run: whose.
     """
 

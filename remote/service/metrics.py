@@ -1,4 +1,4 @@
-"""Figures of a service for Prometheus, made when they are asked for."""
+"""Figures of a service for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def figures(service: Service, now: float) -> bytes:
     """Return the figures in Prometheus' text format.
 
     Args:
-        service: whose they are.
+        service: the service.
         now: seconds since 1970.
 
     Raises:
-        ProtocolError: 501, the extra `metrics` is not installed.
+        ProtocolError: 501 without the extra `metrics`.
     """
     try:
         from prometheus_client import CollectorRegistry, generate_latest
@@ -49,14 +49,14 @@ def _collect(service: Service, now: float) -> Iterator[Metric]:
         runs.add_metric([state], count)
     yield runs
     heard = GaugeMetricFamily(
-        "rankdad_agent_silence_seconds", "Since a site's agent was last heard of.", labels=["site"]
+        "rankdad_agent_silence_seconds", "Seconds since the last request of a site's agent.", labels=["site"]
     )
     for site, seen in service.agents.items():
         heard.add_metric([site], now - seen.time)
     yield heard
-    steps = CounterMetricFamily("rankdad_steps", "Steps done of a run that trains.", labels=["run"])
-    planned = GaugeMetricFamily("rankdad_planned_steps", "Steps of a run that trains.", labels=["run"])
-    sent = CounterMetricFamily("rankdad_bytes", "Bytes of all steps, every site's copy.", labels=["run", "direction"])
+    steps = CounterMetricFamily("rankdad_steps", "Steps done in an active run.", labels=["run"])
+    planned = GaugeMetricFamily("rankdad_planned_steps", "Planned steps of an active run.", labels=["run"])
+    sent = CounterMetricFamily("rankdad_bytes", "Bytes of all steps, summed over sites.", labels=["run", "direction"])
     loss = GaugeMetricFamily("rankdad_loss", "Pooled training loss of the last step.", labels=["run"])
     waiting = GaugeMetricFamily("rankdad_waiting_sites", "Sites that the open round waits for.", labels=["run"])
     for name, run in service.running.items():

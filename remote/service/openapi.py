@@ -1,4 +1,4 @@
-"""What OpenAPI says of a service's routes, and a page of it without another host's scripts."""
+"""The OpenAPI document of a service's routes, and a page of it without external scripts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _VERBS = ("get", "post")
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what OpenAPI says of a body that is read once it is known who asks: FastAPI would read it before that."""
+    """Document a body that is read after authentication; FastAPI's own bodies are read before it."""
     schema = {"$ref": f"{SCHEMAS}{model.__name__}"}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
 def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[type[BaseModel]]) -> APIRouter:
-    """Return the routes of the document and of its page.
+    """Create the routes of the document and of its page.
 
     Args:
-        reader: lets those through who may read it.
-        bodies: what `takes` has named.
+        reader: dependency that admits readers.
+        bodies: models named by `takes`.
     """
     router = APIRouter(route_class=PageRoute, dependencies=[Depends(reader)], tags=["page"])
 
@@ -42,12 +42,12 @@ def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[ty
 
     @router.get("/openapi.json")
     async def openapi(request: Request) -> dict[str, Any]:
-        """Give the OpenAPI document of all routes."""
+        """Return the OpenAPI document of all routes."""
         return document(request)
 
     @router.get("/docs", response_class=HTMLResponse)
     async def docs(request: Request) -> Response:
-        """Show all routes, with what they take and answer."""
+        """Return a page of all routes with their bodies and responses."""
         found = document(request)
         routes = [
             (verb.upper(), path, operation, _said(operation))
@@ -62,13 +62,13 @@ def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[ty
 
 
 def _said(operation: dict[str, Any]) -> dict[str, str]:
-    """Return what a request's body, and each status, holds."""
+    """Return the content of a request's body, and of each status."""
     answers = {status: _held(answer) for status, answer in operation["responses"].items()}
     return {"body": _held(operation.get("requestBody", {})), **answers}
 
 
 def _held(content: dict[str, Any]) -> str:
-    """Return the schema's name, where there is one; else the kind of content."""
+    """Return the schema's name, or the media type."""
     for kind, held in content.get("content", {}).items():
         return str(held.get("schema", {}).get("$ref", kind)).removeprefix(SCHEMAS)
     return ""

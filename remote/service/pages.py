@@ -1,12 +1,12 @@
 """The pages of a service: one about all runs, and one about each of them.
 
-GET  /                        leads to the first
-GET  /runs/…                  about all runs; the addresses below are those of `page.serving`
-GET  /runs/{run}/…            about one, while it goes on and when it is over
-GET  /runs/{run}/report.html  of a run that is over: made when it is first asked for
-POST /runs/submit?id=…        a spec, as its file has it, from the page of an owner
+GET  /                        redirects to /runs/
+GET  /runs/…                  all runs; the addresses below are those of `page.serving`
+GET  /runs/{run}/…            one run, active or ended
+GET  /runs/{run}/report.html  report of an ended run, created at the first request
+POST /runs/submit?id=…        text of a spec from an owner's page
 
-A cookie opens what is read. What changes something needs a header beside it that no other site's page can send.
+A cookie suffices for reading. Changes also need a header that pages of other sites cannot send.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from rankdad.page.viewers import own_token
 from rankdad.remote.app import run_named
 from rankdad.remote.auth import hashed
 from rankdad.remote.live import Live, guard_of
-from rankdad.remote.past import past
+from rankdad.remote.page_document import past_page
 from rankdad.remote.service.board import Board
 from rankdad.remote.service.logs import LOGS, LastLines
 from rankdad.remote.service.queue import Entry
 from rankdad.remote.service.service import RUNS, Service
 
 FOLDER = "/runs"
-OWN_TOKEN = "owner-token"  # of a service's directory, where nobody has to say who he is: opens the pages
+OWN_TOKEN = "owner-token"  # in the directory of a service without authentication: opens the pages
 PAGE_HEADER = "x-rankdad-page"
-MAX_PROBLEMS = 100  # of a spec that are named
-MAX_PAST = 4  # pages of runs that are over which are kept
+MAX_PROBLEMS = 100  # named mistakes of a spec
+MAX_PAST = 4  # cached pages of ended runs
 REPORT, REPORT_SECONDS = "report.html", 600.0
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 
@@ -56,10 +56,10 @@ class Pages:
     """The pages of a service.
 
     Args:
-        service: of which they tell.
+        service: the service.
 
     Raises:
-        UserError: the file of the token that opens them cannot be read or written.
+        UserError: the token's file cannot be read or written.
     """
 
     def __init__(self, service: Service) -> None:
@@ -78,11 +78,11 @@ class Pages:
         self._reading, self._reporting = asyncio.Lock(), asyncio.Lock()
 
     def close(self) -> None:
-        """End the stream of the page about all runs; those of runs end with these."""
+        """Close the streams of the page about all runs."""
         self._board.close()
 
     def routers(self) -> tuple[APIRouter, ...]:
-        """Return the routes."""
+        """Create the pages' routers."""
         router = APIRouter(tags=["page"], route_class=PageRoute)
         router.get("/", response_class=RedirectResponse, status_code=307)(self._lead)
         guarded = [Depends(self._guard.check)]
@@ -99,16 +99,16 @@ class Pages:
         return router, page_router(FOLDER, self._guard, board), of_runs
 
     def bearer(self, request: Request) -> str:
-        """Return the header `authorization` that a request's cookie stands for, if the page's own script sends it."""
+        """Return a request's cookie as an `authorization` header, if the page's own script sent it."""
         return self.shown(request) if request.headers.get(PAGE_HEADER) == "1" else ""
 
     def shown(self, request: Request) -> str:
-        """Return the header `authorization` that a request's cookie stands for, for what is only read."""
+        """Return a request's cookie as an `authorization` header, for reading."""
         token = self._guard.token(request)
         return f"Bearer {token}" if token else ""
 
     def _name(self, request: Request, token: str) -> str | None:
-        """Return which owner or viewer a token is of: "" where nobody has to say, None if it is of no one."""
+        """Return a token's owner or viewer: "" without authentication, None if unknown."""
         if self._own:
             return "" if secrets.compare_digest(hashed(token), self._own) else None
         consortium, names = self._service.consortium, request.scope["state"]["connection"].names
@@ -123,11 +123,11 @@ class Pages:
         return {"owner": name if name == "" or name in self._service.consortium.owners else None}
 
     async def _lead(self) -> Response:
-        """Lead to the page about all runs."""
+        """Redirect to the page about all runs."""
         return RedirectResponse(f"{FOLDER.removeprefix('/')}/", 307)
 
     async def _page(self, entry: Entry) -> Page | None:
-        """Return the page about a run; None if it is not open, and not over either.
+        """Return the page about a run; None for a run that is neither open nor ended.
 
         Raises:
             ProtocolError: its directory cannot be read.
@@ -143,15 +143,15 @@ class Pages:
             return None
         async with self._reading:
             if entry.run not in self._past:
-                told = partial(past, self._directory(entry), entry.state.value, entry.reason, self._lines(entry)())
+                load = partial(past_page, self._directory(entry), entry.state.value, entry.reason, self._lines(entry)())
                 try:
-                    document, history = await asyncio.to_thread(told)
+                    document, history = await asyncio.to_thread(load)
                 except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                     raise ProtocolError(
                         500, f"{entry.run}: cannot be read: {one_line(error)}", code="run-damaged"
                     ) from None
                 page = self._page_of(entry, lambda: document, history)
-                page.close()  # nothing will change
+                page.close()  # without further changes
                 self._past[entry.run] = page
             self._past.move_to_end(entry.run)
             while len(self._past) > MAX_PAST:
@@ -169,7 +169,7 @@ class Pages:
         return self._service.directory / RUNS / entry.run
 
     async def _report(self, run: str, request: Request) -> Response:
-        """Give the report, which another process makes: drawing would hold up the runs that train."""
+        """Return the report, which a separate process renders to keep the service responsive."""
         entry = self._service.queue.entry(run)
         directory = self._service.over(entry)
         path = directory / REPORT
@@ -178,7 +178,7 @@ class Pages:
                 if entry.run in self._service.running:
                     raise ProtocolError(
                         409,
-                        f"{entry.run}: its last files are being written; ask again in a minute",
+                        f"{entry.run}: its last files are being written; try again in a minute",
                         code="not-yet-written",
                     )
                 await _make_report(directory, path)
@@ -190,23 +190,23 @@ class Pages:
 
 
 class WrongSpecError(ProtocolError):
-    """A spec has mistakes; all are named.
+    """A spec has mistakes.
 
     Args:
-        told: in words.
-        field: of the first.
+        problems: all mistakes, a sentence each.
+        field: field of the first.
     """
 
-    def __init__(self, told: list[str], field: str) -> None:
-        super().__init__(422, told[0], code="spec-invalid", field=field)
-        self.told = told
+    def __init__(self, problems: list[str], field: str) -> None:
+        super().__init__(422, problems[0], code="spec-invalid", field=field)
+        self.problems = problems
 
 
 def submission_of(id_: str, body: bytes) -> Submission:
-    """Return a spec as what is submitted.
+    """Parse the text of a spec as a submission.
 
     Raises:
-        ProtocolError: it is not JSON, or no spec.
+        ProtocolError: it is not JSON, or not a valid spec.
     """
     try:
         document = parse_json(body)
@@ -232,20 +232,20 @@ def submission_of(id_: str, body: bytes) -> Submission:
 
 
 async def _make_report(directory: Path, path: Path) -> None:
-    """Make a run's report.
+    """Render a run's report in a separate process.
 
     Raises:
-        ProtocolError: it cannot be made.
+        ProtocolError: it failed or took too long.
     """
     made = path.with_suffix(".tmp")
-    words = [sys.executable, "-P", "-m", "rankdad", "report", str(directory), "--output", str(made)]
-    nothing, said = asyncio.subprocess.DEVNULL, b""
+    command = [sys.executable, "-P", "-m", "rankdad", "report", str(directory), "--output", str(made)]
+    nothing, output = asyncio.subprocess.DEVNULL, b""
     process = await asyncio.create_subprocess_exec(
-        *words, stdin=nothing, stdout=nothing, stderr=asyncio.subprocess.PIPE
+        *command, stdin=nothing, stdout=nothing, stderr=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(REPORT_SECONDS):
-            _, said = await process.communicate()
+            _, output = await process.communicate()
     except TimeoutError:
         raise ProtocolError(
             500, f"the report cannot be made within {REPORT_SECONDS:.0f} s", code="report-too-slow"
@@ -254,6 +254,6 @@ async def _make_report(directory: Path, path: Path) -> None:
         if process.returncode is None:
             process.kill()
     if process.returncode != 0:
-        *_, last = said.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
+        *_, last = output.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
         raise ProtocolError(500, f"the report cannot be made: {last}", code="report-failed")
     made.replace(path)

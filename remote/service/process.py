@@ -1,4 +1,4 @@
-"""A service's whole life: lock its directory, open the queue, go on with what had begun, serve until a signal comes."""
+"""A service's process: lock the directory, open the queue, resume runs, serve until a signal arrives."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger("rankdad")
 def serve_consortium(
     consortium: Consortium, directory: Path, listening: socket.socket, access: Access, options: Options
 ) -> None:
-    """Serve all runs of a consortium until SIGINT or SIGTERM comes.
+    """Serve all runs of a consortium until SIGINT or SIGTERM arrives.
 
     Args:
-        consortium: who takes part.
-        directory: of the service.
-        listening: socket that all connect to.
-        access: who may connect, and how.
-        options: of all runs.
+        consortium: the members.
+        directory: the service's.
+        listening: the listening socket.
+        access: network options.
+        options: options for all runs.
 
     Raises:
         UserError: the directory or its queue cannot be used.
@@ -48,7 +48,7 @@ def serve_consortium(
         closing(Audit(directory / AUDIT)) as audit,
         asyncio.Runner(loop_factory=uvloop_factory()) as runner,
     ):
-        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn's own stand until it has shut down, then these
+        for number in (signal.SIGINT, signal.SIGTERM):  # replaced by uvicorn's until its shutdown
             signal.signal(number, lambda *_: None)
         audit.note("service started")
         runner.run(_serve(consortium, directory, queue, audit, listening, access, options))
@@ -74,7 +74,7 @@ async def _serve(
 
     web = Uvicorn(web_config(routes.app()), service.registry, access.secure, interrupt, access.proxy)
     await service.resume()
-    gc.freeze()  # what was imported is not looked through again: that took a fifth of a second each time
+    gc.freeze()  # a full collection of imported modules took 0.2 s each time
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     serving.add_done_callback(lambda _: stop.set())
     try:

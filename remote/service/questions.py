@@ -1,6 +1,6 @@
-"""Questions: drafts of runs, and what sites answer from their policies. They are in the queue's database for an hour.
+"""Questions: drafts of runs, and sites' answers by their policies. They stay in the queue's database for an hour.
 
-So a service that starts again has them still, and an owner's limit is the same as before.
+Questions and owners' limits survive a restart.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ class Questions:
     """The questions of a service's owners.
 
     Args:
-        queue: in whose database they are.
+        queue: the queue with the database.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._known: tuple[int, list[tuple[str, float, set[str]]]] = (-1, [])  # by the number of the last change
+        self._known: tuple[int, list[tuple[str, float, set[str]]]] = (
+            -1,
+            [],
+        )  # last change, and questions
 
     def ask(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any]) -> Asked:
-        """Add a question; one that is there already stays as it is.
+        """Add a question; an existing one remains unchanged.
 
         Args:
-            id_: drawn by whoever asks.
-            name: in the spec.
-            owner: who asks.
-            sites: that are asked.
-            spec: as it came.
+            id_: identity chosen by the owner.
+            name: name in the spec.
+            owner: the owner.
+            sites: the sites to ask.
+            spec: the spec as received.
 
         Raises:
-            ProtocolError: 409 if the number is another question's, or there are too many.
+            ProtocolError: 409 if the identity belongs to another question, or there are too many.
             QueueError: it cannot be written.
         """
         text, now = json.dumps(spec), self._queue.now()
@@ -58,7 +61,7 @@ class Questions:
                 if own >= MOST_OF_OWNER or in_all >= MOST:
                     raise ProtocolError(
                         409,
-                        f"asks too often: {MOST_OF_OWNER} questions of one owner within an hour, {MOST} of all, are "
+                        f"too many questions: {MOST_OF_OWNER} of one owner within an hour, and {MOST} of all, are "
                         "allowed: wait, or submit the run",
                         code="too-many-questions",
                     )
@@ -67,10 +70,10 @@ class Questions:
         return self.asked(id_, owner)
 
     def asked(self, id_: str, owner: str) -> Asked:
-        """Return what has become of a question, to whoever asked it.
+        """Return a question's answers to its owner.
 
         Raises:
-            ProtocolError: 404, this owner has asked none of this number within the last hour.
+            ProtocolError: 404 if the owner has no such question from the last hour.
         """
         name, sites, asked, _, _ = self._found("id = ? and owner = ?", id_, owner)
         rows = self._queue.database.execute("select site, stance from stances where question = ?", (id_,))
@@ -78,23 +81,23 @@ class Questions:
         return Asked(id=id_, name=name, sites=sites, expires=asked + LASTS, stances=stances)
 
     def of(self, site: str) -> list[str]:
-        """Return the numbers of the questions that a site has not answered."""
+        """Return the identities of the questions that a site has not answered."""
         changes, known = self._known
         if changes != self._queue.changes:
             changes, known = self._queue.changes, []
             for id_, sites, asked in self._queue.database.execute(
                 "select id, sites, asked from questions order by asked"
             ):
-                said = self._queue.database.execute("select site from stances where question = ?", (id_,))
-                known.append((id_, asked, {*json.loads(sites)} - {name for (name,) in said}))
+                answered = self._queue.database.execute("select site from stances where question = ?", (id_,))
+                known.append((id_, asked, {*json.loads(sites)} - {name for (name,) in answered}))
             self._known = (changes, known)
         return [id_ for id_, asked, sites in known if site in sites and asked > self._queue.now() - LASTS]
 
     def question(self, id_: str, site: str) -> Question:
-        """Return a question to a site that is asked.
+        """Return a question to one of its sites.
 
         Raises:
-            ProtocolError: 404, it is not, or no longer.
+            ProtocolError: 404 if it is unknown, expired, or for other sites.
         """
         _, sites, _, owner, spec = self._found("id = ?", id_)
         if site not in sites:
@@ -102,10 +105,10 @@ class Questions:
         return Question(id=id_, **OUR_VERSION, spec=json.loads(spec), owner=owner)
 
     def answer(self, id_: str, site: str, stance: Stance) -> None:
-        """Write down what a site answers; the first answer stands.
+        """Store a site's answer; the first one counts.
 
         Raises:
-            ProtocolError: 404, the site is not asked, or no longer.
+            ProtocolError: 404 if it is unknown, expired, or for other sites.
             QueueError: it cannot be written.
         """
         if site not in self._found("id = ?", id_)[1]:

@@ -1,6 +1,6 @@
-"""The queue: every run that was submitted, and what its sites have answered, in a database that outlasts any crash.
+"""The queue: all submitted runs and their sites' answers, in a durable database.
 
-A run moves from state to state in one statement that names the states it may come from, so that it is started once.
+One statement moves a run between states and names the permitted previous states, so that a run starts only once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, ParamSpec, TypeVar
 from rankdad.common.errors import ProtocolError, RankdadError, UserError, visible
 from rankdad.common.protocol.service import MAX_REASON, OPEN, Answer, Described, SiteAnswer, State, run_name
 
-FILE = "queue.sqlite"  # of a service's directory
+FILE = "queue.sqlite"  # in a service's directory
 FORMAT = 1
-SAID: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")  # by a site of a run, one after the other
-ASKS_ON = 60.0  # seconds for which other sites are asked about a run that one has refused
+ANSWER_ORDER: tuple[Answer, ...] = ("asked", "accepted", "refused", "finished")
+ASKS_ON = 60.0  # seconds for which other sites are still asked about a refused run
 SCHEMA = """
 create table if not exists runs (
     number integer primary key, run text not null unique, id text not null unique, name text not null,
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class QueueError(RankdadError):
-    """The queue cannot be written: the disk is full or broken. Nothing has changed then."""
+    """The queue cannot be written: the disk is full or broken. Nothing has changed."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Entry:
 
     Args:
         number: in the order of submission.
-        run: what it is called.
-        id: its number for sites, 16 hexadecimal digits.
-        name: in its spec.
-        owner: who submitted it; "" where nobody has to say.
-        sites: that take part.
-        state: where it stands.
-        reason: why it did not end well, or whom it waits for.
-        submitted: seconds since 1970, as for the following.
-        started: None until then.
-        ended: None until then.
-        answers: of its sites.
+        run: its name in the service.
+        id: its identity for sites, 16 hexadecimal digits.
+        name: its name in the spec.
+        owner: its owner; "" without authentication.
+        sites: the participants.
+        state: its state.
+        reason: reason for the state.
+        submitted: seconds since 1970, like the following.
+        started: None before.
+        ended: None before.
+        answers: the sites' answers.
     """
 
     number: int
@@ -84,64 +84,64 @@ class Entry:
     ended: float | None
     answers: dict[str, SiteAnswer]
 
-    def said(self, *answers: Answer) -> list[str]:
-        """Return the sites whose answer is one of these."""
+    def answered(self, *answers: Answer) -> list[str]:
+        """Return the sites with one of these answers."""
         return [site for site in self.sites if site in self.answers and self.answers[site].answer in answers]
 
     @property
     def agreed(self) -> bool:
         """Whether all sites take part."""
-        return len(self.said("accepted", "finished")) == len(self.sites)
+        return len(self.answered("accepted", "finished")) == len(self.sites)
 
     @property
     def open(self) -> bool:
         """Whether some site still needs it."""
-        return self.state in OPEN or (self.state is State.ENDED and len(self.said("finished")) < len(self.sites))
+        return self.state in OPEN or (self.state is State.ENDED and len(self.answered("finished")) < len(self.sites))
 
     def asks(self, now: float) -> bool:
-        """Tell whether a run that one site has refused still asks the others, so that an owner hears all at once."""
+        """Return whether sites are still asked about a refused run, so that its owner gets all answers at once."""
         return self.state is State.REFUSED and now - (self.ended or 0.0) < ASKS_ON
 
     def described(self, step: int = 0, steps: int = 0) -> Described:
-        """Return what owners and viewers see."""
+        """Return the run for owners and viewers."""
         fields = {name: value for name, value in vars(self).items() if name not in ("number", "reason")}
-        refused = {site: self.answers[site].reason for site in self.said("refused")}
-        all_said = "; ".join(f"{site}: {reason}" for site, reason in refused.items())
-        said = all_said if self.state is State.REFUSED and len(refused) > 1 else self.reason
-        reason = visible(said or self._waits_for(), MAX_REASON)
+        refused = {site: self.answers[site].reason for site in self.answered("refused")}
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in refused.items())
+        text = reasons if self.state is State.REFUSED and len(refused) > 1 else self.reason
+        reason = visible(text or self._waits_for(), MAX_REASON)
         return Described.model_construct(**fields, reason=reason, step=step, steps=steps)
 
     def _waits_for(self) -> str:
         if self.state is not State.WAITING:
             return ""
-        asked = self.said("asked")
+        asked = self.answered("asked")
         silent = [site for site in self.sites if site not in self.answers]
-        parts = [f"approval at {', '.join(asked)}"] * bool(asked) + [f"word from {', '.join(silent)}"] * bool(silent)
+        parts = [f"approval at {', '.join(asked)}"] * bool(asked) + [f"answers from {', '.join(silent)}"] * bool(silent)
         return " and ".join(parts)
 
 
 class Queue:
-    """The queue of a service. It is read from anywhere; what is written is written in a thread of its own, by `write`.
+    """The queue of a service. Reading is possible anywhere, writing through `write` in a separate thread.
 
-    A backup, or a person at a prompt, may hold the database's lock for seconds, in which nobody who reads waits.
+    Other processes, such as backups, may lock the database for seconds without delaying readers.
 
     Args:
-        path: of the database; made if it is missing, for its owner alone.
-        now: seconds since 1970.
+        path: the database; created if missing, accessible to its owner only.
+        now: clock, in seconds since 1970.
 
     Attributes:
-        database: of the queue, and of what owners ask, to read.
-        now: seconds since 1970.
-        changes: a number that grows with every change.
+        database: read-only connection.
+        now: clock, in seconds since 1970.
+        changes: number of changes.
 
     Raises:
-        UserError: it cannot be opened, or is another program's.
+        UserError: it cannot be opened, or has another format.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self.now, self.changes = path, now, 0
-        self._concerned: tuple[int, dict[str, list[Entry]]] = (-1, {})  # the number of the last change; by site
-        self._failed = False  # what was written last
+        self._concerned: tuple[int, dict[str, list[Entry]]] = (-1, {})  # number of the last change, and runs by site
+        self._failed = False  # whether the last write failed
         self._thread = ThreadPoolExecutor(1, "queue")
         try:
             path.touch(0o600)
@@ -168,22 +168,22 @@ class Queue:
         self._writer.close()
 
     async def write(self, change: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
-        """Call what writes, after what was called before it, and return what it returns."""
+        """Call a writing function in the queue's thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(change, *values, **named))
 
     def submit(self, id_: str, name: str, owner: str, sites: Sequence[str], spec: dict[str, Any], most: int) -> Entry:
-        """Add a run; one that is there already stays as it is.
+        """Add a run; an existing one remains unchanged.
 
         Args:
-            id_: drawn by whoever submits it.
-            name: in its spec.
-            owner: who submits it.
-            sites: that take part.
-            spec: as it came.
-            most: how many runs of one owner may be open.
+            id_: identity chosen by the owner.
+            name: name in the spec.
+            owner: the owner.
+            sites: the participants.
+            spec: the spec as received.
+            most: maximum number of the owner's open runs.
 
         Raises:
-            ProtocolError: 409 if the number is another run's, or the queue is full.
+            ProtocolError: 409 if the identity belongs to another run, or the queue is full.
             QueueError: it cannot be written.
         """
         text = json.dumps(spec)
@@ -210,7 +210,7 @@ class Queue:
         return self.entry(run)
 
     def move(self, run: str, state: State, reason: str = "", *, where: Sequence[State]) -> bool:
-        """Let a run go from one of some states into another; tell whether it was in one of them.
+        """Move a run from one of the states in `where` to another; return whether it was in one of them.
 
         Raises:
             QueueError: it cannot be written.
@@ -225,7 +225,7 @@ class Queue:
         return done.rowcount == 1
 
     def answer(self, run: str, site: str, answer: Answer, reason: str) -> bool:
-        """Write down what a site says of a run; tell whether that is news: it is sent again, too, or comes too late.
+        """Store a site's answer; return whether it is new and in time.
 
         Raises:
             QueueError: it cannot be written.
@@ -234,7 +234,7 @@ class Queue:
             entry = self.entry(run)
             known = entry.answers.get(site)
             if not (entry.open or self.asks(entry)) or (
-                known is not None and SAID.index(answer) <= SAID.index(known.answer)
+                known is not None and ANSWER_ORDER.index(answer) <= ANSWER_ORDER.index(known.answer)
             ):
                 return False
             database.execute("replace into answers values (?, ?, ?, ?, ?)", (run, site, answer, reason, self.now()))
@@ -244,7 +244,7 @@ class Queue:
         """Return a run.
 
         Raises:
-            ProtocolError: 404, there is none of this name.
+            ProtocolError: 404 if it is unknown.
         """
         found = self._entries("where run = ?", (run,))
         if not found:
@@ -252,13 +252,13 @@ class Queue:
         return found[0]
 
     def spec(self, run: str) -> dict[str, Any]:
-        """Return a run's spec, as it came."""
+        """Return a run's spec as received."""
         (text,) = self.database.execute("select spec from runs where run = ?", (run,)).fetchone()
         spec: dict[str, Any] = json.loads(text)
         return spec
 
     def method(self, run: str) -> str:
-        """Return the name of a run's method; of a large spec nothing else is decoded."""
+        """Return the name of a run's method, without decoding the rest of the spec."""
         asked = "select json_extract(spec, '$.method.name') from runs where run = ?"
         (name,) = self.database.execute(asked, (run,)).fetchone()
         return str(name or "")
@@ -268,17 +268,17 @@ class Queue:
         return self._entries("order by number desc limit ?", (most,))
 
     def in_states(self, *states: State) -> list[Entry]:
-        """Return all runs in these states, in the order of submission."""
+        """Return all runs in these states in the order of submission."""
         return self._entries(f"where state in ({_marks(states)}) order by number", states)
 
     def open_runs(self) -> list[Entry]:
-        """Return all runs that some site still needs."""
+        """Return all runs that a site still needs."""
         finished = "(select count(*) from answers where answers.run = runs.run and answer = 'finished')"
         still = f"or (state = ? and {finished} < json_array_length(sites))"
         return self._entries(f"where state in ({_marks(OPEN)}) {still} order by number", (*OPEN, State.ENDED))
 
     def concerning(self, site: str) -> list[Entry]:
-        """Return a site's runs that somebody still needs, or is asked about; all are read again after a change."""
+        """Return a site's runs that are open or still asked about; cached until the next change."""
         changes, known = self._concerned
         if changes != self.changes:
             changes, known = self.changes, {}
@@ -290,16 +290,16 @@ class Queue:
         return known.get(site, [])
 
     def asks(self, entry: Entry) -> bool:
-        """Tell whether sites are still asked about a run that one has refused."""
+        """Return whether sites are still asked about a refused run."""
         return entry.asks(self.now())
 
     def counts(self) -> dict[str, int]:
-        """Return how many runs are in each state."""
+        """Return the number of runs by state."""
         found = dict(self.database.execute("select state, count(*) from runs group by state").fetchall())
         return {state.value: found.get(state.value, 0) for state in State}
 
     def check(self) -> None:
-        """See that the queue can be written: what could not be written the last time is tried again.
+        """Check that the queue can be written, with a write if the last one failed.
 
         Raises:
             QueueError: it cannot.
@@ -310,7 +310,7 @@ class Queue:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Change something by the connection that is returned, all of it or nothing.
+        """Open a transaction on the writing connection.
 
         Raises:
             QueueError: it cannot be written.
@@ -323,7 +323,7 @@ class Queue:
             self.changes += self._writer.total_changes > before
             self._failed = False
         except BaseException as error:
-            with contextlib.suppress(sqlite3.Error):  # it has been rolled back already
+            with contextlib.suppress(sqlite3.Error):  # already rolled back
                 self._writer.execute("rollback")
             if isinstance(error, sqlite3.Error):
                 self._failed = True

@@ -1,4 +1,4 @@
-"""One run of a service, from its first round or from where its ledger ends."""
+"""An active run of a service."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.auth import Identity
 from rankdad.remote.connections import ConnectionRegistry
-from rankdad.remote.host import Host
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.process import waiting_of
 from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
-from rankdad.remote.server import see_through
+from rankdad.remote.run_session import RunSession
+from rankdad.remote.server import run_until_finished
 from rankdad.remote.service.logs import RunLogs
 from rankdad.remote.service.queue import Entry
 from rankdad.remote.view import PlainView
 
-MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two tries to go on with a run
-LOADING = 5.0  # seconds for which a request waits for a run that is being taken up
+MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between attempts to resume a run
+LOADING = 5.0  # seconds for which a request waits for a run to open
 _log = logging.getLogger(__name__)
 
 Outcome = tuple[State, str]
@@ -51,13 +51,13 @@ Outcome = tuple[State, str]
 
 @dataclass(frozen=True)
 class Options:
-    """What holds for all runs of a service.
+    """Options for all runs of a service.
 
     Args:
-        allowed_factories: model factories that the operator permits.
+        allowed_factories: permitted model factories.
         weights: folder of the pretrained weights that specs may name.
-        ledger: what is written down.
-        device: where it reduces, and follows the runs.
+        ledger: options of the ledger.
+        device: device of reductions and replicas.
     """
 
     allowed_factories: Collection[str] = ()
@@ -67,19 +67,19 @@ class Options:
 
 
 class RunningRun:
-    """A run that a service holds open for its sites.
+    """A run that a service keeps open for its sites.
 
     Args:
-        entry: of the queue.
-        spec: as it was submitted.
-        directory: of the run.
-        options: of the service.
-        known_logs: of the service's sites.
+        entry: the run in the queue.
+        spec: the spec as submitted.
+        directory: the run's.
+        options: the service's.
+        known_logs: heads of the sites' logs.
 
     Attributes:
-        host: what calls its aggregator; None while it is being taken up.
-        problem: why it cannot go on at the moment; "" where it does.
-        page: about it, once somebody has asked for that; closed with each of its hosts.
+        host: its session; None while it is being opened.
+        problem: what blocks it at present, or "".
+        page: its page, created on request and closed with the session.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RunningRun:
     ) -> None:
         self.entry, self.directory = entry, directory
         self._document, self._options, self._known_logs = spec, options, known_logs
-        self.host: Host | None = None
+        self.host: RunSession | None = None
         self.problem = ""
         self.page: Page | None = None
         self._routes: Routes | None = None
@@ -97,16 +97,16 @@ class RunningRun:
 
     @property
     def trains(self) -> bool:
-        """Whether it takes a place of those that train at once."""
+        """Whether it occupies one of the places for training."""
         return self.entry.state is not State.ENDED and (self.host is None or not self.host.aggregator.ended)
 
     @property
-    def served(self) -> Host | None:
-        """Return what calls its aggregator, while its sites are let in."""
+    def served(self) -> RunSession | None:
+        """The session, while sites may connect."""
         return self.host if self._ready.is_set() else None
 
     async def routes(self) -> Routes | None:
-        """Return what its sites can ask; None while it is being taken up."""
+        """Return its routes; None while it is being opened."""
         try:
             async with asyncio.timeout(LOADING):
                 await self._ready.wait()
@@ -115,19 +115,19 @@ class RunningRun:
         return self._routes
 
     def end(self, reason: str) -> None:
-        """End it for all sites, because of somebody who may."""
+        """End it for all sites."""
         self._cancelled = reason
         self._again.set()
         if self.host is not None and not self.host.ended.is_set():
             self.host.fail(reason, status="interrupted")
 
     def leave(self) -> None:
-        """Stop here; another process goes on."""
+        """Stop it in this process; another one resumes it."""
         self._again.set()
         if self.host is not None:
             self.host.ended.set()
 
-    async def see_through(
+    async def run_until_finished(
         self,
         beginning: Executor,
         identity: Identity,
@@ -135,14 +135,15 @@ class RunningRun:
         logs: RunLogs,
         leaving: Callable[[], bool],
     ) -> Outcome | None:
-        """Serve the run until all its sites know how it ended; return that, or None if another process goes on.
+        """Serve the run until all its sites know how it ended. Return the outcome, or None if another process resumes
+        it.
 
         Args:
-            beginning: where models are made, one after the other: they draw from one generator of random numbers.
-            identity: how its sites prove who they are.
-            registry: of all connections.
-            logs: of the service's runs.
-            leaving: tells whether the service stops.
+            beginning: executor that builds models one at a time, as they share a random generator.
+            identity: authentication of its sites.
+            registry: all connections.
+            logs: logs of the service's runs.
+            leaving: returns whether the service is stopping.
         """
         delay, run = MIN_DELAY, self.entry.run
         with log_names(run=run, site=AGGREGATOR):
@@ -164,20 +165,20 @@ class RunningRun:
                         progress = aggregator.recorder.progress
                         if progress.status != "completed":
                             return State.FAILED, progress.reason
-                        with suppress(OSError, UserError):  # the disk is full: the run has ended all the same
+                        with suppress(OSError, UserError):  # a full disk does not change the outcome
                             summary = load_json(self.directory / "summary.json")
                             print(*result_lines(summary, made[0]), sep="\n", file=log)
                         return State.ENDED, ""
                 except RankdadError as error:
-                    if fresh and (made is None or isinstance(error, SpecError)):  # another try would not mend it
+                    if fresh and (made is None or isinstance(error, SpecError)):  # a retry would not help
                         _log.error("%s", error)
                         return State.FAILED, str(error)
                     self.problem = str(error)
                 except Exception as error:
-                    _log.exception("an error of the service's own")
+                    _log.exception("internal error")
                     self.problem = one_line(error)
                 if self.problem and not leaving():
-                    _log.error("%s; tries again in %.0f s", self.problem, delay)
+                    _log.error("%s; retrying in %.0f s", self.problem, delay)
                     self._again.clear()
                     try:
                         async with asyncio.timeout(delay):
@@ -194,10 +195,10 @@ class RunningRun:
         registry: ConnectionRegistry,
         log: IO[str],
         leaving: Callable[[], bool],
-    ) -> Host:
-        """Let the sites in, see the run through, and return what called its aggregator."""
+    ) -> RunSession:
+        """Let the sites connect, drive the run to its end, and return its session."""
         connected = partial(registry.present, self.entry.run)
-        host = Host(aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected)
+        host = RunSession(aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected)
         self._routes = Routes(host, identity, registry, self.entry.run)
         self.host = host
         if aggregator.ended:
@@ -208,7 +209,7 @@ class RunningRun:
         try:
             progress, console = aggregator.recorder.progress, Console(file=log, width=200)
             view = PlainView(progress, partial(waiting_of, aggregator), console)
-            await see_through(host, view, lambda: leaving() and not aggregator.ended)
+            await run_until_finished(host, view, lambda: leaving() and not aggregator.ended)
         finally:
             self._ready.clear()
             if self.page is not None:
@@ -217,10 +218,10 @@ class RunningRun:
         return host
 
     def _make(self) -> tuple[RunSpec, Replica]:
-        """Return the run's spec and model.
+        """Build the run's spec and model.
 
         Raises:
-            UserError: the run is not one for this machine or version.
+            UserError: the run does not fit this machine or version.
         """
         spec = validate(RunSpec, self._document, file=self.entry.run)
         limit_threads(spec.training.threads)
@@ -230,7 +231,7 @@ class RunningRun:
         return spec, Replica(spec, options.allowed_factories, device, options.weights)
 
     def _begin(self, spec: RunSpec, replica: Replica) -> Aggregator:
-        """Return the run's aggregator, where its ledger ends.
+        """Create or resume the run's aggregator.
 
         Raises:
             UserError: the run's directory cannot be written, or is damaged.

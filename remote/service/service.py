@@ -1,4 +1,4 @@
-"""The service without its sockets: who is offered which run, when one begins, and what becomes of it."""
+"""The service without sockets: offers runs to sites, starts them, and records outcomes."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from rankdad.remote.service.queue import Entry, Queue, QueueError
 from rankdad.remote.service.running import Options, RunningRun
 from rankdad.remote.service.submissions import checked_run
 
-RUNS = "runs"  # of a service's directory
+RUNS = "runs"  # in a service's directory
 ENDS: dict[State, Ended] = {
     State.ENDED: "completed",
     State.FAILED: "failed",
     State.CANCELLED: "interrupted",
     State.REFUSED: "refused",
 }
-MAX_AGAIN = 4  # runs that have ended and are held open again at once, for sites that lack their results
-RETRY = 5.0  # seconds between two tries to write what the disk does not take
+MAX_AGAIN = 4  # ended runs that are open at once for sites without their results
+RETRY = 5.0  # seconds between attempts to write
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """When a site's agent was last heard of, in seconds since 1970, which version it is, and whether it fits."""
+    """The last request of a site's agent: seconds since 1970, version, and whether that is compatible."""
 
     time: float
     version: str
@@ -63,20 +63,20 @@ class Seen:
 
 
 class Service:
-    """All runs of a consortium. Everything but the work of a run is called in the event loop.
+    """All runs of a consortium. Methods are called in the event loop.
 
     Args:
-        consortium: who takes part.
-        directory: of the service.
-        queue: of its runs.
-        access: who may connect, and how.
-        options: of all runs.
-        audit: log of who comes and goes.
+        consortium: the members.
+        directory: the service's.
+        queue: the queue of runs.
+        access: network options.
+        options: options for all runs.
+        audit: the audit log.
 
     Attributes:
-        registry: of all connections.
-        agents: of the sites that were heard of.
-        running: runs that are held open, by name.
+        registry: all connections.
+        agents: agents by site, after their first request.
+        running: open runs by name.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: set[asyncio.Future[bytes | None]] = set()
         self._checking, self._scheduling = asyncio.Lock(), asyncio.Lock()
-        self._offered = lru_cache(4096)(Offered.model_construct)  # all sites are offered the same runs
+        self._offered = lru_cache(4096)(Offered.model_construct)  # shared by all sites
         self._beginning = ThreadPoolExecutor(1, "beginning")
         self.leaving = False
 
     async def resume(self) -> None:
-        """Go on with all runs that a process before this one has begun, and delete what it has left of others."""
+        """Resume all runs that an earlier process began, and finish pending deletions."""
         for entry in self.queue.in_states(*ENDS):
             if entry.started is not None and not entry.open:
                 self._release(entry)
@@ -113,17 +113,17 @@ class Service:
         await self.changed()
 
     def _release(self, entry: Entry) -> None:
-        """Delete what the sites of a run that is over have sent to it, where nobody has done so."""
+        """Finish the deletion of contributions to an ended run."""
         try:
             end_again(self.directory / RUNS / entry.run, ENDS[entry.state], entry.id)
         except UserError as error:
             _log.error("%s", error)
 
     def receipt(self, run: str, site: str) -> Receipt:
-        """Return what has become of a site's contributions to a run that is over.
+        """Return a site's receipt for an ended run.
 
         Raises:
-            ProtocolError: the run is not the site's, is not over, or never began.
+            ProtocolError: the run is not the site's, has not ended, or never began.
         """
         entry = self._of(run, site)
         found = None if entry.state in OPEN else retention(self.directory / RUNS / run)
@@ -132,7 +132,7 @@ class Service:
         return found.receipt(site)
 
     async def leave(self) -> None:
-        """Stop here: every round in hand is finished, and another process goes on."""
+        """Stop after the present rounds; another process resumes."""
         self.leaving = True
         self._wake()
         for run in self.running.values():
@@ -141,15 +141,15 @@ class Service:
         self._beginning.shutdown()
 
     async def submit(self, read: Callable[[], Submission], owner: str) -> Entry:
-        """Put a run into the queue.
+        """Add a run to the queue.
 
         Args:
-            read: returns it, and raises `ProtocolError` where it cannot be read. It is called in a thread, and of these
-                there is one: a large spec takes seconds, in which sites wait for answers.
-            owner: who submits it.
+            read: parses the submission or raises `ProtocolError`. It runs in a thread, one at a time, as a large spec
+                takes seconds.
+            owner: its owner.
 
         Raises:
-            ProtocolError: it is not one for this service, says what is wrong.
+            ProtocolError: it is invalid for this service.
             QueueError: the queue cannot be written.
         """
         id_, spec, document = await self._checked(read)
@@ -160,10 +160,10 @@ class Service:
         return entry
 
     async def ask(self, read: Callable[[], Submission], owner: str) -> Asked:
-        """Ask the sites of a run whether they would take part in it: as `submit`, but nothing begins.
+        """Ask the sites of a run whether they would take part; nothing begins.
 
         Raises:
-            ProtocolError: it is not one for this service, or the owner asks too often.
+            ProtocolError: it is invalid for this service, or there are too many questions.
             QueueError: the question cannot be written.
         """
         id_, spec, document = await self._checked(read)
@@ -185,50 +185,50 @@ class Service:
         """Cancel a run that has not ended.
 
         Raises:
-            ProtocolError: it is somebody else's, or is over.
+            ProtocolError: it belongs to another owner, or has ended.
             QueueError: the queue cannot be written.
         """
         self._own(run, who)
         by = f"by {who}" if who else ""
         if not await self.queue.write(self.queue.move, run, State.CANCELLED, by, where=OPEN):
-            raise ProtocolError(409, f"{run} is over already: {self.queue.entry(run).state.value}", code="run-over")
+            raise ProtocolError(409, f"{run} has already ended: {self.queue.entry(run).state.value}", code="run-over")
         self.audit.note("cancelled", site=who, run=run)
         await self._end(run, f"cancelled {by}".strip())
         return self.queue.entry(run)
 
     def results(self, run: str, who: str) -> Path:
-        """Return the directory of a run that is over.
+        """Return the directory of an ended run for its owner.
 
         Raises:
-            ProtocolError: it is somebody else's, goes on, or never began.
+            ProtocolError: it belongs to another owner, is active, or never began.
         """
         directory = self.over(self._own(run, who))
         self.audit.note("fetched", site=who, run=run)
         return directory
 
     def over(self, entry: Entry) -> Path:
-        """Return the directory of a run that is over.
+        """Return the directory of an ended run.
 
         Raises:
-            ProtocolError: it goes on, or never began.
+            ProtocolError: it is active, or never began.
         """
         directory = self.directory / RUNS / entry.run
         if entry.state in OPEN:
-            raise ProtocolError(409, f"{entry.run} is not over yet: {entry.state.value}", code="run-not-over")
+            raise ProtocolError(409, f"{entry.run} has not ended yet: {entry.state.value}", code="run-not-over")
         if entry.started is None or not directory.exists():
             raise ProtocolError(
-                404, f"{entry.run} has never begun: {entry.state.value}: {entry.reason}", code="run-not-begun"
+                404, f"{entry.run} never began: {entry.state.value}: {entry.reason}", code="run-not-begun"
             )
         return directory
 
     def _own(self, run: str, who: str) -> Entry:
         entry = self.queue.entry(run)
         if entry.owner != who:
-            raise ProtocolError(403, f"{run} is {entry.owner or 'nobody'}'s run", code="not-the-owner")
+            raise ProtocolError(403, f"{run} belongs to {entry.owner or 'nobody'}", code="not-the-owner")
         return entry
 
     def offers(self, site: str) -> Offers:
-        """Return what concerns a site: runs to answer for, take part in or finish, and questions."""
+        """Return a site's runs to answer for, take part in or finish, and its questions."""
         runs = []
         for entry in self.queue.concerning(site):
             said = entry.answers.get(site)
@@ -243,10 +243,10 @@ class Service:
         return Offers.model_construct(digest=digest, runs=tuple(runs), questions=tuple(questions))
 
     async def change(self, waiting: asyncio.Future[bytes | None], seconds: float) -> None:
-        """Wait until something has changed, or for so long.
+        """Wait for a change, or for so many seconds.
 
         Args:
-            waiting: set then, or by whoever ends the wait.
+            waiting: set by a change, or to end the wait.
             seconds: at most.
         """
         self._waiters.add(waiting)
@@ -259,17 +259,17 @@ class Service:
             self._waiters.discard(waiting)
 
     def offer(self, run: str, site: str) -> Offer:
-        """Return a run to a site that it concerns.
+        """Return a run to one of its sites.
 
         Raises:
-            ProtocolError: it does not.
+            ProtocolError: it is unknown, or of other sites.
         """
         entry = self._of(run, site)
         spec = self.queue.spec(run)
         return Offer(run=entry.run, id=entry.id, owner=entry.owner, **OUR_VERSION, spec=spec)
 
     async def reply(self, run: str, site: str, reply: Reply) -> None:
-        """Take what a site says of a run.
+        """Store a site's answer about a run, and act on it.
 
         Raises:
             ProtocolError: the run is not the site's.
@@ -294,7 +294,7 @@ class Service:
         return entry
 
     def described(self, entry: Entry) -> Described:
-        """Return what owners and viewers see of a run."""
+        """Return a run for owners and viewers."""
         running = self.running.get(entry.run)
         if running is None:
             return entry.described()
@@ -306,35 +306,35 @@ class Service:
         return described.model_copy(update={"reason": described.reason or visible(problem, MAX_REASON)})
 
     async def routes(self, run: str) -> Routes:
-        """Return what the sites of a run can ask; one that has ended is taken up again for a site that needs it.
+        """Return a run's routes; reopen an ended run for a site that needs it.
 
         Raises:
-            ProtocolError: there is no such run, it is over, or it is being taken up.
+            ProtocolError: it is unknown, has ended, or is being opened.
         """
         running = self.running.get(run)
         if running is None:
             entry = self.queue.entry(run)
-            if entry.state is State.RUNNING:  # this process has let it go: the next one goes on with it
-                raise ProtocolError(503, f"{run} goes on when the service has started again", code="run-waits")
+            if entry.state is State.RUNNING:  # stopped here; the next process resumes it
+                raise ProtocolError(503, f"{run} resumes when the service restarts", code="run-waits")
             if entry.state is not State.ENDED or not entry.open:
                 raise ProtocolError(
                     410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason), code="run-over"
                 )
             if sum(one.entry.state is State.ENDED for one in self.running.values()) >= MAX_AGAIN:
-                raise ProtocolError(503, f"{run} is taken up again after others", code="run-waits")
+                raise ProtocolError(503, f"{run} is reopened after others", code="run-waits")
             running = self._hold_open(entry)
         found = await running.routes()
         if found is None:
-            raise ProtocolError(503, f"{run} is being taken up", code="run-being-taken-up")
+            raise ProtocolError(503, f"{run} is being opened", code="run-being-taken-up")
         return found
 
     async def changed(self) -> None:
-        """Let runs begin whose turn it is, and tell all agents that wait what is new."""
+        """Start runs that are due, and notify waiting agents."""
         try:
             async with self._scheduling:
                 await self._schedule()
         except QueueError as error:
-            _log.error("%s; tries again in %.0f s", error, RETRY)
+            _log.error("%s; retrying in %.0f s", error, RETRY)
             asyncio.get_running_loop().call_later(RETRY, lambda: self._begin(self.changed()))
         self._wake()
 
@@ -348,7 +348,7 @@ class Service:
                 return
             if await self.queue.write(self.queue.move, entry.run, State.RUNNING, where=[State.QUEUED]):
                 moved = self.queue.entry(entry.run)
-                if moved.state is State.RUNNING and not self.leaving:  # nobody has cancelled it since
+                if moved.state is State.RUNNING and not self.leaving:  # not cancelled meanwhile
                     self._hold_open(moved)
 
     def _wake(self) -> None:
@@ -366,7 +366,7 @@ class Service:
             entry, self.queue.spec(entry.run), self.directory / RUNS / entry.run, self._options, self._known_logs
         )
         self.running[entry.run] = run
-        self._begin(self._see_through(run))
+        self._begin(self._run_to_end(run))
         return run
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -374,11 +374,13 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _see_through(self, run: RunningRun) -> None:
+    async def _run_to_end(self, run: RunningRun) -> None:
         name = run.entry.run
         identity = replace(self.identity, sites=run.entry.sites)
         try:
-            outcome = await run.see_through(self._beginning, identity, self.registry, self.logs, lambda: self.leaving)
+            outcome = await run.run_until_finished(
+                self._beginning, identity, self.registry, self.logs, lambda: self.leaving
+            )
             if outcome is not None:
                 await self._conclude(name, *outcome)
         finally:
@@ -388,7 +390,7 @@ class Service:
                 await self.changed()
 
     async def _conclude(self, run: str, state: State, reason: str) -> None:
-        """Write down how a run has ended, as soon as the disk takes it."""
+        """Record a run's outcome, retrying until the disk accepts it."""
         if state is not State.ENDED:
             self._release(replace(self.queue.entry(run), state=state))
         while not self.leaving:

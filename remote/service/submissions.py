@@ -1,4 +1,4 @@
-"""What an owner submits, or asks about, is checked before a service takes it."""
+"""Validation of owners' submissions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rankdad.remote.tracking import check_trackers
 
 
 def checked_run(submission: Submission, sites: Sequence[str]) -> tuple[RunSpec, dict[str, Any]]:
-    """Return a run that is submitted, and its spec as the queue keeps it; a thread may do that.
+    """Validate a submission; return its spec, and its document for the queue. Thread-safe.
 
     Args:
-        submission: as it came.
-        sites: of the consortium.
+        submission: the submission as received.
+        sites: the consortium's.
 
     Raises:
-        ProtocolError: it is not one for this service, says what is wrong.
+        ProtocolError: it is invalid for this service.
     """
     try:
         spec = validate(RunSpec, submission.spec)
@@ -37,7 +37,7 @@ def checked_run(submission: Submission, sites: Sequence[str]) -> tuple[RunSpec, 
     if spec.federation.regions:
         raise ProtocolError(
             422,
-            "federation.regions: a service has none; use `rankdad aggregator` for each region",
+            "federation.regions: a service does not support regions; use `rankdad aggregator` for each region",
             code="regions-not-here",
             field="federation.regions",
         )

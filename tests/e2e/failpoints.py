@@ -25,10 +25,10 @@ from rankdad.common.run.replica import Replica
 from rankdad.local.drivers import running
 from rankdad.local.drivers.bounded import BoundedTransport
 from rankdad.local.drivers.http_library import httpx
-from rankdad.remote import kept_run
+from rankdad.remote import run_store
 from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.kept_run import KeptRun
 from rankdad.remote.run_file import RunFile
+from rankdad.remote.run_store import RunStore
 from rankdad.remote.updates import Reduction
 
 ON_ITS_WAY = 0.03  # seconds in which what was handed to the network leaves, and is read
@@ -229,10 +229,10 @@ POINTS: dict[str, Callable[[Due], None]] = {
     # The aggregator's, in the order of a round
     "contribution": _after(Aggregator, "_receive"),
     "aggregate": _after(Reduction, "make"),
-    "update": _before(KeptRun, "follow"),
+    "update": _before(RunStore, "follow"),
     "half a commit": _after(RunFile, "_put_update"),
     "committed": _after(RunFile, "commit"),
-    "followed": _after(KeptRun, "follow"),
+    "followed": _after(RunStore, "follow"),
     "half an answer": _half_an_answer,
     "some answers": _some_answers,
     "half a summary": _half_a_summary,
@@ -245,5 +245,5 @@ POINTS: dict[str, Callable[[Due], None]] = {
     # At the end
     "farewell": _after(Aggregator, "_open_next", _is_farewell),
     "end": _before(Aggregator, "close"),
-    "model": _before(kept_run, "save_model"),
+    "model": _before(run_store, "save_model"),
 }

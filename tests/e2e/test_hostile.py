@@ -247,7 +247,7 @@ def test_nothing_that_is_sent_in_the_middle_of_a_run_changes_it(
             refuse(path, run.ask("GET", path), 401, "no token")
         gamma = TOKENS["gamma"]
         other = run.ask("POST", "/rounds/gamma", whole, token=gamma, x_rankdad_run="f" * 16)
-        refuse("another run", other, 409, "x-rankdad-run: the request is of another run than this one")
+        refuse("another run", other, 409, "x-rankdad-run: the request is for another run")
 
         past = run.changed(r=(run.round - 1).to_bytes(8, "little"))
         assert run.ask("POST", "/rounds/gamma", past, token=gamma) == (200, run.update), "a step already completed"

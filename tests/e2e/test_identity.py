@@ -77,8 +77,8 @@ def test_a_stopped_aggregator_goes_on_and_its_sites_wait_for_it(tmp_path: Path, 
         _, complained = aggregator.communicate(timeout=10)
         assert time.monotonic() - began < 4
         assert aggregator.returncode == 130
-        assert complained.splitlines()[-1].startswith(f"error: stopped by {number.name}; what was recorded lies in")
-        assert "the same command goes on with it" in complained
+        assert complained.splitlines()[-1].startswith(f"error: stopped by {number.name}; the records are in")
+        assert "the same command resumes it" in complained
         assert "Traceback" not in complained
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
         assert all(site.poll() is None for site in sites.values())

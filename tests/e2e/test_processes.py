@@ -192,7 +192,7 @@ def test_ctrl_c_ends_all_processes_within_five_seconds(tmp_path: Path, whom: str
     assert time.monotonic() - began < 5
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "what was recorded lies in" in err
+    assert "the records are in" in err
     assert not any(alive(child) for child in children)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
@@ -332,9 +332,9 @@ def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path, refus
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     command = ("simulate", simulation(tmp_path), "--output", tmp_path / "run")
-    assert "already holds a run" in refused(*command)
+    assert "already has a run" in refused(*command)
     (tmp_path / "run" / "run.sqlite").touch()
-    assert f"--resume {tmp_path / 'run'} goes on with it" in refused(*command)
+    assert f"--resume {tmp_path / 'run'} resumes an interrupted one" in refused(*command)
     assert "--ledger: a run with --lockstep cannot go on" in refused(*command, "--lockstep", "--ledger")
 
 

@@ -85,7 +85,7 @@ def test_a_region_whose_run_is_no_longer_above_it_ends_and_says_so_to_both_sides
         for process in running.values():
             _, logged = process.communicate(timeout=90)
             assert process.returncode == 1, logged
-            assert "is of another run than this one" in logged
+            assert "is for another run" in logged
     finally:
         for process in running.values():
             process.kill()

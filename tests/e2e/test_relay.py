@@ -115,7 +115,7 @@ def test_a_wrong_relay_file_is_named(tmp_path: Path, refused: Callable[..., str]
     relay = relay_file(tmp_path, faults=[{"kind": "reset"}])
     said = refused(*command, relay)
     assert f"{relay}: faults[0]" in said
-    assert "befalls no message" in said
+    assert "selects no message" in said
     assert not (tmp_path / "run").exists()
     assert "--lockstep has no links" in refused(*command, relay, "--lockstep")
 

@@ -118,7 +118,7 @@ def test_a_service_notices_an_older_log_where_nothing_at_the_site_does(tmp_path:
             copies.append(log.read_bytes())
         put_back(copies[0])
         run = all_.submit(run_document(name="later"))
-        all_.until(lambda _: "goes its own way" in rankdad("logs", run, "--to", all_.url))
+        all_.until(lambda _: "a diverged copy" in rankdad("logs", run, "--to", all_.url))
         put_back(copies[1])
         assert all_.until_over(run)[run].state is State.ENDED, all_.said()
         put_back(copies[1])
@@ -310,7 +310,7 @@ def test_a_run_of_another_version_or_of_strangers_is_refused_and_figures_are_giv
         first = all_.submit(run_document())
         with pytest.raises(RefusedError, match=r"the queue is full: 1 of your runs are open, as max_queue allows"):
             all_.submit(run_document())
-        all_.until_state(first, State.WAITING, "^word from alpha, beta, gamma$")
+        all_.until_state(first, State.WAITING, "^answers from alpha, beta, gamma$")
         said = rankdad("cancel", first, "--to", all_.url)
         assert said.strip() == f"{first}: cancelled"
         with all_.client() as client:

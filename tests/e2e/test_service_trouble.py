@@ -75,7 +75,7 @@ def test_an_agent_of_another_version_is_told_and_others_go_on_without_it(tmp_pat
             )
             assert all_.until_over(part)[part].state is State.ENDED, all_.said()
             all_.until(lambda _: "agent" in (tmp_path / "other.log").read_text())
-            all_.until_state(whole, State.WAITING, "^word from beta$")
+            all_.until_state(whole, State.WAITING, "^answers from beta$")
             assert other.poll() is None, "it stays, and is let in once the service is of its version"
         finally:
             other.kill()
@@ -243,7 +243,7 @@ def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can
         all_.directory.rename(newest)
         older.rename(all_.directory)
         all_.start("service")
-        said = "an aggregator that was started with an older copy of its directory cannot go on: take the newest"
+        said = "an aggregator cannot resume from an older copy of its directory: use the newest"
         assert said in all_.until_over(run)[run].reason
         assert all_.submit(run_document(name="later")) == later
         assert "offered another run by this name before: submit it again" in all_.until_over(later)[later].reason

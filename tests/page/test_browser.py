@@ -226,7 +226,7 @@ def test_a_site_that_is_waited_for_is_named_and_a_killed_one_is_gone(chromium: B
     """Last of all: the run stands still from here on."""
     shown(chromium, federation)
     os.kill(federation.sites["beta"].pid, signal.SIGSTOP)
-    took = until(lambda: text_of(chromium, "awaited").startswith("For beta, since "), 10)
+    took = until(lambda: text_of(chromium, "awaited").startswith("beta, since "), 10)
     federation.sites["beta"].kill()
     gone = until(lambda: "gone" in chromium.evaluate(GONE), 10)
     assert "gone" not in chromium.evaluate("document.querySelector('#hospitals-table tbody tr').innerText")

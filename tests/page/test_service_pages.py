@@ -124,7 +124,7 @@ def test_a_wrong_token_shows_nothing(page: Browser, all_: Consortium) -> None:
         for given in (None, "wrong", token(all_, "alpha")):
             cookie = {"cookie": f"rankdad-{all_.port}={given}"}
             for headers in ({}, {"authorization": f"Bearer {given}"}, cookie, cookie | {"x-rankdad-page": "1"}):
-                for path in ("", "state", "events", "service.js", "telling.js"):
+                for path in ("", "state", "events", "service.js", "shared.js"):
                     for place in ("", f"{run}/", "not-there-9/"):
                         found = client.get(f"{all_.url}/runs/{place}{path}", headers=headers if given else {})
                         assert found.status_code == 401, (place, path, headers)
@@ -164,7 +164,7 @@ def test_an_owner_submits_sees_it_learn_and_cancels(page: Browser, all_: Consort
     for word in ("anna", "dsgd", "alpha, beta, gamma"):
         assert word in row(page, run)
     sites = "document.querySelector('#sites-table tbody').innerText"
-    until(lambda: page.evaluate(sites).count(run) == len(SITES) == page.evaluate(sites).count("is here"))
+    until(lambda: page.evaluate(sites).count(run) == len(SITES) == page.evaluate(sites).count("connected"))
 
     enter(page, all_, "anna", f"{run}/")
     page.evaluate("document.getElementById('tab-technical').click()")
@@ -190,7 +190,7 @@ def test_an_owner_submits_sees_it_learn_and_cancels(page: Browser, all_: Consort
     assert f"Cancel {run}" not in page.evaluate(BUTTONS)
 
     enter(page, all_, "vera", f"{run}/")
-    until(lambda: "It is over: interrupted" in page.evaluate(TEXT) or "It is over: cancelled" in page.evaluate(TEXT))
+    until(lambda: "Ended: interrupted" in page.evaluate(TEXT) or "Ended: cancelled" in page.evaluate(TEXT))
     page.evaluate("document.getElementById('tab-technical').click()")
     until(lambda: page.evaluate(STEPS) > before, what="a run that is over has no curve")
 
@@ -257,7 +257,7 @@ def test_what_others_say_is_text_and_a_refusal_is_shown(page: Browser, all_: Con
         until(lambda: "onerror" in answer(page))
         assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
         assert page.evaluate("document.title") == "test"
-        until(lambda: "gone: no connection" in page.evaluate(TEXT))
+        until(lambda: "disconnected" in page.evaluate(TEXT))
     finally:
         all_.start("gamma")
 
@@ -271,10 +271,10 @@ def test_a_run_that_is_over_keeps_its_page_and_has_a_report(page: Browser, all_:
     assert page.evaluate(waiting) == f"{all_.url}/runs/{run}/report.html"
     assert all_.stop("service") == 0
     all_.start("service")
-    until(lambda: "does not answer" in page.evaluate(TEXT) or "is here" in page.evaluate(TEXT))
+    until(lambda: "does not answer" in page.evaluate(TEXT) or "connected" in page.evaluate(TEXT))
     all_.until(lambda client: client.run(run))
     enter(page, all_, "vera", f"{run}/")
-    until(lambda: "It is over: completed" in page.evaluate(TEXT))
+    until(lambda: "Ended: completed" in page.evaluate(TEXT))
     summary = all_.summary(run)
     assert f"after {summary['steps']} steps" in page.evaluate(TEXT)
     epochs = page.evaluate("document.getElementById('metric-chart').data.find(one => one.name === 'all together').x")
@@ -329,7 +329,7 @@ def test_no_text_is_clipped_and_keys_reach_everything(page: Browser, all_: Conso
             for kind in ("keyDown", "keyUp"):
                 page.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
             reached.add(page.evaluate(FOCUSED))
-        assert {"skip", "Leave", run, f"Cancel {run}", "file", "spec", "Submit", "table"} <= reached
+        assert {"skip", "Sign out", run, f"Cancel {run}", "file", "spec", "Submit", "table"} <= reached
     finally:
         cancelled(all_, run)
     if kept := os.environ.get("RANKDAD_SCREENSHOTS"):
@@ -360,7 +360,7 @@ def test_where_nobody_says_who_he_is_the_directorys_token_opens_the_pages(tmp_pa
             assert twice[0]["run"] == twice[1]["run"] == "small-1"
             state = client.get(f"{all_.url}/runs/state").json()
             assert [(run["name"], run["state"], run["reason"]) for run in state["runs"]] == [
-                ("small-1", "waiting for sites", "word from alpha")
+                ("small-1", "waiting for sites", "answers from alpha")
             ]
             assert client.get(f"{all_.url}/runs/small-1/").url == f"{all_.url}/runs/", "it has no page yet"
             assert client.get(f"{all_.url}/runs/small-1/events").status_code == 503
@@ -372,7 +372,7 @@ def test_where_nobody_says_who_he_is_the_directorys_token_opens_the_pages(tmp_pa
 def test_a_token_that_is_revoked_ends_what_it_has_opened(page: Browser, all_: Consortium) -> None:
     """Last of all."""
     enter(page, all_, "vera")
-    until(lambda: "is here" in page.evaluate(TEXT))
+    until(lambda: "connected" in page.evaluate(TEXT))
     all_.revoke("vera")
     until(lambda: page.evaluate("!!document.getElementById('token')"), 30)
     assert not any(site in page.evaluate(TEXT) for site in SITES)

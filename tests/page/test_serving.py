@@ -144,7 +144,7 @@ def test_viewers_are_told_of_changes_once_a_second_and_all_the_same(served: Serv
             assert all(later - earlier > 0.8 for earlier, later in pairwise(times))
             now = client.get("/page/state", headers=bearer()).json()
             assert now["waiting"]["sites"] == ["beta", "gamma"]
-            assert [row["state"] for row in now["sites"]] == ["is in", "not here yet", "not here yet"]
+            assert [row["state"] for row in now["sites"]] == ["done", "not here yet", "not here yet"]
         served.until(lambda: client.get("/page/state", headers=bearer()).json()["sites"][0]["kind"] == "gone")
 
 

@@ -19,7 +19,7 @@ from rankdad.platforms.coinstac import site_run
 from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.outputs import Reply
 from rankdad.platforms.coinstac.site_node import SiteNode
-from rankdad.remote import kept_run
+from rankdad.remote import run_store
 from tests.conftest import run_document
 from tests.platforms.nodes import REMOTE, Iterations, sent, site_file
 from tests.platforms.test_nodes import METHODS, consortium, digests
@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_at_the_end_is_what_is_said(tmp_path: Path, monkeypa
     def full(*_: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(kept_run, "save_model", full)
+    monkeypatch.setattr(run_store, "save_model", full)
     with pytest.raises(OSError, match="No space left"):
         Iterations(tmp_path, members(tmp_path)).go()
 
@@ -168,7 +168,7 @@ def test_a_model_that_is_no_better_than_a_guess_is_a_warning_for_the_owner(tmp_p
         table["sex"] = rng.permutation(table["sex"])
         table.to_csv(path, index=False)
     said = " ".join(Iterations(tmp_path, inputs).go()["warnings"].values())
-    assert "the model tells the classes apart no better than a guess" in said
+    assert "the model separates the classes no better than a guess" in said
 
 
 @pytest.mark.slow

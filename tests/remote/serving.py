@@ -27,10 +27,10 @@ from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, Identity
 from rankdad.remote.connections import ConnectionRegistry, Timeouts
-from rankdad.remote.host import Host
 from rankdad.remote.live import page_of
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.proxies import Proxy
+from rankdad.remote.run_session import RunSession
 from rankdad.remote.server import Uvicorn, listen_behind
 from rankdad.remote.web import HttpConnection
 from tests.conftest import SITES, run_spec
@@ -43,7 +43,7 @@ class Served:
     """What a test sees of the aggregator."""
 
     aggregator: Aggregator
-    host: Host
+    host: RunSession
     port: int
     directory: Path
 
@@ -111,7 +111,7 @@ def serving(
         listening, port = listen_behind(directory.parent / SOCKET), 0
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         registry, ready = ConnectionRegistry(audit, timeouts), threading.Event()
-        host = Host(aggregator, audit, timeouts.hold, connected=registry.present)
+        host = RunSession(aggregator, audit, timeouts.hold, connected=registry.present)
         page = page_of(host, registry, (viewers or {}).values)
         app = Routes(host, identity or Identity(SITES), registry).app([page.router()])
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}

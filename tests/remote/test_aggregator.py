@@ -1,4 +1,4 @@
-"""The aggregator without its sockets: who differs in hello, and that everyone who asks is answered."""
+"""The aggregator without sockets: differing hellos, and answers to repeated requests."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_rounds_that_a_late_site_asks_for(tmp_path: Path) -> None:
             made.recorded("alpha", 2)
         assert error.value.status == 409
         made.barrier.round = 7
-        with pytest.raises(ProtocolError, match="round 3 is no longer kept") as error:
+        with pytest.raises(ProtocolError, match="round 3 is no longer stored") as error:
             made.recorded("alpha", 3)
         assert error.value.status == 410
 

@@ -23,7 +23,7 @@ from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.standing import standings
+from rankdad.remote.site_status import site_statuses
 from rankdad.remote.updates import Update
 from tests.conftest import SITES, site_config
 from tests.remote.serving import Served, serving
@@ -86,7 +86,7 @@ def test_a_round_is_answered_to_all_and_again_to_whoever_asks(served: Served) ->
     for asked in (("GET", "/rounds/beta/2"), ("POST", "/rounds/beta", served.step("beta", 2))):
         status, said = reason(ask(served, *asked))
         assert status == 409
-        assert said.startswith("r: got round 2, but the run is in round 1; an aggregator that was started with an old")
+        assert said.startswith("r: got round 2, but the run is in round 1; an aggregator cannot resume from an older")
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_logged(served: Served) -> Non
 def test_a_contribution_to_another_run_is_refused(served: Served) -> None:
     for question in (("POST", "/rounds/alpha", served.hello()), ("GET", "/rounds/alpha/0", None)):
         status, said = reason(ask(served, *question, x_rankdad_run="f" * 16))
-        assert (status, "is of another run than this one" in said) == (409, True)
+        assert (status, "is for another run" in said) == (409, True)
         status, said = reason(ask(served, *question, x_rankdad_run=""))
         assert status == 409
     assert served.aggregator.barrier.missing() == SITES
@@ -170,7 +170,7 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
     monkeypatch.setattr(served.aggregator, "take", take)
     for _ in range(3):
         answer = reason(ask(served, "POST", "/rounds/alpha", b"anything"))
-        assert answer == (500, "an error of the aggregator's own (KeyError): its log says more")
+        assert answer == (500, "an internal error of the aggregator (KeyError): see its log")
     (logged,) = caplog.records
     assert logged.exc_info is not None
     assert logged.exc_info[0] is KeyError
@@ -189,7 +189,7 @@ def test_an_error_of_the_aggregators_own_is_logged_and_no_sites_fault(
 def test_a_round_that_cannot_be_aggregated_is_tried_again_and_the_sites_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served.aggregator.tries, "delay", 0.05)
+    monkeypatch.setattr(served.aggregator.retries, "delay", 0.05)
     make, tries = served.aggregator.source.make, []
 
     def faulty(here: Collected) -> Update | None:
@@ -252,12 +252,12 @@ def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_o
         complete_hello(served)
         method = type(served.aggregator.state.method)
         monkeypatch.setattr(method, "aggregate", faulty)
-        monkeypatch.setattr(served.aggregator.tries, "delay", 0.05)
+        monkeypatch.setattr(served.aggregator.retries, "delay", 0.05)
         outcomes = exchange_steps(served, 0.6)
         assert {getattr(outcome, "code", "") for outcome in outcomes.values()} == {"unreachable"}, "they wait"
         assert all("IndexError" in str(outcome) and "4711" not in str(outcome) for outcome in outcomes.values())
         assert len(tries) == 3
-        paused = served.aggregator.tries.paused
+        paused = served.aggregator.retries.paused
         assert paused is not None
         assert paused.code == "run-paused"
         assert ask(served, "POST", "/rounds/alpha", served.step("alpha", 1))[0] == 500
@@ -283,7 +283,7 @@ def test_a_method_that_fails_each_time_ends_a_run_that_nobody_could_go_on_with(
     with serving(tmp_path / "run") as served:
         complete_hello(served)
         monkeypatch.setattr(type(served.aggregator.state.method), "aggregate", lambda *arguments: 1 / 0)
-        monkeypatch.setattr(served.aggregator.tries, "delay", 0.02)
+        monkeypatch.setattr(served.aggregator.retries, "delay", 0.02)
         outcomes = exchange_steps(served, 5.0)
         answers = [answer for answer in outcomes.values() if isinstance(answer, bytes)]
         bodies = [unpack(answer, served.aggregator.plan, up=False).body for answer in answers]
@@ -326,12 +326,12 @@ def test_an_error_half_way_to_the_next_round_ends_the_process_and_another_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
-        monkeypatch.setattr(served.aggregator.kept, "follow", lambda *arguments: 1 / 0)
+        monkeypatch.setattr(served.aggregator.store, "follow", lambda *arguments: 1 / 0)
         held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
-        said = (500, "an error of the aggregator's own (ZeroDivisionError): its log says more")
+        said = (500, "an internal error of the aggregator (ZeroDivisionError): see its log")
         assert {reason(request.wait()) for request in held} == {said}, "nobody hears of what is half done"
         served.until(lambda: served.host.crashed and served.host.ended.is_set())
-        assert "ZeroDivisionError: division by zero; the ledger has all" in str(served.host.error)
+        assert "ZeroDivisionError: division by zero; the ledger is complete" in str(served.host.error)
         assert not served.aggregator.barrier.failed
     with serving(tmp_path / "run", ledger=LedgerOptions()) as served:
         served.aggregator.resume()
@@ -364,7 +364,7 @@ def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served
     departed.add("gamma")
     served.host._unacknowledged = {"gamma"}
     served.aggregator.fail("gamma", "killed")
-    served.host.discount()
+    served.host.mark_acknowledged()
     assert drained.is_set()
 
 
@@ -376,7 +376,7 @@ def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
         slow.sendall(f"{head}content-length: 60000\r\n\r\n".encode() + bytes(10_000))  # 0.1 s more
         answer = slow.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408")
-    assert b"the body came slower than 100000 bytes per second" in answer
+    assert b"the body was slower than 100000 bytes per second" in answer
 
 
 @pytest.mark.slow
@@ -387,7 +387,7 @@ def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
     with serving(tmp_path / "run", identity) as served:
 
         def alpha() -> str:
-            return standings(served.host)[0].kind
+            return site_statuses(served.host)[0].kind
 
         config = site_config(served.port, token_file=str(tmp_path / "token"), allow_plain_http=True)
         assert alpha() == "absent"

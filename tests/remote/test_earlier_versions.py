@@ -15,7 +15,7 @@ from rankdad.common.protocol.versions import WIRE
 from rankdad.remote import run_reader
 from rankdad.remote.check_run import faults_of
 from rankdad.remote.export import export
-from rankdad.remote.past import past
+from rankdad.remote.page_document import past_page
 from rankdad.remote.report.run_report import report
 from rankdad.remote.tables import count_of
 from rankdad.simulations import lockstep
@@ -47,7 +47,7 @@ def test_a_finished_run_is_whole_and_is_shown(left: Path) -> None:
     faults, what = faults_of(directory)
     assert faults == []
     assert f"{STEPS} steps" in what
-    document, _ = past(directory, "ended", "", [])
+    document, _ = past_page(directory, "ended", "", [])
     assert document["stand"]["status"] == "completed"
     assert [row["version"] for row in document["sites"]] == ["0.1.0"] * len(SITES)
     assert SPEC.name in report(directory)

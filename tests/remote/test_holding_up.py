@@ -23,9 +23,9 @@ from rankdad.page.stream import MAX_VIEWERS
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit
 from rankdad.remote.config import Access
-from rankdad.remote.host import Host
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.run_session import RunSession
 from rankdad.remote.service.app import ServiceRoutes
 from rankdad.remote.service.queue import FILE
 from rankdad.remote.service.running import Options, RunningRun
@@ -80,7 +80,7 @@ def test_the_table_of_many_sites_does_not_hold_up_the_rounds(tmp_path: Path) -> 
     async def run() -> list[float]:
         aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter)
         with closing(aggregator), closing(Audit(tmp_path / "audit")) as audit:
-            host = Host(aggregator, audit)
+            host = RunSession(aggregator, audit)
             async with held_up() as gaps:
                 host.enter(lambda: done.append(len(many.by_site())))
                 while not done:
@@ -98,7 +98,7 @@ def test_a_request_is_answered_with_the_update_of_its_own_round(tmp_path: Path) 
 
     async def run() -> None:
         with closing(Audit(tmp_path / "audit")) as audit:
-            host = Host(Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter), audit)
+            host = RunSession(Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter), audit)
             with host._hold(SITES[0], Connection(), 3) as held:  # type: ignore[arg-type]
                 host._settle(lambda: (dict.fromkeys(SITES, b"of round 4"), 4), None)
                 assert not held.answer.done()
@@ -114,7 +114,7 @@ def test_what_comes_after_the_end_is_not_heard(tmp_path: Path) -> None:
 
     async def run() -> None:
         with closing(Audit(tmp_path / "audit")) as audit:
-            host = Host(Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter), audit)
+            host = RunSession(Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter), audit)
             await host.close()
             host.depart(SITES[0], "its process has died")
             host.tick()

@@ -79,14 +79,14 @@ def test_what_is_late_joins_the_next_step_to_close_and_no_quorum_counts_it() -> 
     barrier = Barrier(SITES, 0.0, 2, staleness=3)
     barrier.round = 9
     for place, round_ in ((1, 8), (0, 8), (0, 4)):
-        asked(barrier.latecomers, place, round_)
+        asked(barrier.stale, place, round_)
     assert not barrier.has_quorum
     assert close(barrier, Kind.DECISION).late == ()
     joined = [(late.age, late.place, late.message.round, late.size) for late in close(barrier, Kind.STEP).late]
     assert joined == [(1, 0, 8, 3), (1, 1, 8, 3), (3, 0, 4, 3)], "in order of age and place, whoever came first"
     assert close(barrier, Kind.STEP).late == (), "once"
     joined_since = SimpleNamespace(left_out=((10, (0,)),))
-    again = asked(barrier.latecomers, 1, 10, b"other", progress=joined_since)
+    again = asked(barrier.stale, 1, 10, b"other", progress=joined_since)
     assert again.startswith("409 beta has already sent")
 
 
@@ -94,7 +94,7 @@ def test_a_site_that_has_lost_its_state_takes_back_what_is_late() -> None:
     barrier = Barrier(SITES, 0.0, 2, staleness=3)
     barrier.round = 9
     for place in (0, 1):
-        asked(barrier.latecomers, place, 8)
+        asked(barrier.stale, place, 8)
     barrier.forget("alpha")
     assert [late.place for late in close(barrier, Kind.STEP).late] == [1]
 
@@ -130,12 +130,12 @@ def test_a_site_that_lies_about_what_is_late_is_refused_by_name_and_the_others_e
             "too old": late_of(run, 1),
         }
         for name, message in lies.items():
-            waiting = len(run.aggregator.barrier.latecomers)
+            waiting = len(run.aggregator.barrier.stale)
             try:
                 run.aggregator.take(LIAR, pack(message, run.plan, up=True))
             except ProtocolError as error:
                 said.setdefault(name, f"{error.status} {error}")
-            if len(run.aggregator.barrier.latecomers) > waiting:
+            if len(run.aggregator.barrier.stale) > waiting:
                 assert name == "the truth"
                 taken.append(last)
 

@@ -330,7 +330,7 @@ def test_asking_for_the_state_again_and_again_fills_neither_ledger_nor_summary(
     resets = [reset["round"] for reset in run.aggregator.recorder.progress.resets]
     assert len(resets) == len(set(resets)) > 3
     assert max(given.count(round_) for round_ in given) == 3
-    assert f"429 alpha has been given the run's state 3 times in round {resets[-1]}" in refused
+    assert f"429 alpha has received the run's state 3 times in round {resets[-1]}" in refused
     with reading(tmp_path) as file:
         records = list(file.records())
     sent = [(record.round, record.site, record.entry) for record in records]

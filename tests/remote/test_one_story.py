@@ -17,13 +17,13 @@ from rankdad.common.documents import load_json
 from rankdad.common.spec import RunSpec
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit
-from rankdad.remote.host import Host
 from rankdad.remote.live import Live
-from rankdad.remote.past import past
+from rankdad.remote.page_document import past_page
 from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.report.run_report import report
 from rankdad.remote.report.words import number
-from rankdad.remote.standing import standings
+from rankdad.remote.run_session import RunSession
+from rankdad.remote.site_status import site_statuses
 from rankdad.remote.view import LiveView, Waiting, figures, size, times_fewer
 from rankdad.simulations import lockstep
 from tests.conftest import run_spec
@@ -103,11 +103,11 @@ EMPTY = {
 }
 
 
-def terminal_of(aggregator: Aggregator, host: Host) -> str:
+def terminal_of(aggregator: Aggregator, host: RunSession) -> str:
     """Return what the terminal shows, on lines as long as they need."""
     text, recorder = io.StringIO(), aggregator.recorder
     console = Console(file=text, width=400, height=50, force_terminal=False)
-    console.print(LiveView(recorder.progress, Waiting, console, recorder.history, lambda: standings(host)).drawn())
+    console.print(LiveView(recorder.progress, Waiting, console, recorder.history, lambda: site_statuses(host)).drawn())
     return text.getvalue()
 
 
@@ -141,7 +141,7 @@ def test_figures_agree_while_a_run_goes_on_and_when_it_is_over(
 
         def look(aggregator: Aggregator) -> None:
             aggregator.recorder.summarise()
-            summary, host = load_json(directory / "summary.json"), Host(aggregator, audit)
+            summary, host = load_json(directory / "summary.json"), RunSession(aggregator, audit)
             page = page_of(Live(host, list).document())
             if aggregator.ended:  # the last summary is written when the run's files are closed
                 page |= {"status": summary["status"], "reason": summary["reason"]}
@@ -152,7 +152,7 @@ def test_figures_agree_while_a_run_goes_on_and_when_it_is_over(
 
         lockstep.run(spec, site_data(spec), directory, on_round=look)
     summary = load_json(directory / "summary.json")
-    page = page_of(past(directory, "", "", [])[0])
+    page = page_of(past_page(directory, "", "", [])[0])
     assert page == summary_of(summary, spec)
     assert summary["status"] == "completed"
     assert min(told) >= 22

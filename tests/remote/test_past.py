@@ -11,7 +11,7 @@ import pytest
 
 from rankdad.common.data import SiteData
 from rankdad.common.documents import load_json
-from rankdad.remote.past import past
+from rankdad.remote.page_document import past_page
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
@@ -23,7 +23,7 @@ def test_a_run_that_is_over_is_told_from_its_directory(
     spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"validation": 0.2}, record={"spectra": 2})
     lockstep.run(spec, site_data(spec), tmp_path / "run")
     summary = load_json(tmp_path / "run/summary.json")
-    document, history = past(tmp_path / "run", "cancelled", "by anna", [(None, "info", "the last line")])
+    document, history = past_page(tmp_path / "run", "cancelled", "by anna", [(None, "info", "the last line")])
     with (tmp_path / "run/steps.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     stand, traffic = document["stand"], document["traffic"]
@@ -42,5 +42,5 @@ def test_a_run_that_is_over_is_told_from_its_directory(
 
     summary |= {"status": "running"}  # cancelled while nobody served it
     (tmp_path / "run/summary.json").write_text(json.dumps(summary))
-    stand = past(tmp_path / "run", "cancelled", "by anna", [])[0]["stand"]
+    stand = past_page(tmp_path / "run", "cancelled", "by anna", [])[0]["stand"]
     assert (stand["status"], stand["reason"]) == ("cancelled", "by anna")

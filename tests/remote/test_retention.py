@@ -128,7 +128,7 @@ def test_a_run_that_is_cancelled_keeps_nothing_where_nobody_goes_on_with_it(
     tmp_path: Path, site_data: Data, goes_on: bool, forgets: bool
 ) -> None:
     run = Run(SPEC, site_data(SPEC), tmp_path, refuse=("beta",))
-    run.aggregator.kept.goes_on = goes_on
+    run.aggregator.store.goes_on = goes_on
 
     def cancelled(message: int) -> None:
         if message == 30:

@@ -87,7 +87,7 @@ def test_what_no_checkpoint_needs_goes(tmp_path: Path, updates: bool) -> None:
         assert (file.oldest_contribution, file.oldest) == (8, 6 * updates)
         assert file.update(0) == (None if updates else b"update 0")
         if updates:
-            with pytest.raises(UserError, match="keeps no round before 6"):
+            with pytest.raises(UserError, match="has no round before 6"):
                 list(file.updates())
 
 
@@ -201,7 +201,7 @@ def test_one_process_at_a_time_writes_and_hears_that_another_has(tmp_path: Path)
     assert first.relock(), "nobody has written"
     first.unlock()
     with closing(opened(tmp_path)) as second:
-        with pytest.raises(UserError, match="is written by another process"):
+        with pytest.raises(UserError, match="is in use by another process"):
             first.relock()
         assert first._lock < 0
         add(second, 0)
@@ -236,7 +236,7 @@ def test_a_disk_that_is_full_loses_nothing_that_was_written(tmp_path: Path) -> N
         room = (tmp_path / f"{FILE}-wal").stat().st_size + 2000
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
         try:
-            with pytest.raises(UserError, match="the run can go on from here"):
+            with pytest.raises(UserError, match="the run can resume from here"):
                 add(file, 1)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -45,7 +45,7 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # pytest's own stay
     spec, view = run_spec(), Broken()
     aggregator = Aggregator(spec, Replica(spec), tmp_path / "run", time.perf_counter, ledger=LedgerOptions())
-    monkeypatch.setattr(aggregator.kept, "follow", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(aggregator.store, "follow", lambda *arguments: 1 / 0)
     listening = listen("127.0.0.1", 0)
     port, hello = listening.getsockname()[1], hello_of(aggregator)
     told: list[bytes | UnreachableError] = []
@@ -60,7 +60,9 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     sites = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
     for site in sites:
         site.start()
-    said = "an error of the aggregator's own: ZeroDivisionError: division by zero; the ledger has all, and the same"
+    said = (
+        "an internal error of the aggregator: ZeroDivisionError: division by zero; the ledger is complete, and the same"
+    )
     with contextlib.closing(Audit(tmp_path / "audit.jsonl")) as audit, pytest.raises(RankdadError, match=said):
         serve(aggregator, listening, lambda host: view, audit, Access(), resumable=True)
     for site in sites:

@@ -176,7 +176,7 @@ def test_an_error_of_the_services_own_is_a_sentence_and_in_its_log(
         async with asking(service) as client:
             for path, name in (("/runs", "vera"), ("/runs/small-1/status", "alpha")):
                 answer = await client.get(path, headers=as_(name))
-                said = "an error of the service's own (KeyError): its log says more"
+                said = "an internal error of the service (KeyError): see its log"
                 assert (answer.status_code, answer.json()) == (
                     500,
                     {"error": said, "code": "service-failed", "field": ""},
@@ -221,12 +221,12 @@ def test_a_site_that_never_has_enough_does_not_fill_the_memory_with_runs_that_ha
         async def at_once(self: RunningRun) -> object:
             return object()
 
-        monkeypatch.setattr(RunningRun, "see_through", held)
+        monkeypatch.setattr(RunningRun, "run_until_finished", held)
         monkeypatch.setattr(RunningRun, "routes", at_once)
         for run in runs[:-1]:
             await service.routes(run)
         assert not any(run.trains for run in service.running.values()), "those whose turn it is do not wait for them"
-        with pytest.raises(ProtocolError, match="is taken up again after others"):
+        with pytest.raises(ProtocolError, match="is reopened after others"):
             await service.routes(runs[-1])
         await asyncio.sleep(0.2)
         await service.routes(runs[-1])
@@ -241,7 +241,7 @@ def test_a_service_that_is_stopping_has_sites_wait_and_tells_none_that_its_run_i
         run = await submitted(service)
         service.queue.move(run, State.RUNNING, where=[State.WAITING])
         await service.leave()
-        with pytest.raises(ProtocolError, match="goes on when the service has started again") as error:
+        with pytest.raises(ProtocolError, match="resumes when the service restarts") as error:
             await service.routes(run)
         assert error.value.status == 503
 

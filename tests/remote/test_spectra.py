@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rankdad.common.data import SiteData
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.factors import Factor, singular_values
-from rankdad.page.history import History
+from rankdad.page.history import History, rebuild_history
 from rankdad.remote.report.run_report import report
-from rankdad.remote.retelling import retold
 from rankdad.remote.tables import rows_in
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
@@ -62,7 +61,7 @@ def test_a_run_keeps_them_every_so_many_steps(site_data: Callable[..., dict[str,
     assert "Singular values" not in report(tmp_path / "without")
 
     history = History(SITES, layers, ["loss", "accuracy"])
-    retold(history, partial(rows_in, tmp_path / "with"), layers)
+    rebuild_history(history, partial(rows_in, tmp_path / "with"), layers)
     told = json.loads(history.patches({})[0])
     assert told["steps"]["y"]["loss"] == [pytest.approx(float(row["loss"]), rel=1e-4) for row in steps]
     epochs = [row for row in table(tmp_path / "with" / "metrics.csv") if row["split"] == "validation"]

@@ -21,7 +21,7 @@ from rankdad.common.spec.data import TableData
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.report.study_table import table_one as study_table
 from rankdad.remote.results.run_results import read_results
-from rankdad.remote.results.table_one import _odd, table_one
+from rankdad.remote.results.table_one import _outliers, table_one
 from rankdad.remote.tables import write_rows
 from rankdad.remote.view import PlainView, Waiting
 from rankdad.simulations.lockstep import run
@@ -227,9 +227,9 @@ def test_warnings_say_about_where_counts_are_rounded_and_name_what_is_held_back(
     spec = spec_of(training={"epochs": 1, "batch_size": 400})
     summary = trained(spec, found, tmp_path, min_rows=8)
     gaps = [line for line in summary["table1"]["warnings"] if "lacks" in line or "no row" in line]
-    assert [line.partition(": for")[0].partition(" (5")[0] for line in gaps] == [
+    assert [line.partition(": too")[0].partition(" (5")[0] for line in gaps] == [
         "alpha lacks more than 20 % of weight (about 40 of 123 rows, 33 %)",
-        "alpha does not tell whether it lacks more than 20 % of age",
+        "alpha does not disclose whether it lacks more than 20 % of age",
         "beta has no row, or a few, with sex = m",
         "gamma lacks more than 20 % of age (123 of 123 rows, 100.0 %)",
     ]
@@ -382,12 +382,12 @@ def test_a_level_that_a_hospital_keeps_back_is_not_taken_for_none_of_it() -> Non
         site: {"values": 120, "levels": dict(zip(("never", "former"), own, strict=True))} | (kept if not own[1] else {})
         for site, own in counts.items()
     }
-    assert list(_odd("smoking", columns)) == []
+    assert list(_outliers("smoking", columns)) == []
     columns["south"] = {"values": 120, "levels": {"never": 120, "former": 0}} | kept
-    assert list(_odd("smoking", columns)) == []
+    assert list(_outliers("smoking", columns)) == []
     columns["north"] = {"values": 120, "levels": {"never": 20, "former": 100}}
     columns["south"] = columns["east"] = {"values": 120, "levels": {"never": 110, "former": 10}}
-    assert [where for _, where, _ in _odd("smoking", columns)] == [("north",)]
+    assert [where for _, where, _ in _outliers("smoking", columns)] == [("north",)]
 
 
 def test_a_table_has_the_columns_of_all_its_rows(tmp_path: Path) -> None:

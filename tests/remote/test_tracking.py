@@ -146,7 +146,7 @@ def test_only_the_operators_environment_says_where_mlflow_is(
     assert not (tmp_path / "run" / "tensorboard").exists()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI: MLflow cannot be told: ") as refused:
+    with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI: MLflow cannot be reached: ") as refused:
         run(spec, site_data(spec), tmp_path / "other")
     assert "secret" not in str(refused.value)
     assert not (tmp_path / "other").exists()
@@ -164,10 +164,10 @@ def test_a_server_that_goes_away_holds_up_no_run(tmp_path: Path, caplog: pytest.
         tracker.note("", epoch, {"auc/pooled": 0.5})
     tracker.close("completed")
     said = [record.getMessage() for record in caplog.records if record.name == "rankdad.remote.tracking"]
-    assert [line.partition(": MLflow could not be told of an epoch")[2].split(":")[0] for line in said] == [
+    assert [line.partition(": MLflow could not log an epoch")[2].split(":")[0] for line in said] == [
         "",
         "",
-        "; it is told no more",
+        "; giving up on it",
     ]
 
 

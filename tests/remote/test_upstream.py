@@ -75,9 +75,15 @@ HERE = "http://127.0.0.1:1"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--upstream", HERE), "--region is missing: whose aggregator this is"),
-        (("--upstream", HERE, "--region", "south"), "--region: south is no region of this run, expected one of north"),
-        (("--upstream", HERE, "--region", "alpha"), "--region: alpha is no region of this run, expected one of north"),
+        (("--upstream", HERE), "--region is missing: the region of this aggregator"),
+        (
+            ("--upstream", HERE, "--region", "south"),
+            "--region: south is not a region of this run, expected one of north",
+        ),
+        (
+            ("--upstream", HERE, "--region", "alpha"),
+            "--region: alpha is not a region of this run, expected one of north",
+        ),
         (("--region", "north"), "--region: --upstream is missing"),
         (("--upstream", "http://10.0.0.1:8765", "--region", "north"), "would be reached without encryption"),
         (("--upstream", "nowhere.json"), "--upstream: 'nowhere.json' is neither a file nor an address"),
@@ -94,7 +100,7 @@ HERE = "http://127.0.0.1:1"
         (("--upstream", HERE, "--region", "../x"), "--upstream: name: "),
         (
             ("--upstream", HERE, "--region", "north", "--set", "federation.regions={}"),
-            "--region: north is no region of this run, whose federation.regions has none",
+            "--region: north is not a region of this run, whose federation.regions has none",
         ),
     ],
 )
@@ -119,7 +125,7 @@ def test_an_aggregator_above_itself_is_refused_at_once(file: Path, tmp_path: Pat
         free.bind(("127.0.0.1", 0))
         address = f"http://{host}:{free.getsockname()[1]}"
     said = refused(file, tmp_path, "--upstream", address, "--region", "north", "--port", address.rpartition(":")[2])
-    assert said == f"--upstream: {address} is this aggregator's own address, expected that of the one above"
+    assert said == f"--upstream: {address} is the address of this aggregator, expected that of the one above"
 
 
 def test_a_sibling_above_is_refused(file: Path, other: Offering) -> None:
@@ -149,8 +155,7 @@ def test_a_new_region_is_refused_where_the_run_is_under_way(file: Path, tmp_path
     offered |= {"plan_sha256": plan.sha256(), "aggregator": "aggregator", "round": 7}  # type: ignore[dict-item]
     said = refused(file, tmp_path, "--upstream", address, "--region", "north")
     assert said == (
-        f"--output: is new, but the run of {address} is in round 7: north can go on from the directory alone that it "
-        "began with"
+        f"--output: is new, but the run of {address} is in round 7: north can only resume from its began with"
     )
     config = SiteConfig(name="north", aggregator=address, data=".", output=".")
     assert Upstream(config, spec, plan).ask() == "0" * 16

@@ -17,7 +17,7 @@ from rankdad.common.terminal import sparkline
 from rankdad.page.history import History
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.results.progress import Epoch, Progress
-from rankdad.remote.standing import Standing
+from rankdad.remote.site_status import SiteStatus
 from rankdad.remote.view import LiveView, PlainView, Waiting, times_fewer, view_of
 from tests.screen import Screen
 
@@ -110,7 +110,7 @@ def test_who_is_left_out_and_who_is_back_is_said_once() -> None:
         view.tick()
         standing.pop(0)
     view.tick()
-    assert out.getvalue().splitlines()[2:] == ["goes on without beta", "all sites are back"]
+    assert out.getvalue().splitlines()[2:] == ["continues without beta", "all sites are back"]
     said = "0 of 2 sites in · waiting for alpha (1 s) · without beta"
     assert said in shown(running(), alone, terminal=True)
 
@@ -167,11 +167,11 @@ def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:
     progress = running()
     progress.problems = {"beta": "data.npz: does not exist"}
     said = shown(progress, Waiting(("beta",), 12.0), terminal=False)
-    assert "beta cannot take part: data.npz: does not exist; mend that and start beta again" in said
+    assert "beta cannot take part: data.npz: does not exist; fix that and start beta again" in said
     assert "waiting for beta (12 s): beta: data.npz: does not exist" in said
 
 
-def drawn(progress: Progress, waiting: Waiting, sites: Sequence[Standing], width: int = 80, height: int = 24) -> str:
+def drawn(progress: Progress, waiting: Waiting, sites: Sequence[SiteStatus], width: int = 80, height: int = 24) -> str:
     """Return what a terminal shows after a tick."""
     out, screen = io.StringIO(), Screen(width, height)
     console = Console(file=out, force_terminal=True, width=width, height=height, color_system=None)
@@ -196,12 +196,12 @@ def test_a_row_for_each_site_says_its_rows_lag_seconds_and_state() -> None:
         progress,
         Waiting(("beta", "gamma"), 12.0),
         [
-            Standing("alpha", "in", 1204, seconds=0.0512),
-            Standing("beta", "awaited", 98, seconds=1.5),
-            Standing("gamma", "gone", 7),
-            Standing("delta", "in", 70, behind=3),
-            Standing("epsilon", "stopped", problem="data.npz: does not exist " * 9),
-            Standing("x" * 63, "absent"),
+            SiteStatus("alpha", "in", 1204, seconds=0.0512),
+            SiteStatus("beta", "awaited", 98, seconds=1.5),
+            SiteStatus("gamma", "gone", 7),
+            SiteStatus("delta", "in", 70, behind=3),
+            SiteStatus("epsilon", "stopped", problem="data.npz: does not exist " * 9),
+            SiteStatus("x" * 63, "absent"),
         ],
     )
     rows = [line.split() for line in text.partition("\nsite ")[2].splitlines()[1:]]
@@ -220,18 +220,18 @@ def test_a_row_for_each_site_says_its_rows_lag_seconds_and_state() -> None:
 @pytest.mark.slow
 def test_fifty_sites_fit_into_a_terminal_and_those_that_are_waited_for_come_first() -> None:
     names = tuple(f"hospital-{number:02}-of-a-country-far-away" for number in range(50))
-    standings = [Standing(name, "gone" if name == names[7] else "awaited", 100) for name in names]
+    site_statuses = [SiteStatus(name, "gone" if name == names[7] else "awaited", 100) for name in names]
     waiting = Waiting((names[7], *names[40:]), 1e6)
-    text = drawn(running(sites=names), waiting, standings)
+    text = drawn(running(sites=names), waiting, site_statuses)
     table = text.partition("\nsite ")[2].splitlines()[1:]
     assert [line.partition(" ")[0][:11] for line in table[:3]] == ["hospital-07", "hospital-40", "hospital-41"]
     assert len(text.splitlines()) <= 23
     assert table[-1] == f"… and {51 - len(table)} more: {51 - len(table)} connected"
-    every = drawn(running(sites=names), waiting, standings, height=80)
+    every = drawn(running(sites=names), waiting, site_statuses, height=80)
     first = [line[:11] for line in every.partition("\nsite ")[2].splitlines()[1:]]
     assert first == [f"hospital-{number:02}" for number in range(50)]
     for width in (40, 80):
-        assert len(drawn(running(sites=names), waiting, standings, width, 30).splitlines()) <= 30
+        assert len(drawn(running(sites=names), waiting, site_statuses, width, 30).splitlines()) <= 30
 
 
 def test_what_has_not_changed_is_not_written_again() -> None:

@@ -266,8 +266,8 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytes
         audit.note("run ended")
         audit.close()
     assert caplog.messages == [
-        "/dev/full: cannot be written: No space left on device; the run goes on without it",
-        f"{tmp_path}/nowhere/audit.jsonl: cannot be written: No such file or directory; the run goes on without it",
+        "/dev/full: cannot be written: No space left on device; the run continues without it",
+        f"{tmp_path}/nowhere/audit.jsonl: cannot be written: No such file or directory; the run continues without it",
     ]
 
 

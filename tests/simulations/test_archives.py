@@ -11,7 +11,7 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
 from rankdad.simulations.archives import Archive
 from rankdad.simulations.datasets import ArrayDataset
-from rankdad.simulations.dealing import write_sites
+from rankdad.simulations.site_folders import write_sites
 from rankdad.simulations.sources import Source
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SHARED, run_document
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_can_be_had_somewhere(source: str, tmp_path: Pa
     with pytest.raises(DataError) as error:
         load(source, tmp_path / "none.npz")
     said = str(error.value)
-    assert said.startswith(f"{tmp_path / 'none.npz'}: does not exist; pass the file's place with --data; it is made of")
+    assert said.startswith(f"{tmp_path / 'none.npz'}: does not exist; pass the file with --data; create it from")
     assert f"{archive(source).found_at}, with the arrays " in said
 
 

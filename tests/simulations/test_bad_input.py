@@ -17,9 +17,9 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.spec.table_schema import spelling
 from rankdad.local.describing import describe
-from rankdad.simulations.dealing import dealt_data, told_of_identifiers
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import simulate
+from rankdad.simulations.site_folders import identifier_warnings, partitioned_data
 from rankdad.simulations.spec import SimulationFile
 
 pytestmark = pytest.mark.slow
@@ -236,7 +236,7 @@ def test_zeros_that_one_hospital_lost_before_its_identifiers_are_told(tmp_path: 
     (note,) = (note for note in document["notes"] if ZEROS_LOST in note)
     file = validate(SimulationFile, document)
     assert getattr(file.run.data, field) == "patient"
-    told = list(told_of_identifiers(file.run, dealt_data(file, tmp_path / "run")))
+    told = list(identifier_warnings(file.run, partitioned_data(file, tmp_path / "run")))
     assert (note, told) == (f"b: column patient: {ZEROS_LOST}", [f"b: t.csv, column patient: {ZEROS_LOST}"])
 
 
@@ -263,4 +263,4 @@ def test_a_column_of_which_no_hospital_tells_a_sum_is_named(tmp_path: Path) -> N
     document["run"]["training"] |= {"solver": "steps", "epochs": 2}
     simulate(in_two_folds(document), tmp_path / "run")
     said = load_json(tmp_path / "run" / "summary.json")["table1"]["warnings"]
-    assert [sentence.split()[1] for sentence in said if "no hospital tells a sum" in sentence] == ["crp"]
+    assert [sentence.split()[6] for sentence in said if "no hospital sends a sum" in sentence] == ["crp,"]

@@ -121,7 +121,7 @@ def test_each_rank_reads_the_folders_of_its_own_sites_alone(tmp_path: Path) -> N
 REFUSED = {
     "another file": (
         {1: ["--set", "run.seed=5"]},
-        r"error: rank 1 on \S+: file.json: is another simulation than rank 0's: give all ranks the same file",
+        r"error: rank 1 on \S+: file.json: differs from rank 0's simulation: give all ranks the same file",
     ),
     "a wrong value at one rank": ({1: ["--set", "run.seed=-5"]}, r"error: rank 1 on \S+: file.json: run.seed: "),
     "a wrong value at all": ({0: ["--set", "run.seed=-5"], 1: ["--set", "run.seed=-5"]}, r"error: file.json: run.seed"),

@@ -16,7 +16,7 @@ from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.local.prediction import UNKNOWN_SITE, predict_file
 from rankdad.simulations.cli import mount
-from rankdad.simulations.dealing import write_sites
+from rankdad.simulations.site_folders import write_sites
 from rankdad.simulations.spec import SimulationFile, read_simulation
 from tests.conftest import OPEN, run_document, write_site
 
@@ -134,7 +134,7 @@ def test_a_folder_is_found_by_what_a_site_may_be_called(consortium: Path, tmp_pa
         (
             {"source": {"name": "digits"}, "partition": {"name": "iid"}},
             "simulation",
-            "source: digits has nothing for data.reader csv: take folders",
+            "source: digits does not fit data.reader csv: use folders",
         ),
     ],
 )

@@ -25,9 +25,9 @@ from rankdad.common.errors import UserError
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec.written import Written
 from rankdad.local.describing import describe
-from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.first_spec import first_spec
 from rankdad.simulations.lockstep import simulate
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SHARED
 
@@ -286,7 +286,7 @@ def test_what_is_trained_on_is_what_pandas_reads(write: Callable[[Path], Folder]
     file = validate(SimulationFile, begun(tmp_path / "data", expected))
     data: Any = file.run.data
     assert (data.group, data.key) == (expected.group, expected.key)
-    found = dealt_data(file, tmp_path / "sites")
+    found = partitioned_data(file, tmp_path / "sites")
     read = {site: np.column_stack([in_memory(own.samples.inputs), own.samples.labels]) for site, own in found.items()}
     if list(expected.tables) == [""]:  # dealt out at random
         read = {"": np.concatenate(list(read.values()))}

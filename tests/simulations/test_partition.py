@@ -22,8 +22,8 @@ from rankdad.common.errors import DataError, SpecError, UserError
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression
 from rankdad.simulations.datasets import ArrayDataset
-from rankdad.simulations.dealing import write_sites
 from rankdad.simulations.partition import Dirichlet, Iid, partition, strata
+from rankdad.simulations.site_folders import write_sites
 from rankdad.simulations.sources import BreastCancer, Diabetes, Digits
 from rankdad.simulations.spec import SimulationFile, read_simulation
 from tests.conftest import SITES, run_document, run_spec
@@ -142,7 +142,11 @@ def test_a_column_says_whose_a_row_is(
     ("rows", "partition", "said"),
     [
         (ROWS, {"column": "SITE"}, r"all.csv: has no column SITE; did you mean SITE_ID\?"),
-        ([*ROWS, ",80,a"], {}, "all.csv: row 8, column SITE_ID: is missing, expected what tells the row's site"),
+        (
+            [*ROWS, ",80,a"],
+            {},
+            "all.csv: row 8, column SITE_ID: is missing, expected the value that assigns the row to a site",
+        ),
         (ROWS, {}, r"column SITE_ID has 4 values \(KKI, NYU, UCLA, nyu\), which are not the names of the 3 sites"),
         (ROWS, {"values": {"alpha": ["NYU"]}}, "partition.values: got alpha, expected each of run.federation.sites"),
         (ROWS, {"values": {"alpha": ["NYU"], "beta": ["KKI"], "gamma": ["USM"]}}, "no row holds 'USM', found KKI, NYU"),
@@ -229,9 +233,9 @@ def test_partitions_and_readers_go_with_sources(tmp_path: Path) -> None:
     for said, source, how, run in (
         ("partition: got column, expected iid or dirichlet for the source digits", "digits", by_column, {}),
         ("got folder, expected iid, dirichlet or column for the source table", "table", {"name": "folder"}, {}),
-        ("diabetes has nothing for data.reader npz: take folders or npz", "diabetes", None, {"data": {"shape": [6]}}),
+        ("diabetes does not fit data.reader npz: use folders or npz", "diabetes", None, {"data": {"shape": [6]}}),
         (
-            "source: table is one table, but data.covariates is a second: take folders",
+            "source: table is one table, but data.covariates is a second: use folders",
             *("table", None, {"data": CSV | {"covariates": "more.csv", "key": "id"}}),
         ),
     ):

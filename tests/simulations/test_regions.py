@@ -44,9 +44,9 @@ from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import DamageError, Retention
 from rankdad.remote.region import Region
 from rankdad.remote.run_reader import FILE
-from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.pooling import first_rows
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import read_simulation
 from rankdad.simulations.tree import Tree, region_directory
 from rankdad.simulations.verifying import verify
@@ -312,7 +312,7 @@ def test_an_update_from_above_that_is_not_due_ends_the_region_s_run_with_a_sente
     answers = region.answer(pack(wrong, tree.top.plan, up=False))
     told = unpack(answers["s0"], tree.top.plan, up=False).body
     assert isinstance(told, Failure)
-    assert "the update of round 0 from above cannot be used: k: got DECISION in round 0, expected HELLO" in told.reason
+    assert "the update of round 0 from above is invalid: k: got DECISION in round 0, expected HELLO" in told.reason
     tree.close()
 
 
@@ -364,7 +364,7 @@ def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
 def test_the_error_of_two_levels_is_at_most_1_05_of_that_of_one(tmp_path: Path, rank: int) -> None:
     keyed = 'simulation.policy={"keyed_folds": true}'  # sites of seven rows
     file = read_simulation(DIGITS, [f"run.method.rank={rank}", keyed], sites=256, regions=8)
-    found, _ = verify(file.run, first_rows(file.run, dealt_data(file, tmp_path)))
+    found, _ = verify(file.run, first_rows(file.run, partitioned_data(file, tmp_path)))
     for one in found:
         assert one.one_level is not None
         if one.method in ("dsgd", "dad", "edad"):

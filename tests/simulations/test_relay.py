@@ -371,7 +371,7 @@ def test_the_examples_are_relays() -> None:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ({"kind": "reset"}, "befalls no message, expected one of probability, every and at"),
+        ({"kind": "reset"}, "selects no message, expected one of probability, every and at"),
         ({"kind": "duplicate", "at": [1], "direction": "response"}, 'faults[0].direction: got "response"'),
         ({"kind": "corrupt", "at": [1]}, "got the name 'corrupt', expected one of 'drop', 'delay'"),
         ({"kind": "drop", "at": [0]}, "faults[0].at[0]: got 0"),

@@ -314,7 +314,7 @@ def test_a_solved_run_is_a_run_like_any_other(folder: Path, tmp_path: Path, proc
     assert set(alone) == {"local", "site"}
     assert alone["site"]["values"]["loss"] == pytest.approx(alone["local"]["values"]["loss"], rel=1e-3)
     page = report(tmp_path / "run")
-    assert "is that same model, and is told once" in page
+    assert "is that same model, and is shown once" in page
     assert "linear, each hospital alone" not in page
     assert not any(word in page for word in ("dsgd", "adam", "12 epochs"))
     assert 0.5 < local <= done.summary["metrics"]["test"]["auc"] + 0.02
@@ -379,7 +379,7 @@ def test_where_sites_keep_sums_back_a_training_is_solved_or_named(tmp_path: Path
     assert summary["solver"]["name"] == "exact"
     unsolved = summary["solver"].get("unsolved", [])
     lines = "\n".join(result_lines(summary, spec))
-    assert ("the exact solution was not reached in" in lines) == bool(unsolved)
+    assert ("the exact solution did not converge in" in lines) == bool(unsolved)
     assert lines.startswith("solved exactly, ") == (not unsolved)
     for fold in range(5):
         reference = make_pipeline(StandardScaler(), LogisticRegression(tol=1e-8))

@@ -154,7 +154,7 @@ def test_all_that_is_applied_and_all_that_is_kept_add_up_to_all_that_took_part(
             return
         updates = list(updates_of(run).values())
         steps = [(update, update.body) for update in updates if isinstance(update.body, Step)]
-        kept = [site.state.residuals for site in run.sites.values()] + [run.aggregator.kept.residuals]
+        kept = [site.state.residuals for site in run.sites.values()] + [run.aggregator.store.residuals]
         parts = [
             [(*found[steps[at - age][0].round, place], 1 + age) for age, place in who_took_part(update)]
             for at, (update, _) in enumerate(steps)
@@ -193,7 +193,7 @@ def test_a_damaged_late_contribution_stops_the_aggregator_and_is_named(tmp_path:
     run = Straggling(spec, data, tmp_path)
 
     def interrupt(message: int) -> None:
-        if run.aggregator.barrier.latecomers and run.aggregator.state.steps > 1:
+        if run.aggregator.barrier.stale and run.aggregator.state.steps > 1:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):

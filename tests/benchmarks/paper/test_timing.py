@@ -41,7 +41,7 @@ def test_a_step_of_dsgd_takes_at_least_its_bytes_time_on_the_link(tmp_path: Path
     [
         ({}, DataError, "has 90 samples to train on, but 12 steps need 192"),
         ({"source": {"name": "folders", "path": "."}}, SpecError, "source 'folders'|partition"),
-        ({"source": {"name": "diabetes"}}, SpecError, "diabetes has nothing for data.reader npz"),
+        ({"source": {"name": "diabetes"}}, SpecError, "diabetes does not fit data.reader npz"),
     ],
 )
 def test_what_cannot_be_measured_is_said(

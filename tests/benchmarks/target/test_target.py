@@ -22,9 +22,9 @@ from rankdad.common.data import SiteData
 from rankdad.common.documents import validate
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec.tasks import Regression
-from rankdad.simulations.dealing import dealt_data
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.resolving import with_columns
+from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import run_document, run_spec
 from tests.simulations.test_lockstep import summary_of
@@ -139,7 +139,7 @@ def test_folders_of_tables_are_put_together_and_dealt_out_anew(tmp_path: Path) -
     source = {"name": "folders", "path": str(tmp_path)}
     document = {"run": run, "simulation": {"source": source, "partition": {"name": "folder"}}}
     file = with_columns(arranged(validate(SimulationFile, document), "even", tmp_path / "one"))
-    data = dealt_data(file, tmp_path / "sites")
+    data = partitioned_data(file, tmp_path / "sites")
     assert sorted(len(site.samples) for site in data.values()) == [13, 14, 14]
     inputs = torch.cat([in_memory(site.samples.inputs)[:, 0] for site in data.values()])
     ages = torch.cat([site.samples.labels for site in data.values()])

@@ -20,7 +20,14 @@ from rankdad.common.preparation import Preparing, Rows
 from rankdad.common.preparation.coefficients import OWN, Coefficients
 from rankdad.common.preparation.solving import Solving
 from rankdad.common.spec import RunSpec
-from rankdad.remote.results.coefficients import _critical, _two_sided_t, as_json, as_table, not_compared, opposite
+from rankdad.remote.results.coefficients import (
+    _critical,
+    _two_sided_t,
+    as_json,
+    as_table,
+    opposite_coefficients,
+    uncompared_sites,
+)
 from tests.conftest import sampled
 
 SIZES = {"alpha": 640, "beta": 210, "gamma": 24}
@@ -203,7 +210,9 @@ def test_opposite_effects_are_those_that_bonferroni_leaves_of_statsmodels_p_valu
     sure = multipletests(p_values.ravel(), 0.05, "bonferroni")[0].reshape(p_values.shape)
     for certain, expected in [(p_values < 0.05, [True, True]), (sure, [True, False])]:
         assert ((signs * certain).min(axis=0) * (signs * certain).max(axis=0) < 0)[:2].tolist() == expected
-    named, looked_at = opposite({"sites": {site: as_json(spec, fit, own=True) for site, fit in own.items()}})
+    named, looked_at = opposite_coefficients(
+        {"sites": {site: as_json(spec, fit, own=True) for site, fit in own.items()}}
+    )
     assert (list(named), looked_at) == (["age"], p_values.size)
 
 
@@ -248,7 +257,7 @@ def test_a_site_leaves_out_a_column_that_spoils_its_fit_and_the_others_are_those
             at = lines.index(row["line"]), names.index(row["name"])
             assert (row["estimate"], row["se"]) == pytest.approx([one[at] for one in known], rel=1e-5, abs=1e-7)
         alpha = as_json(spec, own["alpha"])
-        none, some = not_compared({"pooled": alpha, "sites": {"alpha": alpha, "beta": figures}}, list(SIZES))
+        none, some = uncompared_sites({"pooled": alpha, "sites": {"alpha": alpha, "beta": figures}}, list(SIZES))
         assert none == ["gamma"]
         assert {name.split(": ")[-1] for name in some["beta"]} == lacking - {"intercept"}
 

@@ -92,7 +92,7 @@ def _is_right(attack: object, aggregator: Aggregator) -> bool:
         if message.kind is Kind.FAILURE:
             return True
         aggregator.state.check(message, 409)
-        aggregator.kept.check("alpha", message)
+        aggregator.store.check("alpha", message)
     except ProtocolError:
         return False
     return True
@@ -113,7 +113,7 @@ def test_a_node_that_says_nothing_but_noise_is_waited_for_no_longer(tmp_path: Pa
     calls = Calls(aggregator)
     for _ in range(MAX_MALFORMED):
         calls.take("alpha", b"noise")
-    with pytest.raises(StoppedRunError, match="alpha: sends what is no call"):
+    with pytest.raises(StoppedRunError, match="alpha: sends malformed messages"):
         calls.take("alpha", b"noise")
     assert calls.open == {"beta", "gamma"}
     aggregator.abandon()

@@ -141,6 +141,6 @@ def test_a_terminal_is_told_no_control_characters(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     first = made(tmp_path / "first", 0.8, 0.5)
     assert "expected at least two" in str(command("compare", first).exception)
-    assert "holds no run" in str(command("compare", first, tmp_path).exception)
+    assert "has no run.json" in str(command("compare", first, tmp_path).exception)
     other = made(tmp_path / "other", 0.8, 0.5, task={"name": "regression"})
-    assert "their metrics are not the same" in str(command("compare", first, other).exception)
+    assert "their metrics differ" in str(command("compare", first, other).exception)

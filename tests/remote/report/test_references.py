@@ -63,18 +63,18 @@ def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_
     assert said == [
         "The same model, trained at each hospital alone, has an AUC of 0.883 (95 % interval 0.870 to 0.910): on the "
         "same rows this model's is 0.017 higher, which is better (95 % interval of the difference 0.006 to 0.028).",
-        "At 1 of 3 hospitals its own model has the better AUC, and the interval of the difference leaves out 0: beta "
+        "At 1 of 3 hospitals its own model has the better AUC, and the interval of the difference excludes 0: beta "
         "(0.930 against 0.800; difference −0.130, 95 % interval −0.210 to −0.050).",
-        "At 1 of 3 hospitals its own model has the better AUC on these rows, without an interval that leaves out 0: "
+        "At 1 of 3 hospitals its own model has the better AUC on these rows, without an interval that excludes 0: "
         "alpha (0.907 against 0.886; difference −0.021, 95 % interval −0.060 to 0.018).",
-        "There is no model of its own to compare with at gamma.",
-        "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse by its figure, and no interval "
-        "of the difference is known.",
+        "There is no own model to compare with at gamma.",
+        "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse, without an interval of the "
+        "difference.",
         "A linear model of each hospital alone has an AUC of 0.890: on the same rows this model's is 0.010 higher (95 "
-        "% interval of the difference −0.004 to 0.024, which includes 0: these rows do not tell which of the two is "
+        "% interval of the difference −0.004 to 0.024, which includes 0: these rows do not show which of the two is "
         "better).",
-        "Intervals of differences hold for the models as they were trained here: they leave out what other training "
-        "rows would change. One such interval in twenty misses by chance.",
+        "Intervals of differences hold for the models as trained here; they exclude the variation from other training "
+        "rows. One such interval in twenty misses by chance.",
     ]
 
 

@@ -218,7 +218,7 @@ def test_what_went_wrong_is_on_the_page(finished: Path) -> None:
 @pytest.mark.slow
 def test_a_run_at_any_moment_has_a_page(finished: Path, tmp_path: Path) -> None:
     page = Page(report(begun(tmp_path / "begun")))
-    assert "The run is not over" in page.text
+    assert "The run has not ended" in page.text
     assert "no epoch is complete" in page.text
     failed = begun(tmp_path / "failed", status="failed", reason="beta failed", drift=None, steps=0)
     assert "The run failed. Reason: beta failed" in Page(report(failed)).text
@@ -235,7 +235,7 @@ def test_a_run_at_any_moment_has_a_page(finished: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match=r"has no run\.json"):
         report(tmp_path)
     directory = begun(tmp_path / "broken", steps="many")
     with pytest.raises(UserError, match=r"summary.json: steps: got \"many\""):
@@ -295,7 +295,7 @@ def test_test_metrics_are_numbers_only(tmp_path: Path) -> None:
     ("model", "guess", "ends", "said"),
     [
         (0.75, 0.62, (0.08, 0.18), "0.130 higher, which is better (95 % interval of the difference 0.080 to 0.180)"),
-        (0.65, 0.62, (-0.02, 0.08), "which includes 0: these rows do not tell which of the two is better"),
+        (0.65, 0.62, (-0.02, 0.08), "which includes 0: these rows do not show which of the two is better"),
         (0.5, 0.62, (-0.17, -0.07), "0.120 lower, which is worse"),
         (0.75, 0.62, None, "The model's AUC is 0.750 (95 % interval 0.700 to 0.800)."),
     ],
@@ -341,7 +341,7 @@ def test_folds_of_a_number(tmp_path: Path) -> None:
     (directory / "run.json").write_text(json.dumps(run_document(**changes)))
     text = Page(report(directory)).text
     assert "Leave one hospital out: each of" in text
-    assert "The model that is kept has been trained once more" in text
+    assert "The final model was trained once more" in text
     assert "knows only the hospital" not in text
 
 

@@ -17,7 +17,7 @@ from rankdad.remote.report.narrative import sent
 from rankdad.remote.report.result_lines import _study
 from rankdad.remote.report.run_plots import figures
 from rankdad.remote.report.run_report import report_page
-from rankdad.remote.report.site_calibration import site_calibration_table, told_apart
+from rankdad.remote.report.site_calibration import calibration_differences, site_calibration_table
 from rankdad.remote.report.verdict import calibrated, topics, verdict
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
@@ -68,7 +68,7 @@ def test_errors_that_cancel_over_all_rows_are_told_by_hospital() -> None:
     assert large["low"] < 0 < large["high"], "over all rows nothing is wrong"
     text = " ".join(verdict(run))
     assert not any(sentence.text in text for sentence in calibrated(one))
-    assert all(sentence.text in text for sentence in told_apart(run, one["outcome"]))
+    assert all(sentence.text in text for sentence in calibration_differences(run, one["outcome"]))
     table = site_calibration_table(run, one["outcome"])
     assert table is not None
     for site, row in zip(HOSPITALS, table.rows, strict=True):
@@ -90,7 +90,7 @@ def test_where_the_slope_alone_differs_it_is_told_of_the_hospital_that_is_wrong_
     slope = one["sites"][1]["recalibration"]["slope"]["value"]
     assert differing(one) == {"slope": {"south": slope}}
     metrics = run.summary.metrics.model_copy(update={"folds": {}, "sites": {}})
-    verdict_says = " ".join(sentence.text for sentence in told_apart(run, one["outcome"]))
+    verdict_says = " ".join(sentence.text for sentence in calibration_differences(run, one["outcome"]))
     for text in (verdict_says, " ".join(_study(metrics, run.spec))):
         assert f"{abs(slope):.2f}" in text
         assert [site for site in HOSPITALS if site in text] == ["south"]

@@ -1,7 +1,7 @@
 "use strict";
-// What the pages share: words for figures, tables, and the server's events. All texts go into a page as texts, never as markup.
-const telling = (() => {
-  const link = {ahead: 0, connected: false, ended: false}; // seconds that the server's clock is ahead
+// Shared by the pages: formatting, tables, and the server's events. All texts are inserted as text, never as markup.
+const shared = (() => {
+  const link = {ahead: 0, connected: false, ended: false}; // ahead: seconds of the server's clock
   const at = id => document.getElementById(id);
   const now = () => Date.now() / 1000 + link.ahead;
   const say = (id, text) => { if (at(id).textContent !== text) at(id).textContent = text; };
@@ -28,8 +28,8 @@ const telling = (() => {
     return seconds < 2 ? "now" : `${lasting(seconds)} ago`;
   }
 
-  // Columns are a name, what makes a cell, and its class. A cell is a text, or {key, parts}: elements that stay while their key does.
-  // A row stays with its item, so that neither focus nor a click moves on to another's.
+  // A column is a name, a function that makes a cell, and a class. A cell is a text, or {key, parts}: elements kept while the key is the same.
+  // A row stays with its item, so that focus and clicks stay too.
   function table(box, columns, items) {
     const called = name => typeof name === "function" ? name() : name;
     if (!box.tHead) {
@@ -65,23 +65,23 @@ const telling = (() => {
     });
   }
 
-  // Hears the server's events for as long as it has more to say; after a pause it is told of everything again.
-  function listen(hear, show, begin, over) {
+  // Receives the server's events until the end; reconnects after a pause.
+  function listen(receive, show, begin, over) {
     const source = new EventSource("events");
     const again = () => {
       source.close();
       fetch("state").then(answer => { if (answer.status === 401) location.reload(); }).catch(() => {});
-      setTimeout(() => listen(hear, show, begin, over), 3000);
+      setTimeout(() => listen(receive, show, begin, over), 3000);
     };
-    const told = event => {
+    const received = event => {
       const {now: theirs, ...parts} = JSON.parse(event.data);
       if (theirs !== undefined) link.ahead = theirs - Date.now() / 1000;
       link.connected = true;
       link.ended = false;
-      hear(parts);
+      receive(parts);
     };
-    source.addEventListener("whole", event => { begin(); told(event); });
-    source.addEventListener("change", told);
+    source.addEventListener("whole", event => { begin(); received(event); });
+    source.addEventListener("change", received);
     source.addEventListener("end", () => {
       link.ended = true;
       show();
@@ -90,7 +90,7 @@ const telling = (() => {
     source.onerror = () => {
       link.connected = false;
       show();
-      if (source.readyState === EventSource.CLOSED) again(); // else it tries again by itself
+      if (source.readyState === EventSource.CLOSED) again(); // else the browser reconnects
     };
   }
 

@@ -1,4 +1,4 @@
-"""The sites of a simulation: their folders, their parts of the data, their configurations."""
+"""The sites of a simulation: folders, data and configurations."""
 
 from __future__ import annotations
 
@@ -36,26 +36,24 @@ def write_sites(
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
 
-    Data that lie in folders already are left there.
-
-    The simulation's policy lies beside the data, whole, to be changed.
+    Sites' own folders stay where they are. The policy is written next to the data.
 
     Args:
         file: run and simulation.
-        folder: of all sites.
-        aggregator: address that the sites connect to, or that of each site.
+        folder: the folder of all sites.
+        aggregator: address of the aggregator, or one for each site.
         allow_factories: model factories that all sites permit.
-        patience: seconds for which a site tries an aggregator that does not answer.
-        dealt: whether the data are there already.
-        sites: those that are asked for; all of the run without it.
+        patience: seconds for which a site retries an aggregator that does not answer.
+        dealt: whether the data have been written before.
+        sites: the sites to write; all by default.
 
     Raises:
-        DataError: the source cannot be read or dealt out.
+        DataError: the source cannot be read or partitioned.
     """
     run, simulation, everyone = file.run, file.simulation, file.run.federation.sites
     sites, devices = everyone if sites is None else sites, simulation.devices
     if run.data.reader != "npz":
-        importlib.import_module("pandas")  # which the sites need: before they are forked it takes its time only once
+        importlib.import_module("pandas")  # needed by the sites: imported once before forking
     places = _places(run, simulation, folder, dealt, sites)
     configs: dict[str, SiteConfig] = {}
     for site in sites:
@@ -64,7 +62,7 @@ def write_sites(
         (output / FILE).write_text(simulation.policy.text(), encoding="utf-8")
         if not simulation.policy.keyed_folds:
             own = hmac.digest(simulation.secret.encode(), site.encode(), "sha256")
-            DisclosureLog(output / "privacy", site, Secret(own)).secret  # noqa: B018  # which the site's process finds
+            DisclosureLog(output / "privacy", site, Secret(own)).secret  # noqa: B018  # creates the secret's file
         configs[site] = SiteConfig(
             name=site,
             aggregator=aggregator if isinstance(aggregator, str) else aggregator[site],
@@ -84,7 +82,7 @@ def write_sites(
 def _places(
     run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool, sites: Sequence[str]
 ) -> dict[str, Path]:
-    """Return the folder of each of these sites' data, after all are dealt out where they have to be."""
+    """Return the folder of each site's data, after partitioning a common source."""
     source, how = simulation.source, simulation.partition
     if isinstance(source, Folders) or isinstance(how, Folder):  # the spec has both or none
         assert isinstance(source, Folders)
@@ -93,7 +91,7 @@ def _places(
     name = run.data.file
     if not isinstance(name, str) or is_pattern(name):
         raise SpecError(
-            "run.data.file", f"the source {source.name} is dealt out as one file, expected its name", code="file-needed"
+            "run.data.file", f"the source {source.name} gives each site one file, expected its name", code="file-needed"
         )
     if not dealt:
         written = run.data if isinstance(run.data, Written) else None
@@ -104,7 +102,7 @@ def _places(
     return places
 
 
-def dealt_data(
+def partitioned_data(
     file: SimulationFile,
     folder: Path,
     allow_factories: tuple[str, ...] = (),
@@ -112,7 +110,7 @@ def dealt_data(
     dealt: bool = False,
     sites: Sequence[str] | None = None,
 ) -> dict[str, SiteData]:
-    """Deal out a simulation's data into a folder, and read it as the sites would: see `write_sites`."""
+    """Partition a simulation's data into a folder, and read them as the sites would: see `write_sites`."""
     configs = write_sites(file, folder, "http://127.0.0.1:0", dealt=dealt, sites=sites)
     everyone = file.run.federation.sites
     return {
@@ -128,8 +126,8 @@ def dealt_data(
     }
 
 
-def told_of_identifiers(spec: RunSpec, data: Mapping[str, SiteData]) -> Iterator[str]:
-    """Yield a sentence for each site whose identifiers lost the zeros in front that another's have."""
+def identifier_warnings(spec: RunSpec, data: Mapping[str, SiteData]) -> Iterator[str]:
+    """Yield a warning for each site whose identifiers lost leading zeros that another site's have."""
     for field in ("key", "group"):
         column = getattr(spec.data, field, None)
         names = {site: own.keys if field == "key" else own.group_names for site, own in data.items()}

@@ -1,4 +1,4 @@
-"""Holds requests until their round is complete, then answers each with the round's update."""
+"""Calls the aggregator from the event loop and holds requests until their round is complete."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.results.progress import AGGREGATOR
-from rankdad.remote.tries import HalfwayError, PausedError
+from rankdad.remote.retries import PausedError, UncommittedRoundError
 from rankdad.remote.web import HttpConnection
 
-NOTHING = b""  # in place of an update: of this site nothing is in
-AT_ONCE = 8  # requests that are answered before the loop looks at others
-QUIET = 60.0  # seconds in which the traceback of one place is not logged again
+NOTHING = b""  # instead of an update: this site's contribution is missing
+AT_ONCE = 8  # requests answered in one turn of the loop
+QUIET = 60.0  # seconds before the traceback of one place is logged again
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Called = tuple[Answers, int] | ProtocolError  # what a call came to: see `Host._settle`
+Called = tuple[Answers, int] | ProtocolError  # result of a call: see `RunSession._settle`
 
 
 @dataclass(eq=False)
-class Held:
+class HeldRequest:
     """A request that waits for the update of a round.
 
     Args:
-        site: whose it is.
-        connection: on which it came.
-        answer: the round's update; None if that takes longer than `Timeouts.hold`.
-        began: round of the run when it came.
-        round: whose update it waits for; None before the aggregator has looked at what was sent.
+        site: the caller.
+        connection: its connection.
+        answer: the round's update; None after `Timeouts.hold`.
+        began: round of the run at the request's arrival.
+        round: round of the awaited update; None before the aggregator has taken the contribution.
     """
 
     site: str
@@ -51,17 +51,17 @@ class Held:
     round: int | None = None
 
 
-class Host:
-    """Calls the aggregator in a thread of its own, one call at a time, and hands on its answers.
+class RunSession:
+    """Calls the aggregator in a worker thread, one call at a time, and passes on its answers.
 
-    The event loop answers other requests while a round is reduced and written down.
+    The event loop stays free while a round is reduced and written.
 
     Args:
-        aggregator: the run.
-        audit: log of who comes and goes.
+        aggregator: the run's.
+        audit: the audit log.
         hold: seconds for which a request is held, see `Timeouts`.
-        comes_back: whether whoever serves the run takes it up again after a full disk; sites are not told of that.
-        connected: returns the sites that have a connection.
+        comes_back: whether the caller resumes the run after a full disk; sites then only wait.
+        connected: returns the sites with a connection.
     """
 
     def __init__(
@@ -77,59 +77,59 @@ class Host:
         self._comes_back, self.connected = comes_back, connected
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
-        self.crashed = False  # by an error of its own, after which only another process can go on
-        self._drained = asyncio.Event()  # everyone knows how the run ended
-        self._heard = asyncio.Event()  # a site has sent something
+        self.crashed = False  # only another process can resume
+        self._drained = asyncio.Event()  # all sites know how the run ended
+        self._heard = asyncio.Event()  # a site has sent a contribution
         self._unacknowledged = set(aggregator.children)
         self._departed: set[str] = set()
-        self.seen: dict[str, float] = {}  # when each site last asked something, in seconds of the time of day
-        self.joined: set[str] = set()  # sites that have sent anything: `rankdad check` asks, and goes
-        self._present: set[str] = set()  # have contributed since they came
-        self._problems: dict[str, str] = {}  # of sites, as last logged
-        self._held: dict[str, list[Held]] = {}
+        self.seen: dict[str, float] = {}  # time of each site's last request, in seconds since 1970
+        self.joined: set[str] = set()  # sites that have contributed; `rankdad check` only asks
+        self._present: set[str] = set()  # sites that take part
+        self._problems: dict[str, str] = {}  # last logged, by site
+        self._held: dict[str, list[HeldRequest]] = {}
         self._leaving = self._ticks = self._closed = False
-        self._logged: dict[str, float] = {}  # when, by the place in the code
+        self._logged: dict[str, float] = {}  # time by place in the code
         self.after: Callable[[], None] = lambda: None  # called after every call of the aggregator
-        threads = aggregator.plan.threads  # which are set for every thread of its own
+        threads = aggregator.plan.threads  # set for each thread
         self._worker = ThreadPoolExecutor(1, "aggregator", limit_threads, (threads,))
 
-    def meet(self, site: str) -> None:
-        """Take note that a site has come."""
+    def note_request(self, site: str) -> None:
+        """Record that a site has sent a request."""
         self._departed.discard(site)
         self.seen[site] = time()
 
     async def contribute(
         self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None
     ) -> bytes | None:
-        """Take a contribution, and return its round's update; None if that takes longer than `Timeouts.hold`.
+        """Take a contribution and return its round's update; None after `Timeouts.hold`.
 
         Args:
-            site: that sends it.
-            body: as it came.
-            connection: on which it came.
-            computed: seconds that the site says it has computed for the step so far.
+            site: the sender.
+            body: the received bytes.
+            connection: its connection.
+            computed: seconds that the site reports to have computed for the step so far.
 
         Raises:
-            ProtocolError: it has to be refused; nothing has changed then.
+            ProtocolError: it is refused; nothing has changed.
         """
         self._heard.set()
         self.joined.add(site)
         if self.crashed:
-            raise ProtocolError(500, "the aggregator has to be started again", code="aggregator-stopped")
-        if (paused := self.aggregator.tries.paused) is not None and not self.aggregator.ended:
+            raise ProtocolError(500, "the aggregator must be restarted", code="aggregator-stopped")
+        if (paused := self.aggregator.retries.paused) is not None and not self.aggregator.ended:
             raise _refusal_of(paused)
         with self._hold(site, connection) as held:
             self.enter(partial(self._take, held, body, computed), held)
             return self._acknowledge(site, await held.answer)
 
-    def _take(self, held: Held, body: bytes, computed: float | None) -> Answers:
+    def _take(self, held: HeldRequest, body: bytes, computed: float | None) -> Answers:
         self.aggregator.recorder.heard(held.site, computed)
         answers = self.aggregator.take(held.site, body)
         held.round = self.aggregator.barrier.round
         return answers
 
     async def ask(self, site: str, round_: int, connection: HttpConnection) -> tuple[bytes | None, bool]:
-        """Return a round's update, or None; and whether the site's contribution to it is there.
+        """Return a round's update or None, and whether the site's contribution is in.
 
         Raises:
             ProtocolError: see `Aggregator.recorded`.
@@ -139,23 +139,23 @@ class Host:
             update = await held.answer
         return (None, False) if update == NOTHING else (self._acknowledge(site, update), True)
 
-    def _look(self, held: Held, round_: int) -> Answers:
+    def _look(self, held: HeldRequest, round_: int) -> Answers:
         update = self.aggregator.recorded(held.site, round_)
         if update is None and self.aggregator.barrier.holds(held.site):
-            if (paused := self.aggregator.tries.paused) is not None and not self.aggregator.ended:
+            if (paused := self.aggregator.retries.paused) is not None and not self.aggregator.ended:
                 raise _refusal_of(paused)
             return {}
         return {held.site: NOTHING if update is None else update}
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Call the aggregator when its present call is over, and return what it returns."""
+        """Call the aggregator after its present call and return the result."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, copy_context().run, work)
 
     @contextlib.contextmanager
-    def _hold(self, site: str, connection: HttpConnection, round_: int | None = None) -> Iterator[Held]:
-        """Let a request wait for the update of a round."""
+    def _hold(self, site: str, connection: HttpConnection, round_: int | None = None) -> Iterator[HeldRequest]:
+        """Register a request that waits for the update of a round."""
         loop = asyncio.get_running_loop()
-        held = Held(site, connection, loop.create_future(), self.aggregator.barrier.round, round_)
+        held = HeldRequest(site, connection, loop.create_future(), self.aggregator.barrier.round, round_)
         self._held.setdefault(site, []).append(held)
         connection.waiting = held.answer
         timer = loop.call_later(0 if self._leaving else self._seconds, _answer, held.answer, None)
@@ -166,11 +166,11 @@ class Host:
             connection.waiting = None
             self._held[site].remove(held)
 
-    def enter(self, work: Callable[[], Answers | None], held: Held | None = None) -> None:
-        """Call the aggregator when its present call is over, and hand on its answers; a closed one hears nothing."""
+    def enter(self, work: Callable[[], Answers | None], held: HeldRequest | None = None) -> None:
+        """Queue a call of the aggregator and pass on its answers; ignored after `close`."""
         if self._closed:
             return
-        loop, names = asyncio.get_running_loop(), copy_context()  # what is logged of a call has its run's name
+        loop, names = asyncio.get_running_loop(), copy_context()  # keeps the run's name in log records
         done = self._worker.submit(names.run, self._call, work)
 
         def settle(done: Future[Called]) -> None:
@@ -179,17 +179,17 @@ class Host:
         done.add_done_callback(settle)
 
     def _call(self, work: Callable[[], Answers | None]) -> Called:
-        """Call the aggregator, in its thread."""
+        """Call the aggregator in its thread."""
         try:
             return work() or {}, self.aggregator.barrier.round - 1
         except ProtocolError as error:
             return _without_frames(error)
 
-    def _settle(self, result: Callable[[], Called], held: Held | None) -> None:
-        """Hand on what a call came to: answers, and the last round that is complete; or an error."""
+    def _settle(self, result: Callable[[], Called], held: HeldRequest | None) -> None:
+        """Pass on the result of a call: answers and the last complete round, or an error."""
         try:
             called = result()
-        except UserError as error:  # a disk that is full or broken ends the run, for now
+        except UserError as error:  # a full or broken disk
             self.error = error
             if self._comes_back and self.aggregator.persistence.keeps:
                 self._refuse_all(
@@ -199,7 +199,7 @@ class Host:
             else:
                 self.fail(str(error), code=error.code)
             return
-        except HalfwayError as error:
+        except UncommittedRoundError as error:
             self._crash(error.cause)
             return
         except PausedError as error:
@@ -208,7 +208,7 @@ class Host:
             self.enter(partial(self.aggregator.note_problem, AGGREGATOR, str(error)))
             self._refuse_all(_refusal_of(error))
             return
-        except Exception as error:  # nothing has changed, and the aggregator tries again
+        except Exception as error:  # nothing has changed; the aggregator retries
             self._refuse_all(self.note_fault(error))
             return
         if isinstance(called, ProtocolError):
@@ -226,14 +226,14 @@ class Host:
                 (one.answer, body)
                 for site, body in answers.items()
                 for one in self._held.get(site, ())
-                if one.round == complete or failed  # not those of rounds before
+                if one.round == complete or failed  # not for earlier rounds
             ]
         )
         self.after()
         self._look_whether_ended()
 
-    def _note_presence(self, held: Held) -> None:
-        """Log a site that takes part from now on, or a new reason why it cannot."""
+    def _note_presence(self, held: HeldRequest) -> None:
+        """Log a site that begins to take part, or a new reason why it cannot."""
         site, barrier = held.site, self.aggregator.barrier
         problem = self.aggregator.recorder.progress.problems.get(site, "")
         if problem and problem != self._problems.get(site):
@@ -246,16 +246,13 @@ class Host:
             self.audit.note(what, address=held.connection.address, site=site, round=held.began)
 
     def _acknowledge(self, site: str, answer: bytes | None) -> bytes | None:
-        """Take note of an answer that a site is given, and return it.
-
-        A site that hears of a failure needs no more; one that hears of the end says so when it has saved its model.
-        """
+        """Return an answer to a site. A failure needs no acknowledgement; a completed run does (`/done`)."""
         if answer is not None and self.aggregator.barrier.failed and answer == self.aggregator.barrier.stored:
-            self.discount(site)
+            self.mark_acknowledged(site)
         return answer
 
     def tick(self) -> None:
-        """Do what is due by now: to be called several times a second."""
+        """Do what is due; call this several times a second."""
         if not self._ticks:
             self._ticks = True
             self.enter(self._tick)
@@ -265,11 +262,11 @@ class Host:
         return self.aggregator.tick()
 
     def fail(self, reason: str, *, status: str = "failed", code: str = "stopped") -> None:
-        """End the run because of the aggregator itself, and tell everyone."""
+        """End the run because of the aggregator, and tell all sites."""
         self.enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status, code=code))
 
     def depart(self, site: str, reason: str) -> None:
-        """Take note that a site's process has died; it may come back, but the run's end does not wait for it."""
+        """Record that a site's process has died. The run's end does not wait for it."""
         self.audit.note("departed", site=site, reason=reason)
         self._departed.add(site)
         self._present.discard(site)
@@ -277,29 +274,29 @@ class Host:
         self._look_whether_ended()
 
     def note_fault(self, error: Exception) -> ProtocolError:
-        """Take note of an error of the aggregator's own; return how a request that met it is refused."""
+        """Log an internal error and return the error for requests that met it."""
         place = "{0.filename}:{0.lineno}".format(traceback.extract_tb(error.__traceback__)[-1])
         now, known = perf_counter(), self._logged.get(place)
         if known is None or now - known > QUIET:
             self._logged[place] = now
-            _log.error("an error of the aggregator's own", exc_info=error)
+            _log.error("internal error", exc_info=error)
             self.audit.note("internal error", reason=one_line(error), place=place)
         self.enter(partial(self.aggregator.note_problem, AGGREGATOR, one_line(error)))
         return ProtocolError(
             500,
-            f"an error of the aggregator's own ({type(error).__name__}): its log says more",
+            f"an internal error of the aggregator ({type(error).__name__}): see its log",
             code="aggregator-failed",
         )
 
     def _crash(self, error: Exception) -> None:
-        """End this process: the run is between two rounds, and only its ledger knows where."""
+        """End this process: the update is recorded but not applied, so only the ledger is right."""
         self._refuse_all(self.note_fault(error))
-        reason = f"an error of the aggregator's own: {one_line(error)}"
+        reason = f"an internal error of the aggregator: {one_line(error)}"
         self.error = RankdadError(reason, code="aggregator-failed")
         if self.aggregator.persistence.keeps:
             self.stop(
                 RankdadError(
-                    f"{reason}; the ledger has all, and the same command goes on with the run",
+                    f"{reason}; the ledger is complete, and the same command resumes the run",
                     code="aggregator-stopped",
                 )
             )
@@ -307,7 +304,7 @@ class Host:
             self.fail(reason, code="aggregator-failed")
 
     def stop(self, error: RankdadError) -> None:
-        """End this process by an error, after which another goes on with the run."""
+        """End this process with an error; another one resumes the run."""
         self.error, self.crashed = error, True
         self.ended.set()
 
@@ -316,8 +313,8 @@ class Host:
             for held in waiting:
                 _refuse(held.answer, refusal)
 
-    def discount(self, *sites: str) -> None:
-        """Take note that some sites know the end of the run, or never will."""
+    def mark_acknowledged(self, *sites: str) -> None:
+        """Record that sites know the end of the run, or never will."""
         self._unacknowledged -= set(sites)
         self._look_whether_ended()
 
@@ -328,9 +325,9 @@ class Host:
                 self._drained.set()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until every site has been answered with the end of the run, or none has been heard of for so long.
+        """Wait until every site knows the end of the run, or none has sent anything for so many seconds.
 
-        Some may still be computing, or go through the whole run again after a crash.
+        Sites may still be computing, or replaying the run after a crash.
         """
         while not self._drained.is_set():
             self._heard.clear()
@@ -342,7 +339,7 @@ class Host:
                 return
 
     async def leave(self) -> None:
-        """Finish the present call, then answer all held requests with "not yet": the sites will ask again."""
+        """Finish the present call, then answer all held requests with "not yet": the sites ask again."""
         self._leaving = True
         await self.call(lambda: None)
         for waiting in self._held.values():
@@ -350,7 +347,7 @@ class Host:
                 _answer(held.answer, None)
 
     async def close(self) -> None:
-        """Wait for the present call, and write down how the run ended."""
+        """Wait for the present call and close the aggregator."""
         await self.call(lambda: None)
         self._closed = True
         try:
@@ -366,7 +363,7 @@ def _refusal_of(paused: PausedError) -> ProtocolError:
 
 
 def _hand_out(answers: list[tuple[asyncio.Future[bytes | None], bytes]]) -> None:
-    """Answer requests, a few at a time: in between, the loop takes what others have asked meanwhile."""
+    """Answer requests a few at a time, so that the loop can handle others in between."""
     for waiting, body in answers[:AT_ONCE]:
         _answer(waiting, body)
     if rest := answers[AT_ONCE:]:
@@ -384,5 +381,5 @@ def _refuse(waiting: asyncio.Future[bytes | None], refusal: ProtocolError) -> No
 
 
 def _without_frames(refusal: ProtocolError) -> ProtocolError:
-    """Return an error that knows no frames: theirs hold the future, and so in a circle all that was decoded."""
+    """Copy an error without its traceback, which would keep the future and decoded data alive."""
     return ProtocolError(refusal.status, str(refusal), code=refusal.code, field=refusal.field)

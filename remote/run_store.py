@@ -1,4 +1,4 @@
-"""A run as its aggregator keeps it: replica, ledger, checkpoints, tables and summary, from one update to the next."""
+"""An aggregator's persistent run: replica, ledger, checkpoints, tables and summary."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from rankdad.remote.tables import remove_tables
 from rankdad.remote.tracking import trackers_of
 from rankdad.remote.updates import Source, Update
 
-MAX_SNAPSHOTS = 3  # that a site is given in a round
+MAX_SNAPSHOTS = 3  # for each site and round
 REPLAY_DIFFERS = "replay-differs"
 COMPLETED = ("completed", "", "", "")
 _log = logging.getLogger(__name__)
 
 
-class KeptRun:
-    """What an aggregator knows of its run, and writes down. The replica follows the updates as every site's does.
+class RunStore:
+    """The state of a run and its files. The replica applies each update, like every site's.
 
     The arguments are those of `Aggregator`.
 
     Attributes:
-        ended: how a run is over whose contributions are deleted; None of any other.
-        outcome: status, reason, code and field of the error that the run ends with, if this process ends now.
-        retention: what has become of the contributions, once the run is over.
-        has_resumed: whether it goes on, with no checkpoint since: where one crash was, more may follow.
+        ended: record of the end of a run with deleted contributions; else None.
+        outcome: status, reason, code and field to write if this process ends now.
+        retention: deletion record of an ended run.
+        has_resumed: whether the run was resumed without a checkpoint since then; more crashes may follow.
 
     Raises:
-        UserError: the directory holds another run, or one without a ledger.
+        UserError: the directory has another run, or one without a ledger.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class KeptRun:
         self.plan = make_plan(spec, replica.model)
         self.state = RunState(spec, self.plan, replica)
         self.checks = Checks(spec, self.plan, self.state, self.node)
-        trackers = trackers_of(spec, directory) if name == TOP else {}  # what is missing is said first
+        trackers = trackers_of(spec, directory) if name == TOP else {}  # missing packages fail first
         if ledger is None or not (directory / FILE).exists():
             new_directory(directory)
         check_owner(directory, name)
@@ -100,7 +100,7 @@ class KeptRun:
                 run=self.persistence.file.run_id,
                 trackers=trackers,
             )
-        except BaseException:  # a full disk: whoever tries again opens the files anew
+        except BaseException:  # such as a full disk; a retry opens the files again
             self.persistence.close()
             raise
         self.outcome = ("interrupted", "", "interrupted", "")
@@ -108,7 +108,7 @@ class KeptRun:
         self._given: dict[tuple[str, int], int] = {}  # snapshots to each site in the present round
 
     def collected(self, ready: Ready) -> Collected:
-        """Return what a round's update is made of."""
+        """Bundle the inputs of a round's update."""
         state = MethodState(self.residuals, self.state.bases)
         return Collected(self.spec, self.plan, self.node, self.state, ready, state)
 
@@ -117,10 +117,10 @@ class KeptRun:
         ROUNDS[message.kind].check(self.checks, site, message, ago)
 
     def admit(self, site: str, body: bytes, message: Message, round_: int, ago: int = 0) -> None:
-        """Check and record a contribution to the round that is open, or one that is late by so many steps.
+        """Check and record a contribution to the open round, or one that is `ago` steps late.
 
         Raises:
-            ProtocolError: it is not what is due.
+            ProtocolError: it is not due, or invalid.
             UserError: the disk is full or broken.
         """
         if not ago:
@@ -128,11 +128,11 @@ class KeptRun:
         self.check(site, message, ago)
         self.persistence.append(Entry.LATE if ago else Entry.CONTRIBUTION, round_, self.node.children.index(site), body)
         if ago:
-            self.persistence.commit()  # the site takes it for sent
+            self.persistence.commit()  # the site will not send it again
 
-    def again(self, source: Source, ready: Ready, record: Record) -> Update:
-        """Return the update of a round as it was recorded, since sites have followed it: see `Source.again`."""
-        update = source.again(self.collected(ready), record)
+    def replay(self, source: Source, ready: Ready, record: Record) -> Update:
+        """Return the recorded update of a round, which sites have applied: see `Source.replay`."""
+        update = source.replay(self.collected(ready), record)
         if record.damage is not None:
             self.persistence.file.mend(record.round, update.packed)
             return update
@@ -140,7 +140,7 @@ class KeptRun:
             return update
         if REPLAY_DIFFERS not in self.recorder.progress.warnings:
             _log.warning(
-                "the update of round %d comes out differently here than it was recorded (other hardware, or other "
+                "the update of round %d is computed differently here than it was recorded (other hardware, or other "
                 "versions?): the recorded one is applied, as sites have applied it",
                 record.round,
             )
@@ -149,13 +149,13 @@ class KeptRun:
         return replace(update, message=message, packed=record.body)
 
     def follow(self, ready: Ready, update: Update, seconds: float, late: Latecomers) -> None:
-        """Apply an update to the replica, commit the round, and write a checkpoint where one is due.
+        """Apply an update to the replica, commit the round, and write a checkpoint if one is due.
 
         Args:
             ready: the round's contributions.
-            update: its answer.
-            seconds: that the aggregation took.
-            late: what waits to join a step: a new fold begins without, and no checkpoint holds it.
+            update: the round's update.
+            seconds: duration of the aggregation.
+            late: late contributions; a new fold clears them, and no checkpoint is written while there are any.
 
         Raises:
             UserError: the disk is full or broken.
@@ -179,10 +179,9 @@ class KeptRun:
             self.persistence.save(state, self.residuals, known)
 
     def release(self) -> None:
-        """Delete what sites have sent to a run that is over, unless every site's policy lets it stay.
+        """Delete the contributions to an ended run, unless every site's policy lets them stay.
 
-        Sites hear of the end after that. What the disk does not let go of is tried again when the run is taken up, or
-        the service starts.
+        Sites hear of the end afterwards. A failed deletion is retried on resuming, and when the service starts.
         """
         ended = Ending(
             run=self.persistence.file.run_id,
@@ -197,16 +196,16 @@ class KeptRun:
             _log.error("%s", error)
 
     def snapshot(self, site: str, round_: int) -> tuple[bytes | None, bool]:
-        """Return the last checkpoint for a site that goes on from a round, and whether it is the first there.
+        """Return the last checkpoint for a site at a round, and whether it is the site's first in that round.
 
         Raises:
-            ProtocolError: 429 for one that has been given it again and again.
+            ProtocolError: 429 after `MAX_SNAPSHOTS` in a round.
         """
         count = self._given.get((site, round_), 0)
         if count >= MAX_SNAPSHOTS:
             raise ProtocolError(
                 429,
-                f"{site} has been given the run's state {MAX_SNAPSHOTS} times in round {round_}",
+                f"{site} has received the run's state {MAX_SNAPSHOTS} times in round {round_}",
                 code="too-many-snapshots",
             )
         snapshot = self.persistence.snapshot()
@@ -216,11 +215,11 @@ class KeptRun:
         return snapshot, count == 0
 
     def save_model(self) -> None:
-        """Write the best and the final weights, however the run has ended."""
+        """Save the best and the final weights, however the run ended."""
         state, completed = self.state, self.outcome[0] == "completed"
         last, fit = min(state.fold, self.plan.folds - 1), None
         if state.stage is None:
-            with contextlib.suppress(ValueError):  # totals that lead to no finite numbers have ended the run
+            with contextlib.suppress(ValueError):  # non-finite totals have ended the run
                 fit = Preparing(self.spec).fit(state.totals_of(last))
         where = "" if completed else place_in(self.spec, state.steps, state.fold)
         best, final = state.best_weights, state.replica.weights()
