@@ -93,10 +93,10 @@ class RunReader:
         problem = ""
         if format_ != FORMAT:
             code = "ledger-of-earlier-version"
-            problem = f"has format {format_}, this rankdad writes {FORMAT}: finish the run with the one that began it"
+            problem = f"has format {format_}, this rankdad writes {FORMAT}: finish the run with its own version"
         elif plan_sha256 and (wire := self._whole_number("wire")) != WIRE:
             code = "ledger-of-earlier-version"
-            problem = f"is of wire {wire}, this rankdad has wire {WIRE}: finish the run with the one that began it"
+            problem = f"is of wire {wire}, this rankdad has wire {WIRE}: finish the run with its own version"
         elif plan_sha256 not in (None, plan):
             code = "ledger-of-another-run"
             problem = "is of another run, or of another version: go on with that, or elsewhere"
