@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, one_line
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, unfollowed
+from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, uncaptured_layers
 from rankdad.common.lowrank.routes import Route, routed
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
@@ -29,7 +29,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     """
     rows, warnings = _probe(spec, model)
     warnings += tuple(
-        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in unfollowed(model).items()
+        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in uncaptured_layers(model).items()
     )
     layers = linear_layers(model)
     routes: dict[str, Route] = {}

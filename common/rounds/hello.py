@@ -163,7 +163,7 @@ class HelloRound(Round):
         Raises:
             RunFailedError: a fold has no training samples, or a candidate no validation samples.
         """
-        spec, plan, hello = here.spec, here.plan, introduced(here.children, here.ready.messages)
+        spec, plan, hello = here.spec, here.plan, merge_hellos(here.children, here.ready.messages)
         samples = [hello.samples[site] for site in plan.sites]
         train = tuple(tuple(own[fold][0] for own in samples) for fold in range(plan.folds))
         if problem := idle(spec, train):
@@ -178,7 +178,7 @@ class HelloRound(Round):
 
     def combined(self, here: Collected) -> RegionHello:
         """Return the hellos of all sites, with the region's own version."""
-        return introduced(here.node.children, here.ready.messages).model_copy(update=OUR_VERSION)
+        return merge_hellos(here.node.children, here.ready.messages).model_copy(update=OUR_VERSION)
 
     def apply(self, run: RunState, update: Message) -> None:
         """Set the roster."""
@@ -205,7 +205,7 @@ class HelloRound(Round):
 
     def remember(self, checks: Checks, ready: Ready) -> None:
         """Store all sample counts."""
-        hello = introduced(checks.node.children, ready.messages)
+        hello = merge_hellos(checks.node.children, ready.messages)
         checks.meet(hello.samples)
         checks.retain = hello.retain
 
@@ -214,7 +214,7 @@ class HelloRound(Round):
         record.note_hello(ready, update)
 
 
-def introduced(children: Sequence[str], messages: Sequence[Message]) -> RegionHello:
+def merge_hellos(children: Sequence[str], messages: Sequence[Message]) -> RegionHello:
     """Merge the hellos of sites and regions into one."""
     hellos = [_as_region(child, message.body) for child, message in zip(children, messages, strict=True)]
     warnings: dict[str, list[str]] = {}

@@ -77,7 +77,7 @@ class Federation(Part):
         return self
 
     @model_validator(mode="after")
-    def _somebody_may_be_late(self) -> Federation:
+    def _quorum_allows_lateness(self) -> Federation:
         check_federation(self)
         return self
 
@@ -93,7 +93,7 @@ class Federation(Part):
         return site not in self.overrides or self.overrides[site].trains(epoch)
 
     @model_validator(mode="after")
-    def _names_tell_apart(self) -> Federation:
+    def _names_are_unique(self) -> Federation:
         twice = sorted({name for name in self.sites if self.sites.count(name) > 1})
         if twice:
             raise ValueError(f"names must differ, but {', '.join(twice)} occurs more than once")

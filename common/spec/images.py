@@ -28,7 +28,7 @@ class ListedData(Tabular):
         return None
 
     @model_validator(mode="after")
-    def _tells_columns_and_values_apart(self) -> ListedData:
+    def _columns_are_distinct(self) -> ListedData:
         for field, names in (("label", self.targets), ("values", self.values)):
             if repeated := first_repeated(names):
                 raise ValueError(f"{field}: {repeated} occurs more than once")

@@ -148,7 +148,7 @@ class Vit(Network):
 
     @field_validator("heads")
     @classmethod
-    def _heads_share_the_width(cls, heads: int, info: ValidationInfo) -> int:
+    def _heads_divide_width(cls, heads: int, info: ValidationInfo) -> int:
         width = info.data.get("width")
         if width is not None and width % heads:
             raise ValueError(f"got {heads}, expected a divisor of model.width, {width}")
@@ -171,7 +171,7 @@ class Convolutional(Network):
 
     @field_validator("kernel")
     @classmethod
-    def _has_a_middle(cls, kernel: int) -> int:
+    def _kernel_is_odd(cls, kernel: int) -> int:
         if kernel % 2 == 0:
             raise ValueError(f"got {kernel}, expected an odd number")
         return kernel
@@ -245,7 +245,7 @@ class Monai(Network):
 
     @field_validator("dropout")
     @classmethod
-    def _is_there(cls, dropout: float, info: ValidationInfo) -> float:
+    def _dropout_applies(cls, dropout: float, info: ValidationInfo) -> float:
         network = str(info.data.get("network", "DenseNet"))
         if dropout and not network.startswith("DenseNet"):
             raise ValueError(f"got {dropout}, but {network} has none, expected 0")

@@ -111,7 +111,7 @@ class RunSpec(Part):
 
     @field_validator("federation")
     @classmethod
-    def _others_train(cls, federation: Federation, info: ValidationInfo) -> Federation:
+    def _some_site_trains(cls, federation: Federation, info: ValidationInfo) -> Federation:
         if isinstance(info.data.get("evaluation"), LeaveOneSiteOut) and len(federation.sites) == 1:
             raise ValueError("sites: got one, but evaluation is leave-one-site-out: expected at least two")
         return federation
@@ -139,7 +139,7 @@ class RunSpec(Part):
 
     @field_validator("method", mode="before")
     @classmethod
-    def _suits_the_model(cls, method: Any, info: ValidationInfo) -> Any:
+    def _default_for_model(cls, method: Any, info: ValidationInfo) -> Any:
         if method is DEFAULT and {"task", "model"} <= info.data.keys():
             return default_method(info.data["task"], info.data["model"])
         return method

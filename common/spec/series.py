@@ -44,7 +44,7 @@ class SeriesData(Tabular):
         return None
 
     @model_validator(mode="after")
-    def _tells_columns_apart(self) -> SeriesData:
+    def _columns_are_distinct(self) -> SeriesData:
         for field, names in (("features", self.features), ("label", self.targets), ("values", self.values)):
             if repeated := first_repeated(names):
                 raise ValueError(f"{field}: {repeated} occurs more than once")

@@ -48,7 +48,7 @@ class Tuning(Part):
         return tuple(Candidate(*one) for one in product(*values))
 
     @model_validator(mode="after")
-    def _several(self) -> Tuning:
+    def _has_combinations(self) -> Tuning:
         for name in ("weight_decay", "rank", "epochs"):
             values = getattr(self, name)
             if len(set(values)) < len(values):

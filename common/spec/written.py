@@ -203,7 +203,7 @@ class Date(Part):
         return self.day(self.since) if re.fullmatch(r"\d{4}-\d\d-\d\d", self.since) else None
 
     @model_validator(mode="after")
-    def _begins_in_the_calendar(self) -> Date:
+    def _start_is_a_date(self) -> Date:
         try:
             _ = self.start
         except ValueError as error:
