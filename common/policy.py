@@ -1,7 +1,7 @@
-"""A site's policy: limits that a hospital sets for itself and that neither the spec nor the aggregator can change.
+"""A site's policy: the hospital's own limits, which neither the spec nor the aggregator can change.
 
-A run is checked against it before any data are read, and by the number of samples before anything is sent. Which model
-factories may run is not said here but in `allow_factories` of the site's own file.
+A run is checked against it before any data are read, and by the number of samples before anything is sent. Allowed
+model factories are not part of it, but in `allow_factories` of the site's configuration.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     MethodName = str
 else:
     MethodName = Literal[tuple(METHODS)]
-FILE = "policy.json"  # what `split`, `simulate` and `provision` call it
+FILE = "policy.json"  # written by `split`, `simulate` and `provision`
 
 
 class MinLevel(Part):
-    """How many patients a level has at least, where it has any."""
+    """Least number of patients with a level, if any patient has it."""
 
     count: PositiveInt = 3
-    """Patients."""
+    """Number of patients."""
     by: Literal["site", "part"] = "site"
-    """Of what: of all patients of the site, or of each part."""
+    """Whether they are counted at the whole site, or in each part."""
 
 
 def _counted(given: object) -> object:
@@ -39,82 +39,82 @@ def _counted(given: object) -> object:
 
 
 class Policy(Part):
-    """What may be asked of a site, and what it lets out, and in.
+    """A site's limits on what runs may read, send and load.
 
-    The defaults let out what is summed up or reduced over enough samples.
+    The defaults allow sums and reductions over enough samples.
     """
 
     min_rows: PositiveInt = 8
-    """Fewest samples behind anything that leaves the site in one round; where the data name groups, such as patients,
-    fewest groups. A validation or test set with fewer is left out of the evaluation; a run with steps of fewer is
-    refused."""
+    """Least number of samples behind anything that leaves the site in one round; if the data have groups, such as
+    patients, least number of groups. A smaller validation or test set is left out of the evaluation; a run with smaller
+    steps is refused."""
     rows_per_rank: PositiveInt | None = 4
-    """Fewest samples of a step for each row that is sent of a layer; null is no limit. Of few samples rank-dad then
-    sends fewer rows than the spec allows; the other methods are refused. A layer that travels dense, since that is
-    smaller or the method is dsgd, may have twice as many units: then no sum or difference of units is nearly all one
-    patient's. Of local steps each batch counts for itself. With 4 a table has at least two patients for each column,
-    a step of one sends no more numbers than it has cells, for which rank-dad sends fewer rows of a wide network, and at
-    nearly the same weights half as many steps as patients are sent; larger numbers ask for more. It makes it hard to
-    tell samples apart, not impossible."""
+    """Least number of samples in a step for each row that is sent of a layer; null for no limit. With few samples
+    rank-dad sends fewer rows than the spec allows; other methods are refused. A dense layer, because that is smaller or
+    because the method is dsgd, may have twice as many units, so that no sum or difference of units is nearly all one
+    patient's. With local steps, the limit applies to each batch. With 4, a table has at least two patients for each
+    column; a step sends no more numbers than it has cells, so rank-dad sends fewer rows of a wide network; and at most
+    half as many steps as patients are sent at nearly the same weights. Larger numbers require more samples. This makes
+    it hard to separate samples, not impossible."""
     max_rank: PositiveInt | None = None
-    """Most rows that are sent of a layer's gradient; null is no limit. With one, methods that
-    send gradients of any rank are refused. What travels dense, since that is smaller or the method is dsgd, may have a
-    rank twice as large."""
+    """Largest number of rows that are sent of a layer's gradient; null for no limit. If it is set, methods that send
+    gradients of any rank are refused. A dense gradient, because that is smaller or because the method is dsgd, may have
+    twice this rank."""
     methods: tuple[MethodName, ...] = ("dsgd", "rank-dad")
-    """Methods that may run here. With powersgd the aggregator chooses directions in which gradients are measured; top-k
-    sends the largest entries of a gradient of any rank."""
+    """Methods that may run here. With powersgd, the aggregator chooses directions for measuring gradients; top-k sends
+    the largest entries of a gradient of any rank."""
     unreduced_factors: bool = False
-    """Whether dad and edad, if `methods` has them, may send factors as they are: what each single sample puts
-    into a layer, which for the first layer is the raw data."""
+    """Whether dad and edad, if `methods` lists them, may send unreduced factors: each single sample's input to a layer,
+    which for the first layer is the raw data."""
     keyed_folds: bool = False
-    """Whether folds follow from hashes of keys, which everybody can compute, so that one person at two hospitals is in
-    one fold, and of two answers the difference may be one patient. false: patients are dealt once, by a secret of the
-    site, into at most ten parts of at least `min_rows`, and those who come later into as many of their own; every
-    fold, validation and test set is made of parts: no difference of answers is about fewer patients."""
+    """Whether folds follow from hashes of keys, which anyone can compute, so that a person at two hospitals is in one
+    fold; the difference of two results may then reveal one patient. false: patients are assigned once, by a secret of
+    the site, to at most ten parts of at least `min_rows`, and later patients to further parts; every fold, validation
+    and test set is a union of parts, so that no difference of results is about fewer patients."""
     min_level: Annotated[MinLevel, BeforeValidator(_counted)] = MinLevel()
-    """Fewest patients, if any, who have a level, a class, a gap or a value that all others have not. What fewer have is
-    moved to what is usual before anything is computed. A number is for the whole site; {"count": 3, "by": "part"} for
-    each part."""
+    """Least number of patients with a level, a class, a missing value or a value that differs from all others', if any
+    has it. Rarer ones are replaced by usual values before anything is computed. A number applies to the whole site;
+    {"count": 3, "by": "part"} to each part."""
     site_coefficients: bool = True
-    """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
-    report, never those of fewer than three patients a column."""
+    """Whether the coefficients of a linear model of this site's rows alone, with their standard errors, may leave it
+    for the report; never with fewer than three patients per column."""
     runs_per_day: PositiveInt | None = None
-    """Most runs of one owner, or where owners are unknown of one aggregator, within 24 hours: refused ones count, too,
-    since each refusal is an answer. null is no limit, and nothing is counted."""
+    """Largest number of runs of one owner, or if owners are unknown of one aggregator, within 24 hours. Refused runs
+    count, because a refusal is also an answer. null for no limit."""
     runs: PositiveInt | None = None
-    """Likewise, since the site has a limit."""
+    """Largest number of runs of one owner or aggregator in total."""
     max_upload: PositiveInt | None = None
-    """Most bytes that are sent in one step; null is no limit."""
+    """Largest number of bytes sent in one step; null for no limit."""
     accept_replica: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1e-3
-    """How far from the site's own the weights may be that the aggregator gives it after a comparison, relative to their
-    size; null takes any. With a number a site that has a checkpoint goes on from no other; with 0 one that has lost its
-    checkpoints does not either."""
+    """Largest distance, relative to their size, of the weights that the aggregator gives the site after a comparison
+    from the site's own; null for any. With a number, a site with a checkpoint accepts no other weights; with 0, a site
+    that has lost its checkpoints accepts none either."""
     pretrained: tuple[Sha256, ...] | None = ()
-    """sha256 digests of the files of weights that a run may begin with, `model.pretrained`; null is any."""
+    """sha256 digests of files with pretrained weights that a run may start from (`model.pretrained`); null for any."""
     min_sites: PositiveInt = 2
-    """Fewest sites that take part in every step and round, of a region as of the run: a run that could go on with
-    fewer, by its quorum, its overrides or a site that it leaves out, is refused."""
+    """Least number of sites in every step and round, of regions as well as of the run. A run that could continue with
+    fewer, by its quorum, its overrides or a left-out site, is refused."""
     files: tuple[str, ...] | None = None
-    """Files of the data folder that a run may read, by name or pattern, "." being the folder itself; null is any. A
-    pattern that a run asks for has to be listed as it is."""
+    """Files of the data folder that a run may read, by name or pattern; "." is the folder itself; null for any. A
+    pattern of the run has to be listed literally."""
     columns: tuple[Column, ...] | None = None
-    """Columns of tables that a run may read for whatever use, by name or pattern; null is any."""
+    """Columns of tables that a run may read for any use, by name or pattern; null for any."""
     group: Column | None = None
-    """Column that says what a person is here: a run's `data.group` has to be it. null leaves that to the run, which may
-    take a patient's visits for as many patients."""
+    """Column that identifies a person here; a run's `data.group` has to be the same. null leaves this to the run, which
+    may treat a patient's visits as different patients."""
     largest_share: Annotated[float, Field(gt=0, le=1)] = 0.333
-    """Without `keyed_folds`: most of a part's rows that one person may have. Rows beyond are left out, the same in
-    every run; 1 leaves none out, and sums of a part may be nearly one person's."""
+    """Without `keyed_folds`: largest share of a part's rows that one person may have. Further rows are left out, the
+    same ones in every run. With 1 none are, and sums of a part may be nearly one person's."""
     retain: bool = False
-    """Whether the aggregator may keep this site's contributions beyond a run's end, if all other sites say so, too.
-    false: it deletes them, and the site has a receipt."""
+    """Whether the aggregator may keep this site's contributions beyond a run's end, if all other sites allow it, too.
+    false: it deletes them, and the site gets a receipt."""
     strata: tuple[Column, ...] | None = None
-    """Without `keyed_folds`: columns by which patients are dealt evenly to parts, as far as the run reads them as input
-    or outcome; null, or where it reads none of them, by the run's outcome."""
+    """Without `keyed_folds`: columns to balance between parts, if the run reads them as input or outcome; null, or if
+    it reads none of them, for the run's outcome."""
 
     @classmethod
     def read(cls, path: str | None) -> Policy:
-        """Read a site's policy; without a file the defaults hold.
+        """Read a site's policy; without a file, return the defaults.
 
         Raises:
             UserError: the file is unreadable, or a field is wrong.
@@ -122,28 +122,28 @@ class Policy(Part):
         return cls() if path is None else validate(cls, load_json(path), file=path)
 
     def mended(self, change: Mapping[str, object]) -> Policy:
-        """Return the policy with some lines changed, as a refusal names them."""
+        """Return the policy with the lines of a refusal changed."""
         lines = Policy.model_validate(change)
         return self.model_copy(update={line: getattr(lines, line) for line in change})
 
     def text(self) -> str:
-        """Return the policy as a file holds it: every line is there to be changed."""
+        """Return the policy as the text of a file with every line."""
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
     def others(self) -> dict[str, tuple[object, object]]:
-        """Return the lines in which it is not the default: each as it is here, and as it is there."""
+        """Return the lines that differ from the default, with both values."""
         own, default = self.model_dump(mode="json"), Policy().model_dump(mode="json")
         return {line: (own[line], default[line]) for line in own if own[line] != default[line]}
 
     @property
     def sharing(self) -> int:
-        """How many patients share a step at least: nobody has more than one part of so many of what it sends."""
+        """Least number of patients that share a step: no patient has a larger share of what it sends."""
         return min(self.min_rows, self.min_level.count)
 
     def rank(self, samples: int) -> int | None:
-        """Return how many rows of a layer a step of so many samples may send, whatever the spec; None is no limit.
+        """Return how many rows of a layer a step of this many samples may send; None for no limit.
 
-        The projections for a factored second moment are one of them.
+        The projections for a factored second moment count as one row.
         """
         return None if self.rows_per_rank is None else samples // self.rows_per_rank
 

@@ -1,4 +1,4 @@
-"""Checks of a run against a site's policy: before any data are read, and by the number of samples before it sends."""
+"""Checks a run against a site's policy: before any data are read, and by the number of samples before it sends."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ SMALLER_STEPS = "smaller batches"
 
 
 class Told(NamedTuple):
-    """What sums of a linear model tell of a set of a site's patients."""
+    """What sums of a linear model disclose about a set of a site's patients."""
 
     people: int
-    """How many they are; without groups, samples."""
+    """Number of patients; without groups, of samples."""
     numbers: int
-    """That leave."""
+    """Number of numbers that leave."""
     rank: int
-    """Of what is known of the products of columns: each slope at other weights is another direction of them."""
+    """Number of known directions of the products of columns: one for each slope at other weights."""
 
 
 def check_run(policy: Policy, spec: RunSpec, plan: Plan) -> None:
-    """Check a run as far as that needs no data.
+    """Check the parts of a run that do not depend on data.
 
     Raises:
-        PolicyError: naming the field of the spec that asks for too much.
+        PolicyError: names the field of the spec.
     """
     _check_sites(policy, spec)
     _check_listed(policy, "files", spec.files, "file-not-allowed")
@@ -74,15 +74,15 @@ def check_run(policy: Policy, spec: RunSpec, plan: Plan) -> None:
 def check_step(
     policy: Policy, spec: RunSpec, plan: Plan, samples: int, people: int | None = None, *, left_out: bool = False
 ) -> None:
-    """Check that a step of so many samples may send what the run sends.
+    """Check that a step of this many samples may send what the run sends.
 
     Args:
         policy: of the site.
         spec: of the run.
         plan: of the run.
-        samples: of the step.
-        people: of how many groups they may be at least; None where each sample is its own.
-        left_out: whether these are what the step lacks to one of all, which another training makes.
+        samples: in the step.
+        people: least number of their groups; None without groups.
+        left_out: whether these are the samples that a step lacks, compared with a step of all samples.
 
     Raises:
         PolicyError: it may not.
@@ -128,18 +128,18 @@ def check_products(
     owner: str = "a run without the reference linear",
     kept: int = 0,
 ) -> None:
-    """Check that the sums of a linear model of so many columns may leave the site, or those of harmonisation.
+    """Check that the sums of a linear model, or of harmonisation, may leave the site.
 
-    Products of columns say as much as that many rows would, and numbers as many as cells could be solved for them.
+    Products of columns disclose as much as this many rows, and numbers as many cells as could be solved from them.
 
     Args:
         policy: of the site.
-        columns: of the inputs, and one of ones.
-        told: what the sums tell of a set, by what it is called.
-        noun: what these are called, in the singular.
+        columns: inputs and intercept.
+        told: disclosure about each set, by its description.
+        noun: for the members of a set, in the singular.
         field: of the spec that asks for the sums.
         owner: what the owner could ask for instead.
-        kept: how many of the columns are kept by harmonisation; 0 is a linear model.
+        kept: number of columns that harmonisation keeps; 0 for a linear model.
 
     Raises:
         FewSamplesError: they may not.
@@ -150,7 +150,7 @@ def check_products(
     else:
         width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
         of_what = "for a linear model"
-    limits = list[tuple[int, str, float]]()  # rows_per_rank that lets a set's products out, and its numbers
+    limits = list[tuple[int, str, float]]()  # largest rows_per_rank that allows a set's products and numbers
     for name, (people, numbers, rank) in told.items():
         of = f"of {counted(people, noun)} {name}"
         sums = f"products of {width}, {of}"
@@ -179,14 +179,14 @@ def check_products(
 
 
 def check_replica(policy: Policy, spec: RunSpec, site: str, name: str, apart: float) -> None:
-    """Check that the weights that the aggregator gives a site after a comparison are near enough to its own.
+    """Check that the aggregator's weights after a comparison are close enough to the site's own.
 
     Args:
         policy: of the site.
         spec: of the run.
-        site: that compares.
-        name: of the weights that are furthest from its own.
-        apart: how far, relative to their size.
+        site: its name.
+        name: of the weights that differ most.
+        apart: their distance, relative to their size.
 
     Raises:
         PolicyError: they are not.
@@ -195,52 +195,52 @@ def check_replica(policy: Policy, spec: RunSpec, site: str, name: str, apart: fl
         return
     error = PolicyError(
         "federation.drift",
-        f"in the run {spec.name} the aggregator gives {site} other weights, those of {name} {apart:.3g} of their "
-        f"size from the site's own, but its policy takes over none beyond {policy.accept_replica:g} "
-        f'(accept_replica), and it stays as it is; "accept_replica": null in its policy lets in any weights, '
-        "those too that single samples can be read from",
+        f"in the run {spec.name} the aggregator gives {site} other weights; those of {name} differ by {apart:.3g} of "
+        f"their size from the site's, but its policy accepts no more than {policy.accept_replica:g} (accept_replica). "
+        'The site keeps its own; "accept_replica": null in its policy accepts any weights, even weights from which '
+        "single samples can be read",
         code="weights-apart",
     )
-    error.is_public = False  # how far they are apart is the site's business
+    error.is_public = False  # the distance is private
     raise error
 
 
 def check_snapshot(policy: Policy, *, has_checkpoint: bool) -> None:
-    """Check that a site may go on from the aggregator's checkpoint.
+    """Check that a site may continue from the aggregator's checkpoint.
 
     Args:
         policy: of the site.
-        has_checkpoint: whether the site has one itpolicy: Policy, which the aggregator says is too old.
+        has_checkpoint: whether the site has one, which the aggregator says is too old.
 
     Raises:
         PolicyError: it may not.
     """
-    lets_in = "lets in what the aggregator says the weights are, those too that single samples can be read from"
+    lets_in = "accepts any weights from the aggregator, including weights from which single samples can be read"
     if has_checkpoint and policy.accept_replica is not None:
         raise PolicyError(
             "snapshot",
-            "the aggregator says that its ledger no longer reaches back to this site's checkpoint, and gives it "
-            "other weights, but its policy takes over none that are further from its own than "
-            f'{policy.accept_replica:g} (accept_replica); "accept_replica": null in its policy {lets_in}',
+            "the aggregator says that its ledger no longer covers this site's checkpoint, and gives it other weights, "
+            "but its policy accepts only weights within "
+            f'{policy.accept_replica:g} of its own (accept_replica); "accept_replica": null in its policy {lets_in}',
             code="weights-apart",
         )
     if policy.accept_replica == 0:
         raise PolicyError(
             "snapshot",
-            "the site has no checkpoint from which it could go on but the aggregator's, and its policy takes over "
+            "the site has lost its checkpoints and could only continue from the aggregator's, but its policy accepts "
             f'no weights (accept_replica 0); "accept_replica": 0.001 in its policy {lets_in}',
             code="weights-not-accepted",
         )
 
 
 def policy_warnings(policy: Policy, spec: RunSpec) -> tuple[str, ...]:
-    """Return what in a run may come to grief at this policy."""
+    """Return warnings about a run under this policy."""
     drift, limit = spec.federation.drift, policy.accept_replica
     if limit is None or drift < limit:
         return ()
     return (
-        f"a comparison of weights may end the run: they are made equal where they are more than {drift:g} apart "
-        f"(federation.drift), but this site's policy takes over none beyond {limit:g} (accept_replica)",
+        f"a comparison of weights may end the run: weights that differ by more than {drift:g} are made equal "
+        f"(federation.drift), but this site's policy accepts no difference beyond {limit:g} (accept_replica)",
     )
 
 
@@ -269,23 +269,23 @@ def _check_listed(
             f"the run reads {told}, which this site's policy does not list ({line})",
             change={line: [*listed, *others]},
             code=code,
-            lets_out=f"what answers about these {line} add up to",
+            lets_out=f"results about these {line}",
         )
 
 
 def _check_group(policy: Policy, spec: RunSpec) -> None:
     group = getattr(spec.data, "group", None)
     if policy.group is not None and group != policy.group:
-        asks = f"takes {f'what is alike in {group}' if group else 'every row'} for one person"
+        asks = f"counts {f'rows with the same {group}' if group else 'every row'} as one person"
         change: dict[str, object] = {"group": group}
-        raise refusal("data.group", asks, f"{policy.group} alone (group)", change, VISITS, code="group-differs")
+        raise refusal("data.group", asks, f"only {policy.group} (group)", change, VISITS, code="group-differs")
 
 
 def _check_pretrained(policy: Policy, spec: RunSpec) -> None:
     begun = spec.model.pretrained
     if begun is None or policy.pretrained is None or begun.sha256 in policy.pretrained:
         return
-    asks = f"begins with weights from a file, {begun.file}, of the sha256 {begun.sha256}"
+    asks = f"starts from the weights in {begun.file} with the sha256 {begun.sha256}"
     allows = f"{'others' if policy.pretrained else 'none'} (pretrained)"
     change: dict[str, object] = {"pretrained": [*policy.pretrained, begun.sha256]}
     raise refusal("model.pretrained.sha256", asks, allows, change, CHOSEN_WEIGHTS, code="weights-not-listed")
@@ -301,7 +301,7 @@ def _check_method(policy: Policy, method: MethodSpec) -> None:
     allows = f"{', '.join(policy.methods) or 'none'} (methods)"
     if method.name not in policy.methods:
         change["methods"] = [*policy.methods, method.name]
-    change |= dict.fromkeys(_limits(policy, method))  # which would refuse it next
+    change |= dict.fromkeys(_limits(policy, method))  # they would refuse it next
     if unreduced:
         asks, lets_out = f"{asks}, which sends unreduced factors", _lost(method)
         if not policy.unreduced_factors:
@@ -329,7 +329,7 @@ def _check_rank(policy: Policy, spec: RunSpec, plan: Plan) -> None:
 
 
 def _limits(policy: Policy, method: MethodSpec) -> dict[str, int]:
-    """Return the limits that refuse a method without a rank of its own; whole gradients have their layer's."""
+    """Return the limits that refuse a method without a rank; whole gradients have their layer's rank."""
     if method.whole:
         return {}
     limits = {"max_rank": policy.max_rank, "rows_per_rank": policy.rows_per_rank}
@@ -337,33 +337,33 @@ def _limits(policy: Policy, method: MethodSpec) -> dict[str, int]:
 
 
 def _lost(method: MethodSpec) -> str:
-    """Return what a method lets out whose rank has no limit, or which reduces nothing."""
+    """Return what a method without a rank limit, or without reduction, discloses."""
     if not method.sends_rows_as_they_are:
         return method.lets_out or WHOLE
-    return f"what each sample puts into a layer, of the first the raw data, to {method.sends_rows_as_they_are}"
+    return f"each sample's input to a layer (for the first layer the raw data), to {method.sends_rows_as_they_are}"
 
 
 def largest_whole(plan: Plan) -> tuple[str, int]:
-    """Return the layer whose gradient is sent whole and has the largest rank, and that; ("", 0) where none is."""
+    """Return the name and rank of the layer with the largest rank among dense gradients; ("", 0) without any."""
     whole = [(min(route.matrix), route.name) for route in plan.routes if route.dense]
     rank, name = max(whole, key=lambda one: one[0], default=(0, ""))
     return name, rank
 
 
 def most_units(plan: Plan) -> tuple[str, int]:
-    """Return the layer whose gradient is sent whole and tells most units apart, and how many; ("", 0) where none is."""
+    """Return the layer with most distinguishable units among dense gradients, and their number; ("", 0) for none."""
     each = [(r.matrix[0] if r.linear else min(r.matrix), r.name) for r in plan.routes if r.dense]
     units, name = max(each, key=lambda one: one[0], default=(0, ""))
     return name, units
 
 
 def rows_sent(spec: RunSpec) -> int | None:
-    """Return how many rows of a layer a run sends at most, projections among them; None if that has no limit."""
+    """Return the largest number of rows of a layer that a run sends, with projections; None without a limit."""
     return _with_projections(spec, spec.method.most_rows)
 
 
 def fewest_rows_sent(spec: RunSpec) -> int | None:
-    """Return with how few rows of a layer a run can do, projections among them; None if nobody can say."""
+    """Return the least number of rows of a layer that a run needs, with projections; None if unknown."""
     return _with_projections(spec, spec.method.fewest_rows)
 
 
@@ -372,7 +372,7 @@ def _with_projections(spec: RunSpec, rows: int | None) -> int | None:
 
 
 def _fewer_per_row(samples: int, rows: int) -> dict[str, object]:
-    """Return the line that lets out so many rows of a step of so many samples."""
+    """Return the policy line that allows this many rows for a step of this many samples."""
     return {"rows_per_rank": samples // rows or None}
 
 
@@ -381,7 +381,7 @@ def _projected(spec: RunSpec) -> str:
 
 
 def _steps(spec: RunSpec, batches: str) -> str:
-    """Return what an owner could ask for so that steps are of more samples."""
+    """Return how an owner could change the number of samples in steps."""
     ways = [batches]
     if isinstance(spec.evaluation, KFold):
         ways.append("fewer folds")

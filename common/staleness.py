@@ -1,7 +1,7 @@
-"""Staleness: a contribution that comes after its own step joins a later one, by its age with less weight.
+"""Staleness: a contribution that is late for its step joins a later one, with a weight reduced by its age.
 
-Age is the number of steps between the step that a contribution was made for and the one that it joins. Here are which
-runs may have any, the rules that everybody follows, what the aggregator keeps of late ones, and what their site does.
+Age is the number of steps between the intended step and the one that it joins. This module has the conditions for runs,
+the common rules, the aggregator's store of late contributions, and the site's record of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 MAX_STALENESS = 64
 LeftOut = tuple[int, tuple[int, ...]]
-"""A step's round, and the places of the sites whose contributions to it have not taken part yet, in ascending order."""
+"""A step's round, and the indices of the sites whose contributions to it are still missing, ascending."""
 Late = tuple[int, int]
-"""Age and site's place of a contribution that joins a step."""
+"""Age and site's index of a contribution that joins a step."""
 
 
 def check_federation(federation: Federation) -> None:
-    """Check that somebody may be late in a run that lets late contributions join.
+    """Check that contributions can be late in a run with staleness.
 
     Raises:
-        ValueError: nobody may, or epochs differ in their steps.
+        ValueError: they cannot, or epochs have different numbers of steps.
     """
     if federation.staleness and federation.required_sites == len(federation.sites):
         raise ValueError(
@@ -45,10 +45,10 @@ def check_federation(federation: Federation) -> None:
 
 
 def check_method(federation: Federation, method: MethodOptions | None) -> None:
-    """Check that what is late can join a later step of a method; None of one that is refused anyway.
+    """Check that late contributions can join a later step of a method; None for an invalid method.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: they cannot.
     """
     if method is None or not federation.staleness:
         return
@@ -63,7 +63,7 @@ def check_method(federation: Federation, method: MethodOptions | None) -> None:
 
 
 def damped(weight: float, age: int) -> float:
-    """Return the weight with which a contribution counts that is late by `age` steps.
+    """Return the weight of a contribution that is late by `age` steps.
 
     Source: arXiv 1903.03934 (polynomial staleness, exponent 1).
     """
@@ -71,16 +71,16 @@ def damped(weight: float, age: int) -> float:
 
 
 def age_of(left_out: Sequence[LeftOut], round_: int) -> int | None:
-    """Return how many steps ago a round's step was; None if the round was none of the last steps."""
+    """Return the age in steps of a round's step; None if it is not among the last steps."""
     rounds = [known for known, _ in left_out]
     return len(rounds) - rounds.index(round_) if round_ in rounds else None
 
 
 def check_late(left_out: Sequence[LeftOut], late: Collection[Late], names: Sequence[str]) -> None:
-    """Check that what an update includes of earlier steps is of sites that these have left out.
+    """Check that late contributions in an update are from sites that the earlier steps left out.
 
     Raises:
-        ProtocolError: it is not.
+        ProtocolError: they are not.
     """
     for age, place in late:
         if age > len(left_out) or place not in left_out[-age][1]:
@@ -95,14 +95,14 @@ def check_late(left_out: Sequence[LeftOut], late: Collection[Late], names: Seque
 def after_step(
     left_out: Sequence[LeftOut], round_: int, missing: Collection[int], late: Collection[Late], staleness: int
 ) -> tuple[LeftOut, ...]:
-    """Return whose contributions may still join once a step is over.
+    """Return which contributions may still join after a step.
 
     Args:
         left_out: before the step, of its fold; the last step last.
         round_: of the step.
-        missing: places of the sites that it leaves out.
-        late: what joins it.
-        staleness: how many steps are kept.
+        missing: indices of the sites that it leaves out.
+        late: contributions that join it.
+        staleness: number of steps to remember.
     """
     if not staleness:
         return ()
@@ -119,9 +119,9 @@ class LateContribution:
     """A contribution to an earlier step.
 
     Args:
-        age: how many steps before the one that it joins.
-        place: of its site in the plan.
-        message: that it holds.
+        age: steps between its own step and the one that it joins.
+        place: index of its site in the plan.
+        message: decoded.
         size: of its body in bytes.
     """
 
@@ -133,34 +133,34 @@ class LateContribution:
 
 @dataclass
 class Latecomers:
-    """What is late at the aggregator, and what is known of the last steps' contributions.
+    """The aggregator's late contributions, and hashes of the last steps' contributions.
 
-    What a site sends again is answered again and counts once. Other bytes for the same round are refused.
+    A repeated contribution is answered again and counts once. Other bytes for the same round are refused.
 
     Args:
-        staleness: by how many steps a contribution may be late; 0 keeps nothing.
+        staleness: steps by which a contribution may be late; 0 stores nothing.
     """
 
     staleness: int = 0
-    _waiting: dict[tuple[int, int], LateContribution] = field(default_factory=dict)  # by age and place
-    _known: dict[int, dict[int, int]] = field(default_factory=dict)  # a hash of every body, by round and place
+    _waiting: dict[tuple[int, int], LateContribution] = field(default_factory=dict)  # by age and index
+    _known: dict[int, dict[int, int]] = field(default_factory=dict)  # hashes of bodies, by round and index
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting contributions."""
         return len(self._waiting)
 
     def age(self, site: str, place: int, message: Message, body: bytes, run: RunState) -> int:
-        """Return how many steps ago a contribution was due that may join the next step; 0 if it may not, or has joined.
+        """Return the age of a contribution that may join the next step; 0 if it may not, or has joined.
 
         Args:
-            site: that sends it.
-            place: of the site in the plan.
-            message: of a step before the round that is open.
-            body: as it came.
-            run: where the run is.
+            site: sender.
+            place: index of the site in the plan.
+            message: to a step before the current round.
+            body: its bytes.
+            run: its state.
 
         Raises:
-            ProtocolError: 409 if the site has sent another one to that round, or if that was no step's.
+            ProtocolError: 409 if the site has sent another one to that round, or the round was no step.
         """
         known = self._known.get(message.round, {}).get(place)
         if known is not None and known != hash(body):
@@ -183,17 +183,17 @@ class Latecomers:
         return age if is_out and run.trains and run.weight(place, age) else 0
 
     def put(self, place: int, age: int, message: Message, body: bytes) -> None:
-        """Let a contribution wait for the next step to close."""
+        """Store a contribution for the next step."""
         self._waiting[age, place] = LateContribution(age, place, message, len(body))
         self.note(place, message.round, body)
 
     def note(self, place: int, round_: int, body: bytes) -> None:
-        """Take note of what a site has sent to a step."""
+        """Record the hash of a site's contribution to a step."""
         if self.staleness:
             self._known.setdefault(round_, {})[place] = hash(body)
 
     def take(self) -> tuple[LateContribution, ...]:
-        """Return what joins the step that closes now, in order of age and place; nothing waits any more."""
+        """Remove and return the contributions that join the current step, by age and index."""
         joining = tuple(late for _, late in sorted(self._waiting.items(), key=lambda item: item[0]))
         self._waiting = {}
         while len(self._known) > self.staleness:
@@ -201,26 +201,26 @@ class Latecomers:
         return joining
 
     def forget(self, place: int) -> None:
-        """Drop what waits of a site that has lost its state."""
+        """Drop the waiting contributions of a site that has lost its state."""
         self._waiting = {key: late for key, late in self._waiting.items() if late.place != place}
 
     def clear(self) -> None:
-        """Drop all that waits: the fold is over."""
+        """Drop all waiting contributions at the end of a fold."""
         self._waiting = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """A site's contribution to a step that has left it out, until it has joined a later one or is too old for that.
+    """A site's contribution to a step that has left it out, until it has joined a later one or is too old.
 
-    The residuals follow from updates alone: a late contribution changes them by its part once an update includes it.
-    Until then the next contributions are made as if it had been included as it was meant: nothing is sent twice.
+    Residuals follow from updates alone: a late contribution changes them when an update includes it. Until then,
+    contributions are computed as if it had been included, so that nothing is sent twice.
 
     Args:
         step: its number within the fold.
         weight: of the contribution.
-        share: that the site took its part in the step to be.
-        change: by what it changes the residuals if it is applied with that share.
+        share: expected share of the step.
+        change: of the residuals, if it is applied with that share.
     """
 
     step: int
@@ -230,20 +230,20 @@ class Sent:
 
 
 def assumed(residuals: Residuals, sent: Sequence[Sent]) -> Residuals:
-    """Return the residuals as they are if all that is late joins as it was meant."""
+    """Return the residuals, assuming that all late contributions join as expected."""
     for late in sent:
         residuals = plus(residuals, late.change, 1.0)
     return residuals
 
 
 def residuals_after(known: Residuals, before: Residuals, after: Residuals, part: float) -> Residuals:
-    """Return the residuals once a step has included a contribution.
+    """Return the residuals after a step that may include a contribution.
 
     Args:
-        known: for certain.
-        before: that the contribution was made with.
-        after: of the contribution as it was meant.
-        part: how much of it is applied; 0 if it is not.
+        known: current residuals.
+        before: residuals that the contribution was computed with.
+        after: residuals if it is applied completely.
+        part: fraction that is applied.
     """
     if before is known:
         return interpolate_residual(known, after, part)
@@ -253,15 +253,15 @@ def residuals_after(known: Residuals, before: Residuals, after: Residuals, part:
 def settle(
     residuals: Residuals, sent: Sequence[Sent], joins: Collection[Late], weight: float, place: int, run: RunState
 ) -> tuple[Residuals, tuple[Sent, ...]]:
-    """Return the residuals once a step has included what came late for an earlier one, and what may still join.
+    """Return the residuals after a step that may include late contributions, and those that may still join.
 
     Args:
-        residuals: known for certain.
+        residuals: current ones.
         sent: to earlier steps, oldest first.
-        joins: what the step includes.
-        weight: of all that it includes.
-        place: of the site in the plan.
-        run: which has not followed the update yet.
+        joins: the step's late contributions.
+        weight: total weight of the step.
+        place: index of the site in the plan.
+        run: before it applies the update.
     """
     step, staleness = run.replica.step, run.spec.federation.staleness
     joined = {step - age: age for age, late_place in joins if late_place == place}
@@ -270,4 +270,4 @@ def settle(
             applied = damped(late.weight, joined[late.step]) / weight
             residuals = plus(residuals, late.change, applied / late.share)
     waiting = tuple(late for late in sent if late.step not in joined and late.step + staleness > step)
-    return run.method.compacted(residuals), waiting  # sums would let them grow from step to step
+    return run.method.compacted(residuals), waiting  # sums would let residuals grow from step to step

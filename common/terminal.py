@@ -1,4 +1,4 @@
-"""What aggregator and site need to show how far they are: a drawing on a terminal, and lines of limited length."""
+"""Progress displays on a terminal, and lines of limited length."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def console_here(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Return a console on which only a terminal is one, whatever the environment says of colours."""
+    """Return a console for real terminals only, ignoring the environment's settings of colours."""
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream is not None and stream.isatty()
     return Console(stderr=stderr, quiet=quiet, force_terminal=None if terminal else False)
 
 
 def can_draw(console: Console) -> bool:
-    """Tell whether something can be drawn over and over: on a terminal that moves its cursor."""
+    """Return whether a terminal supports repeated drawing."""
     return console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve in one line, the lowest value as the lowest bar; NaN and infinity are gaps.
+    """Return a curve in one line, with the lowest value as the lowest bar; NaN and infinity are gaps.
 
     Args:
         values: of the curve.
-        width: most characters; a longer curve is shown by the means of equal parts.
+        width: largest number of characters; a longer curve is averaged over equal parts.
     """
     count = min(width, len(values))
     ends = [len(values) * place // max(1, count) for place in range(count + 1)]
     means = [_mean([v for v in values[first:last] if math.isfinite(v)]) for first, last in pairwise(ends)]
     known = [value for value in means if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    # Halves: the difference of two large numbers is no number.
+    # Halves, because the difference of two large numbers may overflow.
     shares = (0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2) for value in means)
     return "".join(BARS[round((len(BARS) - 1) * share)] if math.isfinite(share) else " " for share in shares)
 
@@ -51,7 +51,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def fitted(parts: Iterable[str], most: int = MAX_PROGRESS) -> str:
-    """Return parts of a line, the most important ones first, as far as they fit; the first is cut if it must be."""
+    """Join the parts of a line that fit, most important ones first; the first is truncated if necessary."""
     line = ""
     for part in filter(None, parts):
         longer = f"{line} · {part}" if line else part
@@ -60,7 +60,7 @@ def fitted(parts: Iterable[str], most: int = MAX_PROGRESS) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Return names in a row, the first of many: `alpha, beta and 3 more`."""
+    """Join names within a width: `alpha, beta and 3 more`."""
     for count in range(len(names), 0, -1):
         more = f" and {len(names) - count:,} more" if count < len(names) else ""
         line = ", ".join(names[:count]) + more
@@ -71,17 +71,17 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 class Drawing:
-    """Draws something over and over at the end of what a terminal shows; what is logged meanwhile stays above it.
+    """A repeated drawing at the end of a terminal's output; log lines appear above it.
 
     Args:
-        console: where.
-        drawn: returns what is to be seen.
+        console: to draw on.
+        drawn: returns the current content.
     """
 
     def __init__(self, console: Console, drawn: Callable[[], RenderableType]) -> None:
         self._console, self._drawn = console, drawn
         self._seen: list[list[Segment]] = []
-        # A stream that goes elsewhere stays there.
+        # A redirected stream is not changed.
         self._live = Live(
             console=console,
             auto_refresh=False,
@@ -90,17 +90,17 @@ class Drawing:
         )
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start to draw."""
         self._live.start()
 
     def draw(self) -> None:
-        """Draw what has changed: nothing is written where nothing has."""
+        """Draw if something has changed."""
         lines = self._console.render_lines(self._drawn(), pad=False)
         if lines != self._seen:
             self._seen = lines
             self._live.update(SegmentLines(lines, new_lines=True), refresh=True)
 
     def stop(self) -> None:
-        """Draw the last state, and leave it there."""
+        """Draw the last state, which stays visible."""
         self._live.update(SegmentLines(self._console.render_lines(self._drawn(), pad=False), new_lines=True))
         self._live.stop()

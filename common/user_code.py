@@ -1,6 +1,6 @@
-"""Code of the user's own, named "package.module:function", imported only where the caller allows it.
+"""User-defined functions, named "package.module:function", imported only if the caller allows them.
 
-Code of an installed distribution is allowed by its version, too: "package.module:function@distribution==1.2.3".
+Code of an installed distribution is allowed with its version: "package.module:function@distribution==1.2.3".
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ MOST, LONGEST = 10, 127  # functions that a run loads; characters of a distribut
 
 @dataclass(frozen=True)
 class CodeOrigin:
-    """The installed distribution that provides a function; of a file in a folder both its fields are empty."""
+    """The installed distribution of a function; its fields are empty for a file in a folder."""
 
     name: FunctionName
     distribution: str = ""
     version: str = ""
 
     def __str__(self) -> str:
-        """Return where the code comes from, in words."""
+        """Return the distribution and version as text."""
         return f"{self.distribution} {self.version}" if self.distribution else "no installed package"
 
     @property
     def entry(self) -> str:
-        """What lists this version and no other."""
+        """Entry of an allow-list for exactly this version."""
         return f"{self.name}@{self.distribution}=={self.version}" if self.distribution else self.name
 
 
 def permit(name: str, allowed: Collection[str], field: str) -> CodeOrigin:
-    """Return where a function comes from, if the caller allows it; its module is not imported.
+    """Return the origin of a function if the caller allows it, without importing its module.
 
     Args:
         name: "package.module:function".
-        allowed: names that the caller permits, those of installed distributions with a version.
-        field: of the spec, named in errors.
+        allowed: entries of an allow-list, with versions for installed distributions.
+        field: of the spec, for errors.
 
     Raises:
         PolicyError: the caller does not allow it, or allows another version.
@@ -87,20 +87,20 @@ def _is_listed(found: CodeOrigin, package: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return a distribution's name as all its spellings have it."""
+    """Return a distribution's normalised name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pack(functions: Sequence[CodeOrigin]) -> bytes:
-    """Return functions as bytes, for hello."""
+    """Encode the origins of functions, for hello."""
     return " ".join(one.entry for one in functions).encode()
 
 
 def unpack(data: bytes) -> tuple[CodeOrigin, ...]:
-    """Return functions from the network.
+    """Decode the origins of functions from the network.
 
     Raises:
-        ValueError: the bytes are others than `pack` makes.
+        ValueError: the bytes are invalid.
     """
     entries = data.decode("ascii").split()
     if len(entries) > MOST or not all(re.fullmatch(PERMITTED, one) for one in entries):
@@ -112,7 +112,7 @@ def unpack(data: bytes) -> tuple[CodeOrigin, ...]:
 
 
 def by_site(code: Mapping[str, Collection[CodeOrigin]]) -> list[dict[str, Any]]:
-    """Return what sites load, each distribution and version once, with its sites.
+    """Return each distribution and version once, with its sites.
 
     Args:
         code: by site.
@@ -122,15 +122,15 @@ def by_site(code: Mapping[str, Collection[CodeOrigin]]) -> list[dict[str, Any]]:
 
 
 def origin(name: str) -> CodeOrigin:
-    """Return which installed distribution provides a function's module as Python would find it; nothing is imported.
+    """Return the installed distribution that Python would find for a function's module, without importing it.
 
-    A file that hides a distribution's, such as one in the present folder, is of none.
+    A file that shadows a distribution's, such as one in the current folder, has no distribution.
     """
     _search_here()
     module, _, _ = name.partition(":")
     top = _top(module)
     try:
-        found = None if top == "rankdad" else find_spec(top)  # its version is in hello anyway
+        found = None if top == "rankdad" else find_spec(top)  # its version is in hello
     except (ImportError, ValueError):
         found = None
     if found is None:
@@ -150,7 +150,7 @@ def _providers(_: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 
 def _provides(provider: Distribution, module: str, places: list[Path]) -> bool:
-    """Tell whether a distribution has a module's file, at one of these places of its outermost package."""
+    """Return whether a distribution has a module's file, below one of these folders of its top-level package."""
     stem = module.replace(".", "/")
     files = [file for file in provider.files or () if str(file).startswith((f"{stem}.", f"{stem}/__init__."))]
     located = [Path(str(provider.locate_file(file))).resolve() for file in files]
@@ -161,7 +161,7 @@ def _provides(provider: Distribution, module: str, places: list[Path]) -> bool:
 
 
 def _checkout(provider: Distribution) -> Path | None:
-    """Return the folder of a distribution that is installed as editable."""
+    """Return the folder of an editable distribution."""
     written = json.loads(provider.read_text("direct_url.json") or "{}")
     if not written.get("dir_info", {}).get("editable"):
         return None
@@ -173,8 +173,8 @@ def resolve(name: str, allowed: Collection[str], field: str) -> Callable[..., An
 
     Args:
         name: "package.module:function".
-        allowed: what the caller permits, as in `permit`.
-        field: of the spec, named in errors.
+        allowed: entries of an allow-list, as for `permit`.
+        field: of the spec, for errors.
 
     Raises:
         PolicyError: the caller does not allow it; nothing is imported then.
@@ -202,7 +202,7 @@ def _top(module: str) -> str:
 
 
 def _search_here() -> None:
-    """Let Python look for modules in the present folder."""
+    """Add the current folder to Python's search path."""
     here = str(Path.cwd())
-    if here not in sys.path:  # a console script, unlike `python -m`, does not look there
+    if here not in sys.path:  # missing for console scripts, unlike `python -m`
         sys.path.insert(0, here)

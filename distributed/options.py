@@ -194,4 +194,4 @@ def travels(
 def warn_if_dense(routes: tuple[Route, ...], method: RankDad | Dad) -> None:
     """Warn of a rank that makes no matrix smaller."""
     if isinstance(method, RankDad) and all(route.dense for route in routes):
-        warnings.warn(f"rank {method.rank} makes no layer smaller: everything travels dense", stacklevel=3)
+        warnings.warn(f"rank {method.rank} makes no layer smaller: all gradients are dense", stacklevel=3)

@@ -23,7 +23,7 @@ from rankdad.common.protocol.messages import Body, Kind, Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.base import Cost, Ready
 from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
-from rankdad.common.rounds.hello import RegionHello, Roster, introduced
+from rankdad.common.rounds.hello import RegionHello, Roster, merge_hellos
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.rounds.step import Step
 from rankdad.common.rounds.sums import Sums
@@ -173,10 +173,10 @@ class Recorder:
         progress.steps, progress.batches = steps_of_all(self._spec, update.train, update.equal)
         if update.exact:
             progress.steps = progress.batches = progress.epochs = 0
-        hellos = {child: introduced([child], [message]) for child, message in self.sent(ready)}
+        hellos = {child: merge_hellos([child], [message]) for child, message in self.sent(ready)}
         progress.rows = {child: sum(sum(own[0]) for own in hello.samples.values()) for child, hello in hellos.items()}
         progress.site_versions = {child: hello.version for child, hello in hellos.items()}
-        self._note_sites(introduced(self._sites, ready.messages), update.equal)
+        self._note_sites(merge_hellos(self._sites, ready.messages), update.equal)
         progress.solver = solver_summary(self._spec, update.exact, progress.warnings)
         progress.method = "exact" if update.exact else self._spec.method.name
         self.summarise()

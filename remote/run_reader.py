@@ -93,10 +93,10 @@ class RunReader:
         problem = ""
         if format_ != FORMAT:
             code = "ledger-of-earlier-version"
-            problem = f"has format {format_}, this rankdad writes {FORMAT}: finish with the version that began it"
+            problem = f"has format {format_}, this rankdad writes {FORMAT}: finish the run with its own version"
         elif plan_sha256 and (wire := self._whole_number("wire")) != WIRE:
             code = "ledger-of-earlier-version"
-            problem = f"has wire {wire}, this rankdad has wire {WIRE}: finish with the version that began it"
+            problem = f"is of wire {wire}, this rankdad has wire {WIRE}: finish the run with its own version"
         elif plan_sha256 not in (None, plan):
             code = "ledger-of-another-run"
             problem = "belongs to another run or version: choose another directory"

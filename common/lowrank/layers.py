@@ -55,7 +55,7 @@ def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tu
     return layers
 
 
-def unfollowed(model: nn.Module) -> dict[str, str]:
+def uncaptured_layers(model: nn.Module) -> dict[str, str]:
     """Return why modules that look like Linear have no factor for a trained matrix: module name → reason.
 
     Tied and frozen weights are not listed, nor is the projection inside MultiheadAttention, which is never called.

@@ -98,7 +98,7 @@ class RankDad(LocalSteps):
     _few_bits = model_validator(mode="after")(few_bits_have_feedback)
 
     @model_validator(mode="after")
-    def _keeps_what_waits(self) -> RankDad:
+    def _feedback_covers_residuals(self) -> RankDad:
         if self.lazy and self.feedback not in ("site", "both"):
             whose = "the preset converged has" if self.preset == "converged" else "there is"
             raise ValueError(

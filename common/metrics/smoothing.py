@@ -1,11 +1,10 @@
-"""Scores of a test as a smooth curve, since a histogram of few people is each one's own score.
+"""Smooth curves of a test's scores, because a histogram of few people discloses each one's score.
 
-Sorted scores are a curve over their places. A polynomial of few coefficients follows it, and its values take the place
-of the scores: what leaves of a class of n people are no more than n / 4 numbers, each of them a sum over all of the
-class, or over some 48 neighbours in it.
+Sorted scores are a curve over their ranks. A polynomial of few coefficients approximates it, and its values replace the
+scores: for a class of n people, at most n / 4 numbers leave, each a sum over the class, or over some 48 neighbours.
 
-What smoothing does to an AUC, a site knows of its own pairs of samples, those of its earlier tests among them, and says
-it: see `reordered`.
+A site knows the effect of smoothing on the AUC for pairs of its own samples, earlier tests included, and sends it: see
+`reordered`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from rankdad.common.metrics.auc import class_log_odds, exact_pairs, score_bins
 from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
-COEFFICIENTS = 4  # of a polynomial at most: more follow single scores
-SHARE = 4  # people for each, at least: with 2 the curve still met every sixth score
-SPREAD = 3  # numbers from which one is the deviation of all
-NEIGHBOURS = 48  # people of one polynomial at least, where there are more
+COEFFICIENTS = 4  # of a polynomial, at most: more would follow single scores
+SHARE = 4  # people per coefficient, at least: with 2, the curve still met every sixth score
+SPREAD = 3  # least number of values for a deviation of their own
+NEIGHBOURS = 48  # least number of people for each of several polynomials
 MOST = 100  # polynomials of a class
-TIED = 8  # people who have one score: it is not one person's
-STRAIGHT = 4.0  # log-odds, or standard deviations, beyond which distances shrink: a few far out would bend all
+TIED = 8  # people with the same score, which is then no one person's
+STRAIGHT = 4.0  # log-odds, or standard deviations, beyond which distances shrink: outliers would bend the curve
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Scored(NamedTuple):
-    """What a site remembers of a test: log-odds, the bins of smooth ones, and whether positive, each [n, outputs]."""
+    """A site's record of a test: log-odds, bins of the smooth ones, and whether positive, each [n, outputs]."""
 
     scores: Tensor
     bins: Tensor
@@ -40,13 +39,13 @@ class Scored(NamedTuple):
 
 
 class Smooth(NamedTuple):
-    """What stands for the outputs of a test's samples in the tally that leaves.
+    """Replacement of a test's outputs in the tally that leaves.
 
     Args:
-        scores: log-odds of every output, float64 [n, outputs]; of a regression output − label, [n, 1].
-        levels: probabilities for the calibration, float64 [n, groups]; of a regression means of output and label.
-        order: what smoothing does to the order of scores, as a tally of no samples.
-        scored: for later tests of other samples; None of a regression.
+        scores: log-odds of every output, float64 [n, outputs]; for regression output − label, [n, 1].
+        levels: probabilities for the calibration, float64 [n, groups]; for regression means of output and label.
+        order: effect of smoothing on the order of scores, as in a tally.
+        scored: for later tests of other samples; None for regression.
     """
 
     scores: Tensor
@@ -66,17 +65,17 @@ def smooth(
     clustered: bool = False,
     earlier: Sequence[Scored] = (),
 ) -> Smooth:
-    """Return smooth scores of all test samples of a site; the sum of probabilities is that of the exact ones.
+    """Return smooth scores of all test samples of a site; the sums of probabilities are unchanged.
 
     Args:
         task: what the outputs mean.
-        outputs: as `rankdad.common.metrics.sums.tally` takes them, and so are labels, scale and base.
+        outputs: as for `rankdad.common.metrics.sums.tally`, and so are labels, scale and base.
         labels: of the samples.
         scale: unit of differences.
         base: log-odds [task.outputs].
-        people: int64 [n], whose each sample is; None where each is of another person.
+        people: patient of each sample, int64 [n]; None if each is another patient.
         clustered: whether tallies have sums over groups.
-        earlier: of the site's tests of other samples that add up with this one.
+        earlier: tests of other samples of the site, which add up with this one.
     """
     outputs, labels = outputs.detach().cpu().double(), labels.detach().cpu()
     whose = torch.arange(len(labels)) if people is None else people.cpu()
@@ -115,9 +114,9 @@ def smooth(
 
 
 def reordered(scored: Scored) -> Tensor:
-    """Return how many pairs of a positive and a negative more are in order by scores than by bins, [outputs, 2].
+    """Return how many more pairs of a positive and a negative are in order by scores than by bins, [outputs, 2].
 
-    The second number is how many pairs there are: 0 without positives or negatives.
+    The second number is the number of pairs: 0 without positives or negatives.
     """
     found = torch.zeros(scored.scores.shape[1], 2, dtype=torch.float64)
     for at, (scores, bins, positive) in enumerate(zip(*(one.T for one in scored), strict=True)):
@@ -128,20 +127,20 @@ def reordered(scored: Scored) -> Tensor:
 
 
 def _squared(order: Tensor) -> Tensor:
-    """Return it with the squares between, [outputs, 3]: see `Parts.order`."""
+    """Return the numbers with their squares, [outputs, 3]; see `Parts.order`."""
     off, number = order.unbind(dim=1)
     return torch.stack([off, off.square(), number], dim=1)
 
 
 def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor:
-    """Return what takes the place of values float64 [n], in their order.
+    """Return smooth values float64 [n], in the order of the input.
 
-    Values that `TIED` people or more have each are nobody's own, and stay.
+    Values shared by at least `TIED` people are unchanged.
 
     Args:
-        values: to be smoothed.
-        people: int64 [n], whose each is.
-        spread: standard deviation of values that are too few to tell their own; None where nothing is known of it.
+        values: to smooth.
+        people: patient of each value, int64 [n].
+        spread: standard deviation to assume for too few values; None if unknown.
     """
     count = len(values)
     if not count:
@@ -154,10 +153,10 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
     persons = len(people.unique())
     pieces, sorted_people = min(MOST, max(1, persons // NEIGHBOURS)), people[order]
     while pieces > 1 and min(len(one.unique()) for one in sorted_people.tensor_split(pieces)) < TIED:
-        pieces //= 2  # many samples of a few people lie side by side
+        pieces //= 2  # many samples of a few people are adjacent
     chunks = [rows.tensor_split(pieces) for rows in (values[order], places, sorted_people)]
     smoothed = torch.cat([_polynomial(*chunk) for chunk in zip(*chunks, strict=True)])
-    if persons // SHARE == 2:  # mean and deviation are its two numbers
+    if persons // SHARE == 2:  # the two numbers are mean and deviation
         spread = float(values.std(correction=0))
     if persons // SHARE <= 2 and spread is not None and count > 1:
         smoothed = values.mean() + spread * places / places.square().mean().sqrt()
@@ -169,13 +168,13 @@ def curve(values: Tensor, people: Tensor, spread: float | None = None) -> Tensor
 
 
 def _as_wide(smoothed: Tensor, values: Tensor) -> Tensor:
-    """Return smooth values with the deviation that the exact ones have: else risks look more apart than they are."""
+    """Return smooth values with the deviation of the exact ones, because smoothing changes it."""
     mean, deviation = smoothed.mean(), smoothed.std(correction=0)
     return smoothed if deviation == 0 else mean + (smoothed - mean) * (values.std(correction=0) / deviation)
 
 
 def _polynomial(values: Tensor, places: Tensor, people: Tensor) -> Tensor:
-    """Return the values of the polynomial over places that is nearest to sorted values."""
+    """Return the values of the least-squares polynomial of sorted values over their positions."""
     numbers = len(people.unique()) // SHARE
     coefficients = max(1, min(COEFFICIENTS, numbers - (numbers >= SPREAD)))
     if coefficients == 1:
@@ -183,12 +182,12 @@ def _polynomial(values: Tensor, places: Tensor, people: Tensor) -> Tensor:
     centred = places - places.mean()
     deviation = centred.square().mean().sqrt()
     basis = torch.linalg.qr(torch.stack([(centred / deviation) ** power for power in range(coefficients)], dim=1))[0]
-    fitted: Tensor = values[0] + basis @ (basis.T @ (values - values[0]))  # of equal values exactly these
+    fitted: Tensor = values[0] + basis @ (basis.T @ (values - values[0]))  # exact for equal values
     return fitted
 
 
 def _by_class(values: Tensor, positive: Tensor, people: Tensor) -> Tensor:
-    """Return a curve for each of two classes: a few people have the spread of both, one has the mean of the others."""
+    """Return a curve for each of two classes: few people get the deviation of both, one the mean of the others."""
     found, spread = values.clone(), None
     classes = [own for own in (positive, ~positive) if len(people[own].unique()) > 1]
     if sum(len(people[own].unique()) for own in classes) >= TIED:
@@ -213,7 +212,7 @@ def _stretched(distance: Tensor) -> Tensor:
 
 
 def _with_sums(log_odds: Tensor, exact: Tensor) -> Tensor:
-    """Return the probabilities of log-odds [n, groups], each group's moved together until its sum is the exact one."""
+    """Return the probabilities of log-odds [n, groups], shifted so that each group's sum is exact."""
     wanted = exact.sum(dim=0)
     low, high = (torch.full_like(wanted, side * 1e4) for side in (-1, 1))
     for _ in range(80):
@@ -224,7 +223,7 @@ def _with_sums(log_odds: Tensor, exact: Tensor) -> Tensor:
 
 
 def _numbers(output: Tensor, label: Tensor, scale: float, people: Tensor) -> tuple[Tensor, Tensor]:
-    """Return smooth differences and means of outputs and labels: the means as a line over the differences' places."""
+    """Return smooth differences and means of outputs and labels; means are a line over the differences' ranks."""
     difference, average, count = output - label, (output + label) / 2, len(label)
     smoothed = scale * _stretched(curve(_shrunk(difference / scale), people))
     if not count:
@@ -233,7 +232,7 @@ def _numbers(output: Tensor, label: Tensor, scale: float, people: Tensor) -> tup
     sorted_averages = average[order]
     places = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
     line = sorted_averages.mean().expand(count)
-    if len(people.unique()) >= 3 * SHARE:  # three numbers of so many
+    if len(people.unique()) >= 3 * SHARE:  # enough for three numbers
         slope = (places @ sorted_averages) / places.square().sum()
         line = line + slope * places
         left = (sorted_averages - line).square().mean().sqrt()

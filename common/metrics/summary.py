@@ -1,4 +1,4 @@
-"""Metrics from a tally, each None where there is nothing to measure."""
+"""Metrics from a tally, None for those without samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankdad.common.metrics.auc import areas
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, parts
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
 
-ROUNDING = 1e-12  # a smaller share of the sum of squares is rounding, not variance
+ROUNDING = 1e-12  # smaller fractions of the sum of squares are rounding errors
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Metrics:
     """Metrics of some samples.
 
     Args:
-        samples: how many there are.
-        values: a number, or None, for each of the task's metrics.
-        auc_error: by how much this AUC may be off that of the exact scores: at most, and of smooth scores about.
+        samples: their number.
+        values: of the task's metrics; None if unavailable.
+        auc_error: largest error of the AUC due to bins; with smooth scores an estimate.
         absent: classes or labels without an AUC, because they have no positives or no negatives.
     """
 
@@ -34,14 +34,13 @@ class Metrics:
 
 
 def summarise(task: TaskSpec, total: Tally) -> Metrics:
-    """Turn sums into metrics.
+    """Compute metrics from sums.
 
-    AUC: one class against the rest, the mean over classes or labels that have one. Accuracy, calibration error and
+    AUC: one class against the rest, averaged over the classes or labels that have one. Accuracy, calibration error and
     balanced accuracy (the mean recall over classes present): for labels, the mean over them. F1: of class 1 of two
-    classes; otherwise the mean over classes or labels, without those that are neither true nor predicted. Calibration
-    error: the expected one over 15 equal bins of the confidence of the predicted class, or of each label's probability.
-    Of smooth scores there is none: smoothing evens out what is between bins, and it was a quarter to three quarters of
-    the exact one.
+    classes; otherwise the mean over classes or labels, except those neither true nor predicted. Calibration error: the
+    expected one over 15 equal bins of the confidence of the predicted class, or of each label's probability. It is
+    omitted for smooth scores, where it was between a quarter and three quarters of the exact one.
     r2: 1 − squared errors / squared deviations from the labels' mean.
     """
     part = parts(task, total)
@@ -66,7 +65,7 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
 
 
 def confusion(task: Classification | MultiLabel, total: Tally) -> Tensor:
-    """Return how often each class was taken for which, rows true: int64 [classes, classes], or [labels, 2, 2]."""
+    """Return the confusion matrices, rows true: int64 [classes, classes], or [labels, 2, 2]."""
     matrices = parts(task, total).confusion
     return matrices[0].clone() if isinstance(task, Classification) else matrices.clone()
 
@@ -87,7 +86,7 @@ def calibration(task: Classification | MultiLabel, total: Tally) -> tuple[tuple[
 
 
 def mean_auc(area: Tensor, error: Tensor, number: Tensor) -> tuple[float | None, float | None, int]:
-    """Return the mean AUC over outputs that have pairs, its error, and how many have none; see `areas`."""
+    """Return the mean AUC over outputs with pairs, its error, and the number of outputs without; see `areas`."""
     measured = number > 0
     if not measured.any():
         return None, None, len(number)
@@ -97,7 +96,7 @@ def mean_auc(area: Tensor, error: Tensor, number: Tensor) -> tuple[float | None,
 def balanced(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Return each group's balanced accuracy and its variance by the delta method, [groups] float64.
 
-    A recall of n samples is a mean of n hits and misses; the recalls of different classes have no sample in common.
+    A recall of n samples is a mean of n hits and misses; recalls of different classes have no sample in common.
     """
     recall, support, present = recalls(matrices)
     variance = recall * (1 - recall) / support
@@ -111,7 +110,7 @@ def recalls(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def deviations(total: float, square: float, samples: int) -> float:
-    """Return the sum of squared deviations from the mean; 0 if no more than rounding is left."""
+    """Return the sum of squared deviations from the mean; 0 if it is within rounding errors."""
     left = square - total / samples * total
     return left if left > ROUNDING * square else 0.0
 
@@ -149,12 +148,12 @@ def numbers(samples: int, loss: float, moments: Sequence[float]) -> dict[Metric,
 
 
 def r_squared(errors: float, spread: float) -> float | None:
-    """Return 1 − squared errors / squared deviations; None without deviations, or if beyond a float."""
+    """Return 1 − squared errors / squared deviations; None without deviations, or on overflow."""
     value = 1 - errors / spread if spread > 0 else math.nan
     return value if math.isfinite(value) else None
 
 
 def bound(error: float) -> str:
-    """Return a bound in two digits, rounded up: it still is one."""
+    """Format an upper bound with two digits, rounded up."""
     above = Context(prec=2, rounding=ROUND_CEILING).create_decimal(repr(error))
     return f"{above:f}" if error >= 1e-6 or not error > 0 else f"{above:e}"

@@ -1,4 +1,4 @@
-"""The counts and sums behind a task's metrics; they add up over batches, sites and folds."""
+"""The counts and sums behind a task's metrics, which add up over batches, sites and folds."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
-CALIBRATED = 100  # smooth scores whose slope is near that of the exact ones
+CALIBRATED = 100  # least smooth scores with about the exact slope
 CALIBRATION_BINS = 15
 MOMENTS = 7
-MAX_WIDTH = 30  # classes of a confusion matrix; of more no balanced accuracy has its interval over groups
-AVERAGES, DIFFERENCES = 16, 80  # cells of the grid of numbers
-WIDEST_AVERAGE = 4.0  # standard deviations of the label from its mean: averages further out share the outermost cells
+MAX_WIDTH = 30  # classes of a confusion matrix; with more, balanced accuracy has no interval over groups
+AVERAGES, DIFFERENCES = 16, 80  # cells of the grid for regression
+WIDEST_AVERAGE = 4.0  # label's standard deviations from its mean; the outermost cells also hold everything beyond
 DIFFERENCE_FINENESS, DIFFERENCE_REACH = 4.0, 5.1  # asinh(4 · 20): differences beyond 20 deviations share a cell
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Counts and sums of samples, on the CPU; two of one task add up to those of all their samples.
+    """Counts and sums of samples, on the CPU; tallies of one task can be added.
 
     Args:
-        counts: int64 […], laid out by the task alone.
-        sums: float64 […], laid out by the task alone.
+        counts: int64 […], in a layout of the task.
+        sums: float64 […], in a layout of the task.
     """
 
     counts: Tensor
@@ -55,12 +55,12 @@ class Shape:
     """Sizes of a tally's parts.
 
     Args:
-        outputs: outputs that have an AUC.
+        outputs: number of outputs with an AUC.
         groups: confusion matrices and calibration curves: one, or one for each label.
         width: classes of a confusion matrix.
         moments: sums of labels, outputs and errors.
-        grid: cells of the grid of numbers.
-        clustered: whether samples are of groups, and sums over groups are among the sums.
+        grid: cells of the grid for regression.
+        clustered: whether there are sums over groups of samples.
     """
 
     outputs: int
@@ -88,39 +88,39 @@ class Shape:
 
     @property
     def features(self) -> int:
-        """How many values a group has in each block of products."""
+        """Number of values of a group in each block of products."""
         if self.moments:
             return 1 + self.moments
         return 2 * self.width if self.width <= MAX_WIDTH else 2
 
     @property
     def ranked(self) -> int:
-        """How many outputs' scores have products: of two classes one tells the other."""
+        """Number of outputs whose scores have products; with two classes, one determines the other."""
         return self.outputs - (self.groups == 1 and self.outputs == 2)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A tally's counts and sums by what they are; empty where the task has none.
+    """A tally's counts and sums by kind; empty if the task has none.
 
     Args:
         samples: number of samples.
         loss: sum of losses.
         scores: int64 [outputs, 2, BINS]; [c, 1] counts samples of class or label c, [c, 0] all others.
         confusion: int64 [groups, width, width], rows true.
-        calibration: int64 [groups, CALIBRATION_BINS, 2]; [g, b, 1] counts hits, [g, b, 0] misses. Of two classes and
-            of labels the confidence is the predicted risk, and a hit is who has it; of more classes it is that of the
-            predicted class.
+        calibration: int64 [groups, CALIBRATION_BINS, 2]; [g, b, 1] counts hits, [g, b, 0] misses. With two classes and
+            with labels, the confidence is the predicted risk, and a hit is a positive; with more classes it is that of
+            the predicted class.
         grid: int64 [AVERAGES, DIFFERENCES], samples by the mean of output and label, and by output − label.
         confidence: float64 [groups, CALIBRATION_BINS], sums of confidences.
-        brier: float64 [outputs], sums of (probability − whether it is so)².
-        order: float64 [outputs, 3]: by how many pairs more the exact scores of each site's test are in order than those
-            that are counted, the sum of its squares, and how many pairs these are; 0 where scores are exact. Of a
-            regression [1, 3], in place of pairs the samples whose errors are smooth.
-        across: likewise, of pairs of a sample of this test and one of the site's earlier tests of other samples.
+        brier: float64 [outputs], sums of (probability − label)².
+        order: float64 [outputs, 3]: how many more pairs of each site's test are in order by exact scores than by the
+            counted ones, the sum of the squares, and the number of pairs; 0 for exact scores. For regression [1, 3],
+            with samples with smooth errors instead of pairs.
+        across: the same for pairs of a sample of this test and one of the site's earlier tests of other samples.
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
             deviations from the centre.
-        clusters: products over groups; None where samples are of no groups.
+        clusters: products over groups; None without groups.
     """
 
     samples: int
@@ -138,7 +138,7 @@ class Parts:
 
 
 def of_one_test(task: TaskSpec, total: Tally) -> Tally:
-    """Return a test's tally as of this test alone, without pairs of its samples and those of earlier tests."""
+    """Return a test's tally without pairs of its samples and those of earlier tests."""
     alone = Tally(total.counts, total.sums.clone())
     parts(task, alone).across.zero_()
     return alone
@@ -154,7 +154,7 @@ def shape(task: TaskSpec, clustered: bool = False) -> Shape:
 
 
 def default_log_odds(task: TaskSpec) -> Tensor:
-    """Return the log-odds of a guess, around which bins are finest where nothing else is known: [outputs]."""
+    """Return the log-odds of a guess, the default centre of the bins: [outputs]."""
     return torch.full((task.outputs,), -math.log(task.classes - 1) if isinstance(task, Classification) else 0.0)
 
 
@@ -183,9 +183,9 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
 
 
 def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
-    """Return whether two tallies are of the same labels, as those of two models for the same samples are."""
+    """Return whether two tallies have the same labels, as for two models on the same samples."""
     mine, theirs = parts(task, one), parts(task, other)
-    if isinstance(task, Regression):  # sums of labels and of their squares, of the same rows in the same order
+    if isinstance(task, Regression):  # equal sums of labels and of squares, for the same order of rows
         return (mine.moments[0], mine.moments[2]) == (theirs.moments[0], theirs.moments[2])
     return bool((mine.confusion.sum(2) == theirs.confusion.sum(2)).all())
 
@@ -211,20 +211,20 @@ def tally(
     groups: Tensor | None = None,
     smooth: tuple[Tensor, Tensor] | None = None,
 ) -> Tally:
-    """Sum up a batch; outputs that are not finite make sums that are not.
+    """Sum over a batch; outputs that are not finite give sums that are not.
 
     Args:
         task: what the outputs mean.
-        outputs: [n, task.outputs]: logits, or the number itself.
+        outputs: [n, task.outputs], logits or numbers.
         labels: int64 [n] of classes, 0 or 1 [n, labels] of labels, or numbers [n].
-        losses: [n], a sample's loss each.
-        centre: a number near the labels' mean, the same at all sites: variances come from sums of squares, which lose
-            (mean − centre)² / variance times the rounding of a float64.
+        losses: of the samples, [n].
+        centre: a number near the labels' mean, the same at all sites: variances come from sums of squares, with a
+            rounding error of (mean − centre)² / variance times that of float64.
         scale: a number near the labels' standard deviation, the same at all sites: unit of the grid.
         base: log-odds [task.outputs] around which the AUC's bins are finest, the same at all sites, such as those of
-            each class's frequency; those of a guess by default.
-        groups: int64 [n], which group each sample is of: none has samples in another batch; None where there are none.
-        smooth: scores and levels of these samples to be counted in place of the exact ones; see `smoothing.Smooth`.
+            each class's frequency; by default those of a guess.
+        groups: group of each sample, int64 [n], not shared between batches; None without groups.
+        smooth: scores and levels to count instead of the exact ones; see `smoothing.Smooth`.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     if isinstance(task, Regression):
@@ -255,7 +255,7 @@ def tally(
     matrices = torch.arange(sizes.groups)
     places = (confidence.nan_to_num(0.0) * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     places += CALIBRATION_BINS * matrices
-    # One count of all places: each kind of count starts where the one before it ends.
+    # One count over all positions: each kind of count starts where the one before it ends.
     _, confusion_at, calibration_at, *_ = torch.tensor(sizes.counts).cumsum(0).tolist()
     bins = score_bins(log_odds - origin)
     positions = (
@@ -279,7 +279,7 @@ def tally(
 
 
 def difference_edges() -> Tensor:
-    """Return the differences between which the grid's columns lie, in its unit, float64 [DIFFERENCES + 1]."""
+    """Return the edges of the grid's columns, in its unit, float64 [DIFFERENCES + 1]."""
     steps = torch.arange(DIFFERENCES + 1, dtype=torch.float64) * (2 * DIFFERENCE_REACH / DIFFERENCES)
     return torch.sinh(steps - DIFFERENCE_REACH) / DIFFERENCE_FINENESS
 
@@ -293,13 +293,13 @@ def _grid(average: Tensor, difference: Tensor) -> Tensor:
 
 
 def deviations_of(output: Tensor, label: Tensor) -> Tensor:
-    """Return what the moments are sums of, [MOMENTS, n]: see `Parts`."""
+    """Return the summands of the moments, [MOMENTS, n]; see `Parts`."""
     error = output - label
     return torch.stack([label, output, label.square(), output.square(), label * output, error.abs(), error.square()])
 
 
 def _rows_and_hits(own: Tensor, right: Tensor, sizes: Shape) -> Tensor:
-    """Return for every sample which class it is of, and whether that was hit, [n, features]."""
+    """Return each sample's class, and whether it was predicted, as one-hot values [n, features]."""
     if sizes.features < 2 * sizes.width:
         return torch.stack([torch.ones(len(own)), right], dim=1).double()
     rows = F.one_hot(own, sizes.width)
@@ -307,18 +307,18 @@ def _rows_and_hits(own: Tensor, right: Tensor, sizes: Shape) -> Tensor:
 
 
 def _knots(weights: Tensor, positive: Tensor) -> Tensor:
-    """Return the weights of the knots of negatives and of positives, [n, 2 · KNOTS]."""
+    """Return the weights of the knots, for negatives and for positives, [n, 2 · KNOTS]."""
     return torch.cat([weights * ~positive.unsqueeze(1), weights * positive.unsqueeze(1)], dim=1)
 
 
 def _clustered(found: Tally, groups: Tensor, numbers: Iterable[Tensor]) -> Tally:
-    """Return a batch's tally with the number of its groups, and products over them of each sample's numbers."""
+    """Return a batch's tally with the number of groups, and products of sums over them."""
     names, of = groups.cpu().unique(return_inverse=True)
     sums = [products(own, of, len(names)) for own in numbers]
     return Tally(torch.cat([found.counts, torch.tensor([len(names)])]), torch.cat([found.sums, *sums]))
 
 
 def is_vague(task: TaskSpec, total: Tally) -> bool:
-    """Tell whether scores are smooth, and so few that their calibration is not near that of the exact ones."""
+    """Return whether scores are smooth and too few for their calibration to be about the exact one."""
     part = parts(task, total)
     return part.samples < CALIBRATED and bool(part.order[:, 2].any())

@@ -15,18 +15,18 @@ from rankdad.common.protocol.arrays import MAX_SUM, raw_bytes
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
 
 MAX_COUNT = 2**31 - 1
-SLACK = 1e-6  # of what only rounding may break
-TINY = 1e-140  # squares of smaller numbers are lost
+SLACK = 1e-6  # tolerance for rounding errors
+TINY = 1e-140  # squares of smaller numbers underflow
 
 
 def tally_bytes(task: TaskSpec, clustered: bool = False) -> int:
-    """Return the size of a packed tally, of samples in groups if it is `clustered`."""
+    """Return the size of a packed tally, with groups if it is `clustered`."""
     sizes = shape(task, clustered)
     return 4 * sum(sizes.counts) + 8 * sum(sizes.sums)
 
 
 def monitoring_bytes(task: TaskSpec) -> int:
-    """Return the size of what a site sends between epochs, packed."""
+    """Return the packed size of the sums between epochs."""
     counts, sums = monitoring_shape(task)
     return 4 * sum(counts) + 8 * sum(sums)
 
@@ -43,7 +43,7 @@ def pack_tally(total: Tally) -> bytes:
 
 
 def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
-    """Return the tally in bytes from the network, if some samples can have it.
+    """Unpack a tally from the network, and check that some samples can have it.
 
     Args:
         task: what was predicted.
@@ -51,7 +51,7 @@ def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
         clustered: whether samples are of groups.
 
     Raises:
-        ValueError: the size is wrong, a number is out of range, or numbers contradict one another.
+        ValueError: the size is wrong, a number is out of range, or numbers are contradictory.
     """
     sizes = shape(task, clustered)
     total = _received(data, sum(sizes.counts), sum(sizes.sums))
@@ -70,10 +70,10 @@ def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
 
 
 def unpack_monitoring(task: TaskSpec, data: bytes) -> Tally:
-    """Return what a site says between epochs from the network, if some samples can have it.
+    """Unpack the sums between epochs from the network, and check that some samples can have them.
 
     Raises:
-        ValueError: as `unpack_tally`.
+        ValueError: as for `unpack_tally`.
     """
     counts, sums = monitoring_shape(task)
     total = _received(data, sum(counts), sum(sums))
@@ -103,7 +103,7 @@ def _received(data: bytes, counts: int, sums: int) -> Tally:
 
 
 def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
-    """Every matrix, histogram and curve is of the same samples, and so are the positives and the hits in them."""
+    """Check that matrices, histograms and curves have the same samples, positives and hits."""
     confusion, calibration = part.confusion, part.calibration
     for name, counts in (("histogram", part.scores), ("confusion matrix", confusion), ("calibration", calibration)):
         if bool((counts.sum(dim=(1, 2)) != part.samples).any()):
@@ -131,7 +131,7 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
 
 
 def _check_moments(samples: int, moments: Sequence[float]) -> None:
-    """Sums and sums of squares keep the Cauchy-Schwarz inequality, and the squared error is that of the others."""
+    """Check the Cauchy-Schwarz inequality, and the squared error against the other sums."""
     label, output, label_square, output_square, product, absolute, square = moments
     tiny = samples * TINY
     if min(label_square, output_square, absolute, square) < 0:
@@ -146,7 +146,7 @@ def _check_moments(samples: int, moments: Sequence[float]) -> None:
 
 
 def _check_clusters(part: Parts, clusters: Clusters) -> None:
-    """There are groups whose sums have these products and, over groups, the totals that are known otherwise."""
+    """Check that groups with these products can have the known totals."""
     groups, samples = clusters.count, part.samples
     if not min(samples, 1) <= groups <= samples:
         raise ValueError(f"{groups:g} groups of {samples} samples")
@@ -177,7 +177,7 @@ def _check_clusters(part: Parts, clusters: Clusters) -> None:
         alone[:, :KNOTS, :KNOTS], alone[:, KNOTS:, KNOTS:] = each[:, 0], each[:, 1]
         _check_products("scores", clusters.scores, knots, knots.square(), alone, groups)
         squares = torch.cat([squares, clusters.scores.sum(dim=(1, 2))])
-    # Of so many samples in so many groups, none empty: as even as can be, or all but one sample in groups of one.
+    # Extremes for non-empty groups: equal sizes, or all but one group of one sample.
     least, largest = samples**2 / groups, samples - groups + 1
     if bool((squares < least * (1 - SLACK)).any() or (squares > (largest**2 + groups - 1) * (1 + SLACK)).any()):
         raise ValueError(f"groups' squared sizes are not those of {groups:g} groups of {samples} samples")
@@ -190,18 +190,18 @@ def _check_products(name: str, matrices: Tensor, totals: Tensor, most: Tensor, a
 
     Args:
         name: of the sums.
-        matrices: that were sent.
+        matrices: to check.
         totals: sums over all groups, [n, f].
-        most: that a square adds up to, [n, f].
-        alone: what samples contribute by themselves, [n, f, f].
-        groups: how many there are.
+        most: largest sum of squares, [n, f].
+        alone: contributions of single samples, [n, f, f].
+        groups: number of groups.
     """
     diagonal = matrices.diagonal(dim1=1, dim2=2)
     if bool((diagonal < 0).any() or (diagonal > most * (1 + SLACK) + TINY).any()):
         raise ValueError(f"a product of {name} is larger than its group's sums allow")
     if bool((matrices < alone * (1 - SLACK) - SLACK).any()):
-        raise ValueError(f"a product of {name} is smaller than what samples add by themselves")
+        raise ValueError(f"a product of {name} is smaller than the contribution of single samples")
     unit = diagonal.clamp_min(TINY**2).sqrt()
     left = (matrices - totals.unsqueeze(2) * (totals / groups).unsqueeze(1)) / unit.unsqueeze(2) / unit.unsqueeze(1)
     if not bool(left.isfinite().all()) or bool((torch.linalg.eigvalsh(left) < -SLACK * left.shape[1]).any()):
-        raise ValueError(f"products of {name} contradict one another")
+        raise ValueError(f"products of {name} are contradictory")

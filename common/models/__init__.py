@@ -1,4 +1,4 @@
-"""Networks: the built-in ones, and the user's own through a factory that the caller allows."""
+"""Networks: built-in ones, and users' own through factories that the caller allows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec,
 
 
 def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights: Path | None = None) -> nn.Module:
-    """Build the run's model with its initial weights: pretrained ones, or random ones that follow from the run's seed.
+    """Build the run's model with its initial weights: pretrained, or random ones from the run's seed.
 
     Args:
         spec: the run.
-        allowed_factories: names "package.module:function" that the caller permits to be imported and called.
+        allowed_factories: names "package.module:function" that the caller allows to be imported and called.
         weights: folder with the files of pretrained weights.
 
     Raises:
         PolicyError: the spec names a factory that the caller does not allow.
-        SpecError: the network does not fit data or memory, a factory cannot be imported or does not return a module,
-            or pretrained weights are missing or those of another network.
+        SpecError: the network does not fit the data or the memory, a factory cannot be imported or does not return a
+            module, or pretrained weights are missing or of another network.
         DataError: the file of pretrained weights cannot be read, or is another one.
     """
     model = build_network(spec, allowed_factories)
@@ -41,10 +41,10 @@ def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights:
 
 
 def load_weights(model: nn.Module, spec: RunSpec, folder: Path | None) -> None:
-    """Load the pretrained weights of the run's model, if it begins with any.
+    """Load the pretrained weights of the run's model, if it has any.
 
     Raises:
-        SpecError, DataError: as `build_model` does.
+        SpecError, DataError: as for `build_model`.
     """
     if spec.model.pretrained is not None:
         with naming(spec.says):
@@ -52,10 +52,10 @@ def load_weights(model: nn.Module, spec: RunSpec, folder: Path | None) -> None:
 
 
 def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.Module:
-    """Build the run's model with random weights even where it begins with others: for who has them all anyway.
+    """Build the run's model with random weights, even if the run starts from others.
 
     Raises:
-        PolicyError, SpecError: as `build_model` does.
+        PolicyError, SpecError: as for `build_model`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(spec.seed, "weights"))

@@ -1,4 +1,4 @@
-"""Convolutional networks on images and volumes, with GroupNorm: BatchNorm would differ from site to site."""
+"""Convolutional networks for images and volumes, with GroupNorm, because BatchNorm would differ between sites."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rankdad.common.models.channels import channels_first
 from rankdad.common.spec.model import Cnn, Cnn3d
 
 GROUPS = 8  # at most
-GROUP_CHANNELS = 4  # of a group at least: a group of one channel would lose its mean
+GROUP_CHANNELS = 4  # least number in a group: with one channel, its mean would be lost
 
 
 def convolutional(spec: Cnn | Cnn3d, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Build blocks of convolutions, the mean over space, and a linear layer.
 
     Raises:
-        SpecError: inputs are no images, or no volumes, or too small for so many blocks.
+        SpecError: inputs are not images or volumes, or too small for this many blocks.
     """
     convolution, pool = (nn.Conv2d, nn.MaxPool2d) if spec.dims == 2 else (nn.Conv3d, nn.MaxPool3d)
     layout, (channels, *space) = channels_first(spec, shape)
@@ -25,7 +25,7 @@ def convolutional(spec: Cnn | Cnn3d, shape: tuple[int, ...], outputs: int) -> nn
         raise SpecError(
             "model.filters",
             f"got {len(spec.filters)} blocks, expected at most {min(space).bit_length()} for data.shape {list(shape)}: "
-            "each but the last halves what it is given",
+            "each but the last halves its input",
             code="too-many-blocks",
         )
     layers: list[nn.Module] = [layout]

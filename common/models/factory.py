@@ -1,4 +1,4 @@
-"""The user's own model, through a factory that the caller allows."""
+"""Users' own models, through factories that the caller allows."""
 
 from __future__ import annotations
 

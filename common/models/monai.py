@@ -1,4 +1,4 @@
-"""Networks of MONAI, by names from our own list: nothing that a spec says names code."""
+"""Networks of MONAI, by names from a fixed list, since specs do not name code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankdad.common.spec.model import Monai
 
 
 def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Build a network of MONAI on images or volumes of either layout.
+    """Build a network of MONAI for images or volumes of either layout.
 
     Raises:
         UserError: MONAI is not installed.
-        SpecError: the inputs are no images, or no volumes.
+        SpecError: the inputs are not images or volumes.
     """
     try:
         from monai.networks import nets
@@ -31,7 +31,7 @@ def monai_network(spec: Monai, shape: tuple[int, ...], outputs: int) -> nn.Modul
     if min(space) < spec.least_side:
         raise SpecError(
             "model.network",
-            f"{spec.network} halves what it is given too often for data.shape {list(shape)}, expected at least "
+            f"{spec.network} halves its input too often for data.shape {list(shape)}, expected at least "
             f"{spec.least_side} along each axis of space",
             code="shape-does-not-fit",
         )

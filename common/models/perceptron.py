@@ -1,4 +1,4 @@
-"""Networks on the flattened input: a multilayer perceptron, and one layer alone."""
+"""Networks for flattened inputs: a multilayer perceptron, and a single layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Recurrent networks on series, out of linear layers, whose factors can be captured.
+"""Recurrent networks for series, built from linear layers whose factors can be captured.
 
-A layer's input is multiplied for all frames at once, its state frame by frame. Gates stand in torch's order, so that
-weights of its layers fit.
+Inputs are multiplied for all frames at once, states frame by frame. Gates are in torch's order, so that weights of its
+layers fit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from rankdad.common.errors import SpecError
 from rankdad.common.spec.model import Gru, Lstm
 
-MAX_STEPS = 10_000  # one after the other: torch frees the graph of many more only in a stack larger than a process has
+MAX_STEPS = 10_000  # sequential steps: torch frees a longer graph recursively and would overflow the stack
 
 
 class Layer(nn.Module):
-    """One recurrent layer: the linear maps of input and state onto so many gates."""
+    """One recurrent layer: the linear maps of input and state to the gates."""
 
     gates: int
 
@@ -39,7 +39,7 @@ class GruLayer(Layer):
 
         Args:
             series: [time, n, inputs].
-            valid: for every frame, whether it is no padding [n, 1]; None where all are.
+            valid: for every frame, whether it is no padding [n, 1]; None without padding.
         """
         hidden = self.state.in_features
         gated, proposed = (part.unbind() for part in self.input(series).split([2 * hidden, hidden], dim=-1))
@@ -59,7 +59,7 @@ class LstmLayer(Layer):
     gates = 4
 
     def forward(self, series: Tensor, valid: Sequence[Tensor] | None) -> list[Tensor]:
-        """Return the state after every frame, as `GruLayer.forward` does."""
+        """Return the state after every frame, as `GruLayer.forward`."""
         projected = self.input(series).unbind()
         state = projected[0].new_zeros(projected[0].shape[0], self.state.in_features)
         cell, states = state, list[Tensor]()
@@ -74,7 +74,7 @@ class LstmLayer(Layer):
 
 
 class RecurrentNetwork(nn.Module):
-    """Stacked layers, and a linear one on the last state or on the mean of all."""
+    """Stacked layers, and a linear one on the last state or on the mean of all states."""
 
     def __init__(self, spec: Gru | Lstm, features: int, outputs: int) -> None:
         super().__init__()
@@ -85,15 +85,15 @@ class RecurrentNetwork(nn.Module):
         self.mean = spec.pooling == "mean"
 
     def forward(self, series: Tensor) -> Tensor:
-        """Return outputs [n, outputs] of series [n, time, features], padded by frames of NaN."""
+        """Return outputs [n, outputs] for series [n, time, features], padded with frames of NaN."""
         series = series.transpose(0, 1)
         present = ~series.isnan().all(dim=-1, keepdim=True)
         padded = not present.all()
         if padded:
             numbers = torch.arange(1, len(series) + 1, device=series.device)[:, None, None]
-            frames = max(1, int((present * numbers).amax()))  # up to the last one that any series has
+            frames = max(1, int((present * numbers).amax()))  # length of the longest series
             present = present[:frames]
-            series = series[:frames].masked_fill(~present, 0)  # a gradient of 0 by NaN would be NaN
+            series = series[:frames].masked_fill(~present, 0)  # 0 times NaN would be NaN in gradients
         valid = present.unbind() if padded else None
         states = list[Tensor]()
         for layer in self.layers:
@@ -112,7 +112,7 @@ def recurrent(spec: Gru | Lstm, shape: tuple[int, ...], outputs: int) -> nn.Modu
     """Build a recurrent network.
 
     Raises:
-        SpecError: inputs are no series, or longer ones than can be gone through.
+        SpecError: inputs are not series, or too long.
     """
     if len(shape) != 2:
         raise SpecError(
@@ -124,7 +124,7 @@ def recurrent(spec: Gru | Lstm, shape: tuple[int, ...], outputs: int) -> nn.Modu
         raise SpecError(
             "data.shape",
             f"got {shape[0]} frames for {len(spec.hidden)} layers of {spec.name}, expected a product of at most "
-            f"{MAX_STEPS:,}: take fewer frames a second, or shorter pieces",
+            f"{MAX_STEPS:,}: use fewer frames per second, or shorter pieces",
             code="series-too-long",
         )
     return RecurrentNetwork(spec, shape[1], outputs)

@@ -1,4 +1,4 @@
-"""A vision transformer out of linear layers, whose factors can be captured."""
+"""A vision transformer, built from linear layers whose factors can be captured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankdad.common.errors import SpecError
 from rankdad.common.models.channels import channels_first
 from rankdad.common.spec.model import Vit
 
-SPREAD = 0.02 * 3**0.5  # of a uniform distribution whose standard deviation is 0.02
+SPREAD = 0.02 * 3**0.5  # of a uniform distribution with a standard deviation of 0.02
 
 
 class Patches(nn.Module):
@@ -28,7 +28,7 @@ class Patches(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of tokens to each other."""
+    """Self-attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return tokens [n, tokens, width] for as many."""
+        """Return tokens [n, tokens, width] for tokens of the same shape."""
         n, tokens, width = x.shape
         parts = self.project(x).reshape(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(*parts.unbind())
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer, each normalised before and added to what it was given."""
+    """Attention and a hidden layer, each with normalisation before and a residual connection."""
 
     def __init__(self, spec: Vit) -> None:
         super().__init__()
@@ -57,16 +57,16 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return tokens [n, tokens, width] for as many."""
+        """Return tokens [n, tokens, width] for tokens of the same shape."""
         x = x + self.dropout(self.attention(self.norm1(x)))
         hidden: Tensor = self.dropout(self.narrow(F.gelu(self.widen(self.norm2(x)))))
         return x + hidden
 
 
 class VisionTransformer(nn.Module):
-    """Patches and their positions, blocks, and a linear layer on the class token or on the mean of all patches.
+    """Patches with positions, blocks, and a linear layer on the class token or on the mean of all patches.
 
-    Random weights are uniform: a normal distribution's could differ in the last bit from one processor to another.
+    Random weights are uniform, because normal ones may differ in the last bit between processors.
     """
 
     def __init__(self, spec: Vit, layout: nn.Module, channels: int, patches: int, outputs: int) -> None:
@@ -96,7 +96,7 @@ def vit(spec: Vit, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Build a vision transformer.
 
     Raises:
-        SpecError: inputs are no images, or not made of whole patches.
+        SpecError: inputs are not images, or do not consist of whole patches.
     """
     layout, (channels, height, width) = channels_first(spec, shape)
     if height % spec.patch or width % spec.patch:

@@ -1,4 +1,4 @@
-"""Weights to begin with, from a safetensors file, and layers that are not trained."""
+"""Pretrained weights from a safetensors file, and layers that are not trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 8  # names in an error
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Leave the parameters that match a pattern out of training.
+    """Exclude the parameters that match a pattern from training.
 
     Raises:
         SpecError: a pattern matches none, or nothing is left to train.
@@ -41,13 +41,13 @@ def load_pretrained(model: nn.Module, spec: Pretrained, folder: Path | None) -> 
     """Load weights and buffers by their names.
 
     Args:
-        model: gets them, in its own precision.
-        spec: which file.
-        folder: where the file is.
+        model: to load into, in its own precision.
+        spec: of the file.
+        folder: with the file.
 
     Raises:
-        SpecError: no folder is given, or names or shapes are not the model's; names the parameter.
-        DataError: the file cannot be read, or is not the one that the spec means.
+        SpecError: no folder is given, or names or shapes do not match the model; names the parameter.
+        DataError: the file cannot be read, or is not the one in the spec.
     """
     if folder is None:
         raise SpecError(
@@ -116,7 +116,7 @@ def _check(ours: dict[str, Tensor], theirs: dict[str, Tensor], file: str) -> Non
 
 
 def wrong_numbers(name: str, value: Tensor, dtype: torch.dtype) -> str:
-    """Return what is wrong with the numbers of a parameter or buffer of this dtype; "" if nothing is."""
+    """Describe wrong dtypes or values of a parameter or buffer; "" if there are none."""
     if value.dtype != dtype:
         return f"has {name} in {value.dtype}, expected {dtype}"
     return "" if value.isfinite().all() else f"has NaN or infinity in {name}, expected numbers"

@@ -1,4 +1,4 @@
-"""Preparation: standardisation, imputation and harmonisation, fitted over sites without showing a row."""
+"""Preparation: standardisation, imputation and harmonisation, fitted over sites without sending rows."""
 
 from __future__ import annotations
 

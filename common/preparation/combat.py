@@ -1,11 +1,11 @@
-"""ComBat over sites (Johnson 2007, Fortin 2018): what a site adds to a feature, and multiplies it by, is taken away.
+"""ComBat over sites (Johnson 2007, Fortin 2018): removes each site's shift and scale of the features.
 
-A feature is y = mean + covariates · slopes + location of the site + scale of the site · noise. The slopes are those of
-least squares with a dummy for every site. Centring rows at each site does away with the dummies, and products of
-centred rows add up over sites. So do the squares of the residuals, in a second stage. A site then estimates its own
-location and scale alone, in units of the pooled deviation, and draws them towards their mean over its features.
+A feature is y = mean + covariates · slopes + site's location + site's scale · noise. Slopes are from least squares with
+a dummy for every site; centring rows at each site replaces the dummies, and products of centred rows add up over sites.
+So do the squared residuals, in a second stage. A site then estimates its own location and scale, in units of the pooled
+deviation, and shrinks them towards their mean over its features.
 
-Rows that lack a feature are left out of that feature's sums.
+Rows without a value of a feature are left out of that feature's sums.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor
 from rankdad.common.preparation.moments import BLOCK, ROUND_OFF, means
 from rankdad.common.preparation.stages import RAW, Field, Stage
 
-COLLINEAR = 1e-10  # of the covariates' correlations: a direction with less has no slope
+COLLINEAR = 1e-10  # of the covariates' correlations: directions with less have no slope
 STEEPEST = 1e20  # slope
 SETTLED = 1e-10
 ITERATIONS = 1000
 
 
 class Pooled(NamedTuple):
-    """What all sites know of each feature.
+    """Statistics of each feature over all sites.
 
     Args:
-        grand_mean: [features], at covariates 0, the mean of sites weighted by their rows.
-        slopes: [covariates, features], the least of those that fit where covariates are collinear.
-        deviation: [features], standard deviation within sites and around the slopes; 0 leaves the feature as it is.
+        grand_mean: [features], at covariates 0, mean of sites weighted by their rows.
+        slopes: [covariates, features], with least norm if covariates are collinear.
+        deviation: [features], standard deviation within sites and around the slopes; 0 leaves the feature unchanged.
     """
 
     grand_mean: Tensor
@@ -41,14 +41,14 @@ class Pooled(NamedTuple):
 
 
 class SiteEffects(NamedTuple):
-    """What a site's rows differ by, in units of the pooled deviation: [features] each."""
+    """A site's shift and scale, in units of the pooled deviation: [features] each."""
 
     location: Tensor
     spread: Tensor
 
 
 def effects_stage(features: int, covariates: int, gaps: bool) -> Stage:
-    """Return the first stage; where rows may lack a feature, covariates are summed up for each feature anew."""
+    """Return the first stage; if rows may lack a feature, covariates are summed for each feature."""
     groups, pairs = features if gaps else 1, covariates * (covariates - 1) // 2
     return Stage(
         (
@@ -89,13 +89,13 @@ def effects(features: Tensor, covariates: Tensor, gaps: bool) -> dict[str, Tenso
 
 
 def contradiction(sums: dict[str, Tensor]) -> str | None:
-    """Return what no rows add up to among a site's sums for the first stage: it would make slopes without bounds."""
+    """Return why no rows can have a site's sums for the first stage, which would give unbounded slopes; or None."""
     most = (sums["squares"] * sums["counts"][:, None]).sqrt().T * 2 * RAW
     return "cross: expected no more than the squares allow" if (sums["cross"].abs() > most).any() else None
 
 
 def residuals(features: Tensor, covariates: Tensor, gaps: bool, slopes: Tensor) -> dict[str, Tensor]:
-    """Return a site's sums of squares around its own means and the slopes of all."""
+    """Return a site's sums of squares around its own means and the common slopes."""
     away = _centred(features)
     for x, at in _centred_covariates(covariates, _present(features, gaps)):
         if gaps:
@@ -122,12 +122,12 @@ def lines(totals: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def pooled(first: dict[str, Tensor], second: dict[str, Tensor]) -> Pooled:
-    """Return what the totals of both stages say."""
+    """Return the statistics from the totals of both stages."""
     return Pooled(*lines(first), means(first["counts"], second["squares"]).sqrt())
 
 
 def own_effects(features: Tensor, covariates: Tensor, of_all: Pooled, empirical_bayes: bool) -> SiteEffects:
-    """Return a site's location and scale; 0 and 1 for a feature that it has no row of, scale 1 if it has but one."""
+    """Return a site's location and scale; 0 and 1 for a feature without rows, scale 1 for a single row."""
     stays = of_all.deviation == 0
     unit = torch.where(stays, 1.0, of_all.deviation)
     noise = (features - of_all.grand_mean - covariates @ of_all.slopes) / unit
@@ -144,7 +144,7 @@ def own_effects(features: Tensor, covariates: Tensor, of_all: Pooled, empirical_
 
 
 def harmonised(features: Tensor, covariates: Tensor, of_all: Pooled, own: SiteEffects) -> Tensor:
-    """Return features without what the site adds and multiplies by; as they are if nothing is left of them then."""
+    """Return features without the site's shift and scale; unchanged if their deviation is 0."""
     line = of_all.grand_mean + covariates @ of_all.slopes
     adjusted = (features - line - own.location * of_all.deviation) / own.spread + line
     as_they_are = (of_all.deviation == 0) | ((own.location == 0) & (own.spread == 1))
@@ -152,7 +152,7 @@ def harmonised(features: Tensor, covariates: Tensor, of_all: Pooled, own: SiteEf
 
 
 def _of_rows(values: Tensor, most: float) -> Tensor:
-    """Return values, but 0 where no rows lead to one: a site has made up its sums, and others go on with theirs."""
+    """Return values, with 0 for those that no rows can have, because a site may send invented sums."""
     return torch.where(values.abs() <= most, values, 0.0)
 
 
@@ -184,20 +184,20 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _noise(features: Tensor) -> Tensor:
-    """Return a deviation of each feature that is but round-off."""
+    """Return the round-off deviation of each feature."""
     if not len(features):
         return torch.zeros(features.shape[1], dtype=torch.float64)
     return ROUND_OFF * features.abs().nan_to_num(nan=0.0).amax(0)
 
 
 def _pairs(covariates: int) -> tuple[Tensor, Tensor]:
-    """Return the first and the second of every two covariates."""
+    """Return the first and second covariate of each pair."""
     first, second = torch.triu_indices(covariates, covariates, offset=1)
     return first, second
 
 
 def _present(features: Tensor, gaps: bool) -> Tensor:
-    """Return which rows have which feature, or just that all have all."""
+    """Return which rows have which feature, or that all have all."""
     return features.isnan().logical_not() if gaps else torch.ones(len(features), 1, dtype=torch.bool)
 
 
@@ -213,7 +213,7 @@ def _centred(values: Tensor) -> Tensor:
 
 
 def _centred_covariates(covariates: Tensor, present: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Yield covariates [n, groups, covariates] around their means over the present rows, and the groups' place."""
+    """Yield covariates [n, groups, covariates] centred over the present rows, and the groups' positions."""
     rows, size = covariates.shape
     step = max(1, BLOCK // max(1, rows * size))
     for start in range(0, present.shape[1], step):

@@ -1,4 +1,4 @@
-"""The sums behind Table 1: what a site's whole table holds, column by column, as it was read."""
+"""The sums for Table 1: a site's whole table, column by column, before preparation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rankdad.common.preparation.stages import RAW, Field
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
-COUNTED = 5  # counts that others may know are multiples of it
-TINY = 1e-30  # deviations of less are none
+COUNTED = 5  # published counts are multiples of it
+TINY = 1e-30  # smaller deviations count as zero
 
 
 def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Field, ...]:
-    """Return the fields of the sums: rows, groups if there are any, label, and of every column its values' sums.
+    """Return the fields of the sums: rows, groups if any, label, and sums of every column's values.
 
-    Of rows that are held back it is not told whether they have a value. Where `few` is not 0, nor must it be told of
-    the others how many lack one, or have this level: they are too few, or would tell how many others are.
+    Whether held-back rows have a value is not disclosed. If `few` is not 0, neither is the number of missing values or
+    rows of a level: they are too few, or would reveal others that are.
 
-    Squares are of deviations from the site's own mean: those of several sites add up with the help of their means.
+    Squares are of deviations from the site's mean; with the means they add up over sites.
     """
     number, width = isinstance(task, Regression), (channels,)
     return (
@@ -41,7 +41,7 @@ def fields(task: TaskSpec, channels: int, *, grouped: bool = False) -> tuple[Fie
 
 
 def is_level(data: TableData) -> Tensor:
-    """Return which columns of the inputs say whether a row has some level, bool [channels]."""
+    """Return which input columns say whether a row has a level, bool [channels]."""
     places = torch.zeros(data.shape[0], dtype=torch.bool)
     for place in data.places:
         places[place.values] = place.levels > 0
@@ -49,7 +49,7 @@ def is_level(data: TableData) -> Tensor:
 
 
 def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> str | None:
-    """Return what no table adds up to among a site's sums; None if nothing."""
+    """Return why no table can have a site's sums; None if one can."""
     rows, counts, totals, squares = (sums[f"table-{name}"] for name in ("rows", "counts", "sums", "squares"))
     label = sums["table-label"]
     groups = sums.get("table-groups", rows)
@@ -70,13 +70,13 @@ def contradiction(task: TaskSpec, sums: dict[str, Tensor], levels: Tensor) -> st
 
 
 def sums(task: TaskSpec, rows: Rows, data: TableData, fewest: int = 1) -> dict[str, Tensor]:
-    """Return a site's sums of the rows that may leave it.
+    """Return a site's sums over the rows that may leave it.
 
     Args:
         task: what is predicted.
         rows: of the site's table.
         data: the table's schema.
-        fewest: rows, or groups, in any count that somebody else may see.
+        fewest: least number of rows, or groups, in any published count.
     """
     number, given = isinstance(task, Regression), rows.labels.to(torch.float64)
     label_squares = (given - given.mean()).square().sum() if number and len(given) else torch.tensor(0.0)
@@ -97,14 +97,15 @@ def sums(task: TaskSpec, rows: Rows, data: TableData, fewest: int = 1) -> dict[s
 
 
 def rounded(sums: dict[str, Tensor], data: TableData) -> dict[str, Tensor]:
-    """Return a site's sums as others may know them: two tables that differ by one patient mostly look alike.
+    """Round a site's sums, so that two tables that differ by one patient are mostly equal.
 
-    Missing values and levels are told in multiples of `COUNTED`, of values that are missing no more than there are; the
-    largest level has the rest. Means and deviations are multiples of 1, 2 or 5 times a power of ten, at most a tenth of
-    the deviation. Rows and labels are exact, as hello and what standardises or balances labels tell them.
+    Missing values and levels become multiples of `COUNTED`, for missing values at most their number; the largest level
+    has the rest. Means and deviations become multiples of 1, 2 or 5 times a power of ten, at most a tenth of the
+    deviation. Rows and labels are exact, as in hello and in the sums for preparation.
 
     Args:
         sums: of the site, exact.
+        data: the table's schema.
         data: the table's schema.
     """
     rows, held, given = sums["table-rows"], sums["table-held"], sums["table-counts"]
@@ -127,7 +128,7 @@ def _multiple(counts: Tensor) -> Tensor:
 
 
 def _rounded_moments(known: Tensor, total: Tensor, squares: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum and the squares of so many values whose mean and deviation are those that are known, rounded."""
+    """Return the sum and the squares of values with rounded mean and deviation."""
     deviation = (squares / (known - 1).clamp(min=1)).sqrt()
     exponent = (deviation / 10).clamp(min=TINY).log10()
     unit = 10 ** exponent.floor()
@@ -139,9 +140,9 @@ def _rounded_moments(known: Tensor, total: Tensor, squares: Tensor, counts: Tens
 
 
 def _few(rows: Rows, data: TableData, fewest: int) -> Tensor:
-    """Return 1 where it must not be told how many rows lack a column or have a level; else 0, [channels].
+    """Return 1 if the number of missing values or of rows of a level must not be disclosed; otherwise 0, [channels].
 
-    Where too few lack a column of levels, the rarest levels are not told either: all levels add up to the other rows.
+    If too few lack a categorical column, its rarest levels are hidden too, because all levels add up to the other rows.
     """
     few = torch.zeros(data.shape[0], dtype=torch.float64)
     inputs = rows.inputs
@@ -161,14 +162,14 @@ def _few(rows: Rows, data: TableData, fewest: int) -> Tensor:
 
 
 def joined_squares(sites: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the squares of several sites' sums, of deviations from the mean of all."""
+    """Return the squares of several sites' sums, as deviations from the mean of all."""
     squares: dict[str, Tensor] = {}
     for name, count, total in (
         ("table-squares", "table-counts", "table-sums"),
         ("table-label-squares", "table-rows", "table-label"),
     ):
         own, counts, sums = (torch.stack([site[key] for site in sites]) for key in (name, count, total))
-        if sums.shape == counts.shape:  # else the label is a class, and has no squares
+        if sums.shape == counts.shape:  # otherwise the label is a class, without squares
             away = sums / counts.clamp(min=1) - sums.sum(0) / counts.sum(0).clamp(min=1)
             squares[name] = (own + counts * away.square()).sum(0)
     return squares

@@ -1,4 +1,4 @@
-"""What a preparation has learned: from all sites together, and from a site alone."""
+"""Results of fitting a preparation: from all sites, and from one site."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankdad.common.spec.tasks import Regression
 
 
 class Known:
-    """Tensors and numbers as fields; None is nothing."""
+    """Statistics as fields; None for those that are not used."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that is known, by name."""
+        """Return all statistics as tensors, by name."""
         known = {name: value for name, value in vars(self).items() if value is not None}
         return {
             name: value.contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype(name))
@@ -29,20 +29,20 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Fit(Known):
-    """What all sites' training rows say together, the same everywhere; None is what the spec does not ask for.
+    """Statistics of all sites' training rows, the same everywhere; None for those that the spec does not need.
 
     Args:
-        rows: how many there are; 0 where they were not counted.
+        rows: number of rows; 0 if not counted.
         class_counts: int64, rows of every class, or with every label.
-        class_weights: float64, weights of classes or positive labels in the loss; None where all are 1.
-        target_mean: mean of the number to be predicted.
-        target_scale: its standard deviation; 1 where it is constant.
-        fill: float64 [channels], what is put where a value is missing.
-        mean: float64 [channels], what is subtracted.
-        scale: float64 [channels], by what is divided then; infinite where all rows were alike.
+        class_weights: float64, weights of classes or positive labels in the loss; None if all are 1.
+        target_mean: mean of a numeric label.
+        target_scale: its standard deviation; 1 if it is constant.
+        fill: float64 [channels], replacement of missing values.
+        mean: float64 [channels], subtracted.
+        scale: float64 [channels], divisor; infinite for constant channels.
         grand_mean: float64 [features], of harmonisation: see `common.preparation.combat.Pooled`.
-        slopes: float64 [covariates, features], likewise.
-        deviation: float64 [features], likewise.
+        slopes: float64 [covariates, features], see there.
+        deviation: float64 [features], see there.
     """
 
     rows: int = 0
@@ -59,21 +59,21 @@ class Fit(Known):
 
     @property
     def pooled(self) -> Pooled | None:
-        """What harmonisation knows of all sites; None where there is none."""
+        """Statistics for harmonisation; None without it."""
         if self.grand_mean is None or self.slopes is None or self.deviation is None:
             return None
         return Pooled(self.grand_mean, self.slopes, self.deviation)
 
     @property
     def log_odds(self) -> Tensor | None:
-        """Log-odds of every class or label; None where they were not counted, or all are to weigh the same."""
+        """Log-odds of every class or label; None if they were not counted, or are weighted equally."""
         if self.class_counts is None or self.class_weights is not None:
             return None
         return torch.logit(self.class_counts.double() / max(self.rows, 1), eps=1e-6)
 
     @classmethod
     def of(cls, spec: RunSpec, tensors: Mapping[str, Tensor]) -> Fit:
-        """Return what `tensors` has returned for this spec.
+        """Create the statistics from `tensors`.
 
         Raises:
             ValueError: a tensor does not fit the spec.
@@ -91,13 +91,13 @@ class Fit(Known):
 
 @dataclass(frozen=True, eq=False)
 class OwnFit(Known):
-    """What one site's training rows say, known there alone; None changes nothing, as at a site without such rows.
+    """Statistics of one site's training rows, known only there; None without effect, as at a site without rows.
 
     Args:
-        mean: float64 [channels], what is subtracted where every site standardises by itself.
-        scale: float64 [channels], by what is divided then; infinite where all rows were alike.
-        location: float64 [features], what the site adds: see `common.preparation.combat.SiteEffects`.
-        spread: float64 [features], what it multiplies by.
+        mean: float64 [channels], subtracted if every site standardises by itself.
+        scale: float64 [channels], divisor; infinite for constant channels.
+        location: float64 [features], the site's shift: see `common.preparation.combat.SiteEffects`.
+        spread: float64 [features], the site's scale.
     """
 
     mean: Tensor | None = None
@@ -107,12 +107,12 @@ class OwnFit(Known):
 
     @property
     def effects(self) -> SiteEffects | None:
-        """What harmonisation takes away; None where it is nothing."""
+        """The site's effects for harmonisation; None without any."""
         return None if self.location is None or self.spread is None else SiteEffects(self.location, self.spread)
 
     @classmethod
     def of(cls, spec: RunSpec, tensors: Mapping[str, Tensor]) -> OwnFit:
-        """Return what `tensors` has returned for this spec.
+        """Create the statistics from `tensors`.
 
         Raises:
             ValueError: a tensor does not fit the spec.

@@ -1,4 +1,4 @@
-"""Inputs of samples: a tensor, or what is read when it is asked for."""
+"""Inputs of samples: a tensor, or lazily read ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class LazyInputs(Protocol):
-    """Inputs [n, *shape] that are read when they are asked for; real numbers, none of them missing.
+    """Inputs [n, *shape] that are read when they are used; real numbers without missing values.
 
-    As far as preparation asks, it is a tensor: parts of it are as lazy as the whole, `split` reads.
+    For preparation they behave like a tensor: slices are lazy, and `split` reads.
     """
 
     @property
@@ -21,26 +21,26 @@ class LazyInputs(Protocol):
 
     @property
     def ndim(self) -> int:
-        """How many axes there are, that of samples included."""
+        """Number of axes, including that of samples."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is read."""
+        """Dtype of the values."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Tensor | slice) -> LazyInputs: ...
 
     def split(self, size: int) -> Iterable[Tensor]:
-        """Yield all samples in order, so many at a time."""
+        """Yield all samples in order, in batches of this size."""
 
     def batches(
         self, parts: Iterable[Tensor], change: Callable[[Tensor, Tensor], Tensor] | None = None, *, pinned: bool = False
     ) -> Iterable[Tensor]:
-        """Yield the samples of each part: `change` is given them and their places, where they are read."""
+        """Yield the samples of each part; `change` is applied to them and their positions."""
 
     def map(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> LazyInputs:
-        """Return what `change` makes of them, of another dtype: it is given few samples at a time."""
+        """Return the inputs with `change` applied to each batch."""
 
 
 Inputs = Tensor | LazyInputs
@@ -52,5 +52,5 @@ def in_memory(inputs: Inputs) -> Tensor:
 
 
 def has_gaps(inputs: Inputs) -> bool:
-    """Tell whether a value is missing, which is NaN."""
+    """Return whether a value is missing (NaN)."""
     return isinstance(inputs, Tensor) and inputs.is_floating_point() and bool(inputs.isnan().any())

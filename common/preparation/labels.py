@@ -1,4 +1,4 @@
-"""What is known of all sites' labels together: how many there are of each class, or mean and scale of a number."""
+"""Statistics of all sites' labels: counts of classes, or mean and scale of a number."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rankdad.common.spec.tasks import Classification, MultiLabel
 
 
 def counts_of(task: Classification | MultiLabel, labels: Tensor) -> Tensor:
-    """Return how many samples there are of every class, or how many have every label."""
+    """Return the number of samples of every class, or with every label."""
     if isinstance(task, MultiLabel):
         return labels.to(torch.float64).sum(0)
     return torch.bincount(labels, minlength=task.classes).to(torch.float64)
 
 
 def one_sided(counts: Sequence[float], site: str) -> list[str]:
-    """Return what to ask a site, by name, at which an outcome never or always occurs.
+    """Return a question to a site at which an outcome never or always occurs, if any.
 
     Args:
-        counts: of rows without the outcome, and with it; of more classes nothing is asked.
+        counts: of rows without and with the outcome; other lengths give no question.
         site: its name.
     """
     if len(counts) != 2 or all(counts) or not any(counts):
@@ -33,8 +33,8 @@ def one_sided(counts: Sequence[float], site: str) -> list[str]:
 def balanced(task: Classification | MultiLabel, rows: float, counts: Tensor) -> Tensor:
     """Return the weights in the loss that balance classes, or each label's positives with its negatives.
 
-    Of a class: rows / (classes · count), so that every class weighs the same; 0 if there is no sample of it.
-    Of a label's positives: negatives / positives; 1 if all or no samples have it: nothing is to be balanced.
+    Classes: rows / (classes · count), so that every class has the same weight; 0 without samples. A label's positives:
+    negatives / positives; 1 if all or no samples have it.
     """
     if isinstance(task, Classification):
         return torch.where(counts > 0, rows / (task.classes * counts.clamp(min=1)), 0.0)

@@ -1,4 +1,4 @@
-"""What a spec says of the numbers that are prepared: how many there are, and which are measurements."""
+"""The columns of a spec's inputs and covariates, and which of them are measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankdad.common.spec.data import TableData, covariate_width
 
 
 def input_names(spec: RunSpec) -> list[str]:
-    """Return what the inputs are called, one for each number that a sample of a table has; of other data none."""
+    """Return the names of a table's inputs, one for each number of a sample; none for other data."""
     data, names = spec.data, list[str]()
     if isinstance(data, TableData):
         for place in data.places:
@@ -29,12 +29,12 @@ class Layout:
     """The columns of inputs and covariates.
 
     Args:
-        axis: of a sample, of which each place has a mean and a scale of its own; None where all of it has one.
-        channels: how many means and scales the inputs have.
-        positions: how many values of a channel an input has.
-        levels: bool [channels], whether a column says 0 or 1: of a categorical input's level, or of a missing value.
-        harmonised: int64, the columns from which site effects are removed: no levels, and nothing that is kept.
-        covariates: how many columns the covariates have; a categorical one has one less than it has levels.
+        axis: of a sample, along which means and scales differ; None for a single mean and scale.
+        channels: number of means and scales.
+        positions: number of values per channel in an input.
+        levels: bool [channels], whether a column is 0 or 1 for a level or a missing value.
+        harmonised: int64, the columns to harmonise: not levels, and not kept ones.
+        covariates: number of columns of the covariates; a categorical one has one less than levels.
     """
 
     axis: int | None
@@ -49,7 +49,7 @@ class Layout:
         """Return the layout of a run's data.
 
         Raises:
-            SpecError: it is not plain which axis of a sample is its channels.
+            SpecError: the channels' axis of a sample is ambiguous.
         """
         data, combat = spec.data, spec.preparation.harmonise
         axis = channel_axis(data, spec.model)

@@ -1,6 +1,6 @@
 """Means and standard deviations per channel in two passes: sums, then squares around the pooled mean.
 
-One pass, the mean of squares less the square of the mean, loses all digits where a mean is 1e8 standard deviations.
+A single pass, by the mean of squares minus the squared mean, loses all digits for a mean of 1e8 standard deviations.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rankdad.common.preparation.inputs import Inputs
 
-BLOCK = 2**22  # numbers that are held in float64 at a time: volumes are large
-ROUND_OFF = 64 * torch.finfo(torch.float64).eps  # less than that of a mean is no deviation from it
+BLOCK = 2**22  # numbers in float64 at a time, because volumes are large
+ROUND_OFF = 64 * torch.finfo(torch.float64).eps  # relative to a mean: smaller deviations are zero
 
 
 def by_channel(inputs: Tensor, axis: int | None) -> Tensor:
@@ -22,7 +22,7 @@ def by_channel(inputs: Tensor, axis: int | None) -> Tensor:
 
     Args:
         inputs: of samples.
-        axis: of a sample that is its channels; None where it has none.
+        axis: of a sample's channels; None without channels.
     """
     if axis is None:
         return inputs.reshape(-1, 1)
@@ -30,27 +30,27 @@ def by_channel(inputs: Tensor, axis: int | None) -> Tensor:
 
 
 def present(inputs: Tensor) -> Tensor:
-    """Return which samples have any value, NaN being none, in each place of the last axis, bool [samples, places].
+    """Return which samples have any value in each position of the last axis, bool [samples, places].
 
-    Values may be missing in a table's columns and a series' features alone, which are the last axis.
+    Only a table's columns and a series' features, the last axis, may have missing values.
     """
     given = inputs.isnan().logical_not()
     return given.flatten(1, -2).any(1) if inputs.ndim > 2 else given.reshape(len(inputs), -1)
 
 
 def along_channels(values: Tensor, axis: int | None, dimensions: int) -> Tensor:
-    """Return one value per channel so that it broadcasts against samples of so many dimensions."""
+    """Return one value per channel in a shape that broadcasts against samples with this many dimensions."""
     return values if axis is None else values.reshape(-1, *[1] * (dimensions - 1 - axis))
 
 
 def blocks(inputs: Inputs) -> Iterator[Tensor]:
-    """Yield inputs in pieces of few samples, as they are."""
+    """Yield inputs in blocks of few samples."""
     per_sample = max(1, math.prod(inputs.shape[1:]))
     yield from inputs.split(max(1, BLOCK // per_sample))
 
 
 def sums(inputs: Inputs, axis: int | None) -> tuple[Tensor, Tensor]:
-    """Return how many values every channel has, and their sum; NaN is none."""
+    """Return the number of values of every channel, and their sum; NaN is ignored."""
     channels = 1 if axis is None else inputs.shape[axis + 1]
     counts, totals = torch.zeros(2, channels, dtype=torch.float64)
     for block in blocks(inputs):
@@ -61,7 +61,7 @@ def sums(inputs: Inputs, axis: int | None) -> tuple[Tensor, Tensor]:
 
 
 def means(counts: Tensor, totals: Tensor) -> Tensor:
-    """Return the mean of every channel; 0 where it has no value."""
+    """Return the mean of every channel; 0 without values."""
     return torch.where(counts > 0, totals / counts.clamp(min=1), 0.0)
 
 
@@ -76,12 +76,11 @@ def squares(inputs: Inputs, around: Tensor, axis: int | None) -> tuple[Tensor, T
 
 
 def mean_and_scale(counts: Tensor, around: Tensor, deviations: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of every channel, the latter infinite where the channel is constant.
+    """Return mean and standard deviation of every channel, with an infinite deviation for constant channels.
 
-    Divided by that, a value that nobody had in training is 0, too: a model has learned nothing of it.
-
-    The divisor is the number of values, as scikit-learn's StandardScaler has it. What the first pass rounded off the
-    mean is put right by the deviations, which would add up to 0 without it.
+    Divided by infinity, a value that did not occur in training becomes 0, too: the model has not learned from it. The
+    divisor of the variance is the number of values, as in scikit-learn's StandardScaler. The deviations, which should
+    add up to 0, correct the mean's rounding error of the first pass.
     """
     rows = counts.clamp(min=1)
     shift = deviations / rows

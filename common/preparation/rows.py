@@ -14,16 +14,15 @@ from rankdad.common.preparation.inputs import Inputs, has_gaps
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The training rows of one fold at one site; there may be none.
+    """The training rows of one fold at one site, possibly none.
 
     Args:
-        inputs: [n, *shape], float32 or float64, NaN where a value is missing; int64 for tokens; maybe read when
-            they are asked for.
+        inputs: [n, *shape], float32 or float64, NaN for missing values; int64 for tokens; possibly lazy.
         labels: int64 [n] for classes, float64 [n] for numbers, float64 [n, labels] of 0 and 1.
-        covariates: float64 [n, …], what harmonisation keeps; None where it keeps nothing.
-        groups: int64 [n], what each row belongs to, such as a patient; None where each is its own.
-        held: bool [n, channels], values that are NaN among the inputs because too few would be told, or because there
-            are none: nobody is told which; None where all that is NaN is missing.
+        covariates: float64 [n, …] that harmonisation keeps; None without any.
+        groups: int64 [n], group of each row, such as a patient; None without groups.
+        held: bool [n, channels], NaN inputs that are withheld, because there are too few values or missing ones; None
+            if all NaN are missing values.
     """
 
     inputs: Inputs
@@ -34,11 +33,11 @@ class Rows:
 
     @property
     def people(self) -> int:
-        """How many groups the rows are of; without groups how many they are."""
+        """Number of groups; without groups, number of rows."""
         return len(self.labels) if self.groups is None else len(self.groups.unique())
 
     def of_at_least(self, fewest: int) -> Rows:
-        """Return what may leave a site that lets out no sum of fewer groups: no rows, or rows without some columns."""
+        """Return the rows for a site that sends no sum over fewer groups: none, or without some columns."""
         if self.people < fewest:
             covariates, groups = (None if one is None else one[:0] for one in (self.covariates, self.groups))
             return Rows(self.inputs[:0], self.labels[:0], covariates, groups)
@@ -47,12 +46,12 @@ class Rows:
         present = moments.present(self.inputs)
         few = count_behind(present, self.groups) < fewest
         inputs = self.inputs.masked_fill(few, math.nan)
-        held = (few & present.any(0)).expand_as(present)  # a column without any value is missing, which all may know
+        held = (few & present.any(0)).expand_as(present)  # that a column has no value at all may be known
         return replace(self, inputs=inputs, held=held if self.held is None else held | self.held)
 
 
 def count_behind(members: Tensor, groups: Tensor | None) -> Tensor:
-    """Return how many groups each set of samples is of; without groups how many samples it has.
+    """Return the number of groups in each set of samples; without groups, the number of samples.
 
     Args:
         members: bool [samples, sets].

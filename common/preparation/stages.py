@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-LARGEST = 1e260  # of a row; a thousand sites' numbers still add up to something finite
-RAW = 1e100  # a value as readers take it at most
-MOST_ROWS = 2.0**43  # and their counts to whole numbers
+LARGEST = 1e260  # of a row, so that sums over a thousand sites are finite
+RAW = 1e100  # largest value that readers accept
+MOST_ROWS = 2.0**43  # so that sums of counts are exact
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Field:
     """A tensor in a stage's vector.
 
     Args:
-        name: what it is.
-        shape: its shape.
+        name: of the tensor.
+        shape: of the tensor.
         kind: a count is a whole number from 0, a square is not negative, a sum is any number.
-        largest: what one value adds at most, but for a count. A mean must leave room for squares of deviations from it,
-            also where somebody's sum is of other rows than his count.
-        values: how many of them a row has at most.
-        whole: whether it is of all rows that the site has for the run, not only of those that the fold trains on.
+        largest: contribution of one value, except for counts. A mean must leave room for squares of deviations from it,
+            even if a site's sum and count do not match.
+        values: largest number of values in a row.
+        whole: whether it covers all rows of the site for the run, not only those that the fold trains on.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Field:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of numbers."""
         return math.prod(self.shape)
 
 
@@ -50,7 +50,7 @@ class Stage:
 
     @property
     def size(self) -> int:
-        """How many numbers the vector has."""
+        """Number of numbers in the vector."""
         return sum(field.size for field in self.fields)
 
     def pack(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -70,18 +70,18 @@ class Stage:
         return {field.name: part.reshape(field.shape) for field, part in zip(self.fields, parts, strict=True)}
 
     def check(self, vector: Tensor, rows: float = MOST_ROWS, whole: float = MOST_ROWS) -> str | None:
-        """Return what is wrong with a vector, in words that begin with the field; None if nothing.
+        """Return what is wrong with a vector, beginning with the field; None if it is valid.
 
         Args:
             vector: of one fold.
-            rows: that the fold trains on.
-            whole: that there are in all.
+            rows: number of the fold's training rows.
+            whole: number of all rows.
         """
         for field, value in zip(self.fields, self.unpack(vector).values(), strict=True):
             if field.kind != "sum" and (value < 0).any():
                 return f"{field.name}: expected no number below 0"
             counts = field.kind == "count"
             most = (whole if field.whole else rows) * field.values * (1 if counts else field.largest)
-            if not (value.abs() <= most).all() or (counts and (value != value.floor()).any()):  # NaN is not
+            if not (value.abs() <= most).all() or (counts and (value != value.floor()).any()):  # refuses NaN
                 return f"{field.name}: expected {'whole ' * counts}numbers up to {most:g}"
         return None

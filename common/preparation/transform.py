@@ -1,4 +1,4 @@
-"""What is done to inputs and labels once a preparation has been fitted: the same in training, prediction and export."""
+"""Applies a fitted preparation to inputs and labels, in training, prediction and export."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rankdad.common.spec.tasks import Regression
 
 
 class Transform(nn.Module):
-    """Harmonise, impute and standardise inputs; take numbers that are predicted in standard deviations.
+    """Harmonise, impute and standardise inputs; standardise numeric labels.
 
     Args:
         spec: of the run.
         layout: of its data.
         fit: of all sites.
-        own: of the site that the inputs are from; None where it had no training rows.
+        own: of the inputs' site; None if it had no training rows.
     """
 
     def __init__(self, spec: RunSpec, layout: Layout, fit: Fit, own: OwnFit | None) -> None:
@@ -36,14 +36,14 @@ class Transform(nn.Module):
         self.scale: Tensor | None
         self.target: Tensor
         for name, value in (("fill", fit.fill), ("mean", known.mean), ("scale", known.scale)):
-            if value is None or self._tokens:  # torch.export takes no buffer that is None
+            if value is None or self._tokens:  # torch.export does not support buffers that are None
                 setattr(self, name, None)
             else:
                 self.register_buffer(name, value.to(torch.float64))
         self.register_buffer("target", torch.tensor([fit.target_mean, fit.target_scale], dtype=torch.float64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return inputs [n, *shape] without site effects imputed and standardised, float64; as they are if neither."""
+        """Return inputs [n, *shape] without site effects, imputed and standardised, as float64."""
         if self.fill is None and self.mean is None:
             return inputs
         values, at = inputs.to(torch.float64), (self._layout.axis, inputs.ndim - 1)
@@ -55,12 +55,12 @@ class Transform(nn.Module):
         return values
 
     def prepared(self, inputs: Inputs, covariates: Tensor | None, dtype: torch.dtype) -> Inputs:
-        """Return inputs as the network gets them.
+        """Return inputs for the network.
 
         Args:
-            inputs: [n, *shape]; tokens are returned as they are. What is read when it is asked for is prepared then.
+            inputs: [n, *shape]; tokens are returned unchanged, lazy inputs are prepared when they are read.
             covariates: float64 [n, …] of the same samples.
-            dtype: of what is returned.
+            dtype: of the result.
         """
         if self._tokens:
             return inputs
@@ -71,7 +71,7 @@ class Transform(nn.Module):
         return self._in_blocks(inputs, dtype)
 
     def _in_blocks(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return what `forward` does, with few numbers at a time in float64."""
+        """Apply `forward` in blocks, with few numbers at a time in float64."""
         if self.fill is None and self.mean is None:
             return inputs.to(dtype)
         made, done = torch.empty(inputs.shape, dtype=dtype), 0
@@ -81,11 +81,11 @@ class Transform(nn.Module):
         return made
 
     def as_learned(self, labels: Tensor) -> Tensor:
-        """Return labels, or numbers in their unit, as the network learns them."""
+        """Standardise numeric labels; return others unchanged."""
         return (labels - self.fit.target_mean) / self.fit.target_scale if self._numbers else labels
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Return a network's outputs, or labels as it learns them, in the label's own unit where that is a number."""
+        """Convert standardised outputs or labels back to the label's unit; return others unchanged."""
         return outputs.double() * self.target[1] + self.target[0] if self._numbers else outputs
 
 
@@ -98,10 +98,10 @@ def without_effects(
 
 
 def measured(layout: Layout, inputs: Tensor, covariates: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the columns that are harmonised and the covariates, float64.
+    """Return the columns to harmonise and the covariates, float64.
 
     Raises:
-        ValueError: the covariates are not those of the spec, or one is missing.
+        ValueError: the covariates do not match the spec, or one is missing.
     """
     expected = (len(inputs), layout.covariates)
     given = torch.zeros(len(inputs), 0) if covariates is None else covariates

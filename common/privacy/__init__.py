@@ -1,1 +1,1 @@
-"""Rules of disclosure: pure functions of sets of patients. Secrets and logs are the site's own, in `local/privacy`."""
+"""Rules of disclosure, as pure functions. A site's secret and log are in `local/privacy`."""

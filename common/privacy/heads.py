@@ -1,6 +1,6 @@
-"""How far a site's log has come, in a few keyed digests: whoever has seen a newer one knows an older one by it.
+"""Keyed digests of how far a site's log has come, by which other members recognise an outdated copy.
 
-Every run that a log notes makes a head from the one before. Without the site's secret nothing can be guessed from it.
+Every logged run makes a head from the one before. Without the site's secret, heads reveal nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from rankdad.common.privacy.parts import Secret
 
-MOST = 100  # heads that are told: of a log that somebody has last seen before these, only the length is compared
+MOST = 100  # heads that are sent; for members that last saw an older one, only the length is compared
 DIGEST = 16  # bytes
 BEGINNING = struct.Struct(f"<{DIGEST}sQ")
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What a site tells of its log.
+    """Public state of a site's log.
 
     Args:
-        id: of the log, 32 hexadecimal digits, as heads are.
-        length: runs that it has noted.
-        heads: after each of the newest of them, the last one last.
+        id: of the log, 32 hexadecimal digits, like heads.
+        length: number of logged runs.
+        heads: after each of the newest runs, last one last.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Heads:
     heads: tuple[str, ...]
 
     def at(self, length: int) -> str | None:
-        """Return the head of that many runs; None where it is not told."""
+        """Return the head after this many runs; None if it is not included."""
         place = length - 1 - (self.length - len(self.heads))
         return self.heads[place] if 0 <= place < len(self.heads) else None
 
@@ -41,7 +41,7 @@ def chained(secret: Secret, runs: Iterable[tuple[str, ...]]) -> Heads:
 
     Args:
         secret: of the site.
-        runs: what the log has noted of each, in its order.
+        runs: their logged fields, in order.
     """
     heads, head = list[str](), ""
     for noted in runs:
@@ -51,11 +51,11 @@ def chained(secret: Secret, runs: Iterable[tuple[str, ...]]) -> Heads:
 
 
 def problem(known: Heads | None, told: Heads | None) -> str:
-    """Return the code of what is wrong with a log, where a newer one or another was seen; "" if nothing is.
+    """Return the code of a problem with a log, if a newer or another one was seen; "" if there is none.
 
     Args:
-        known: what its site told last; None where it never told of one.
-        told: what it tells now; None where it has none.
+        known: last state that the site sent; None if it never did.
+        told: current state; None without a log.
     """
     if known is None:
         return ""
@@ -69,17 +69,17 @@ def problem(known: Heads | None, told: Heads | None) -> str:
 
 
 def pack(heads: Heads | None) -> bytes:
-    """Return heads as they travel; nothing of a site without a log."""
+    """Encode heads; empty for a site without a log."""
     if heads is None:
         return b""
     return BEGINNING.pack(bytes.fromhex(heads.id), heads.length) + bytes.fromhex("".join(heads.heads))
 
 
 def unpack(data: bytes) -> Heads | None:
-    """Return the heads in bytes.
+    """Decode heads.
 
     Raises:
-        ValueError: they are none.
+        ValueError: they are invalid.
     """
     if not data:
         return None

@@ -1,7 +1,7 @@
-"""Rare values: what a table's column says of one or two patients alone, gradients and sums would tell of them alone.
+"""Rare values: a column's values of one or two patients, which gradients and sums would reveal.
 
-A gradient is a sum over patients, each times their own columns. A column that is 0 but for one patient makes of it that
-patient's. So a site moves rare values to usual ones before anything is computed; what it moves never leaves.
+A gradient is a sum over patients of terms times their columns. A column that is 0 for all but one patient makes it that
+patient's. So a site replaces rare values by usual ones before anything is computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankdad.common.preparation.rows import count_behind
 
-BLOCK = 1000  # sets that are compared with all others at once
+BLOCK = 1000  # sets compared at a time
 
 
 def without_rare(
@@ -23,20 +23,20 @@ def without_rare(
     groups: Tensor | None,
     fewest: int,
 ) -> Tensor:
-    """Return a table in which no value that few patients have sets them apart from all others.
+    """Return a table in which no value of few patients sets them apart.
 
-    Levels, gaps, values that differ from one that all others share, and values beyond a bound are rare if patients have
-    them, but fewer than `fewest`. A rare level becomes the most frequent one, and so does a rare gap among levels; a
-    rare gap among numbers their mean; a rare value beyond a bound the nearest within. Where few have any value, all are
-    gaps. Two levels or gaps by which few patients differ become those that both have: the difference of their columns'
-    sums would be these few.
+    Levels, missing values, values that differ from one that all others share, and values beyond a bound are rare if
+    fewer than `fewest` patients have them. A rare level, or a rare missing level, becomes the most frequent one; a rare
+    missing number the mean; a rare value beyond a bound the nearest one within. If few have any value, all become
+    missing. Two levels or sets of missing values that differ by few patients are reduced to their intersection, because
+    the difference of their columns' sums would be these few.
 
     Args:
         inputs: [rows, columns], NaN where a value is missing.
-        levels: of each column with levels its first place among the inputs, and how many it has.
-        bounds: least and most number of each place, [2, columns]; infinite where there is none.
-        groups: int64 [rows], which patient each row is of; None where each is of another.
-        fewest: patients.
+        levels: for each categorical column, its first input and number of levels.
+        bounds: lower and upper bound of each input, [2, columns]; infinite for none.
+        groups: patient of each row, int64 [rows]; None if each is another patient.
+        fewest: number of patients.
 
     Returns:
         A copy.
@@ -44,7 +44,7 @@ def without_rare(
     found = inputs.clone()
 
     def rare(members: Tensor) -> Tensor:
-        """Return which members are too few in their column, bool [rows, columns]."""
+        """Return which members are rare in their column, bool [rows, columns]."""
         count = count_behind(members, groups)
         return members & (count > 0) & (count < fewest)
 
@@ -69,7 +69,7 @@ def without_rare(
 
 
 def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tensor | None, fewest: int) -> Tensor:
-    """Return a table in which no two sets, of unusual levels or of gaps, differ by few patients: they are made one."""
+    """Return a table in which no two sets of unusual levels or missing values differ by few patients."""
     found, leveled = found.clone(), torch.zeros(found.shape[1], dtype=torch.bool)
     two, usual = _of_two(found, groups)
     fill = found.nanmean(0)
@@ -83,7 +83,7 @@ def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tens
     while True:
         gaps, others = found.isnan(), (found != usual) & ~found.isnan() & codes
         sets = torch.cat([gaps, others], 1)
-        places = (sets.any(0) & ~sets.all(0)).nonzero().flatten()  # where all lack a value there is none to fill in
+        places = (sets.any(0) & ~sets.all(0)).nonzero().flatten()  # an empty column has no value to fill in
         moved = apart(sets[:, places], groups, fewest)
         if not moved.any():
             return found
@@ -96,7 +96,7 @@ def _without_near(found: Tensor, levels: Sequence[tuple[int, int]], groups: Tens
 
 
 def _of_two(found: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return which columns hold two values, and of each column which of its least and largest more patients have."""
+    """Return which columns have two values, and the more frequent one of each column's smallest and largest value."""
     low, high = found.nan_to_num(torch.inf).amin(0), found.nan_to_num(-torch.inf).amax(0)
     fewer, more = (_shared(found == one, groups) for one in (low, high))
     two = ((found == low) | (found == high) | found.isnan()).all(0) & (low < high)
@@ -104,20 +104,20 @@ def _of_two(found: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _shared(members: Tensor, groups: Tensor | None) -> Tensor:
-    """Return what orders sets by how many patients they are of, and of as many by rows, int64 [sets]."""
+    """Return sort keys of sets: by number of patients, then by rows, int64 [sets]."""
     return count_behind(members, groups) * len(members) + members.sum(0)
 
 
 def apart(sets: Tensor, groups: Tensor | None, fewest: int) -> Tensor:
-    """Return who is in a set and not in another from which few patients tell it, bool [rows, sets].
+    """Return members of a set that are not in another set from which few patients separate it, bool [rows, sets].
 
     Args:
         sets: bool [rows, sets].
-        groups: int64 [rows], which patient each row is of; None where each is of another.
-        fewest: patients.
+        groups: patient of each row, int64 [rows]; None if each is another patient.
+        fewest: number of patients.
     """
     of = torch.arange(len(sets)) if groups is None else groups.unique(return_inverse=True)[1]
-    most = (fewest - 1) * int(of.bincount().max()) if len(of) else 0  # rows that so few patients have
+    most = (fewest - 1) * int(of.bincount().max()) if len(of) else 0  # largest number of rows of so few patients
     rows, moved, start = sets.float(), torch.zeros_like(sets), 0
     sizes = rows.sum(0)
     for block in rows.split(BLOCK, 1):
@@ -131,6 +131,6 @@ def apart(sets: Tensor, groups: Tensor | None, fewest: int) -> Tensor:
 
 
 def _firsts(groups: Tensor) -> Tensor:
-    """Return the place of the first row of each group."""
+    """Return the position of the first row of each group."""
     names, of = groups.unique(return_inverse=True)
     return torch.full((len(names),), len(groups)).scatter_reduce(0, of, torch.arange(len(groups)), "amin")

@@ -1,6 +1,6 @@
-"""Parts of a site's patients: dealt out once, so that every set that a run sums over is a union of them.
+"""The partition of a site's patients: every set that a run sums over is a union of its parts.
 
-However sums over unions of parts are added and subtracted, no smaller set than a part comes out.
+No sums or differences of sums over unions of parts are about a smaller set than a part.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
-MOST = 10  # parts of patients who come at once: few, so that later studies of a subset can divide them
+MOST = 10  # parts of patients who arrive together: few, so that later studies of a subset can divide them
 Set = TypeVar("Set")
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What only one site knows. All that it draws of patients follows from it, and can be drawn again.
+    """A site's secret, from which all its random draws about patients are derived.
 
     Args:
         value: 32 bytes.
@@ -29,26 +29,26 @@ class Secret:
     value: bytes = field(repr=False)
 
     def number(self, *what: int | str) -> int:
-        """Return a number in [0, 2**63) that depends on all of `what` and on their order."""
+        """Return a number in [0, 2**63) derived from `what`, in order."""
         text = "\0".join(str(part) for part in what).encode()
         return int.from_bytes(hmac.digest(self.value, text, "sha256")[:8], "little") >> 1
 
     def name(self, *what: int | str) -> str:
-        """Return 32 hexadecimal digits in place of a name that nobody else may learn."""
+        """Return 32 hexadecimal digits as a keyed hash of a name."""
         return hmac.digest(self.value, "\0".join(["name", *map(str, what)]).encode(), "sha256").hex()[:32]
 
     def digests(self, about: str) -> Callable[[bytes], bytes]:
-        """Return what puts 8 bytes in place of values that nobody else may learn, nor tell whether two are equal."""
+        """Return a keyed 8-byte hash function, so that equality of values is known only here."""
         key = hmac.digest(self.value, f"digests\0{about}".encode(), "sha256")
         return lambda values: blake2b(values, digest_size=8, key=key).digest()
 
 
 def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:
-    """Return the patients without whom no class has patients, but fewer than `level`.
+    """Return the patients of classes with fewer than `level` patients.
 
     Args:
-        classes: of every patient, those that they are of: of several labels several, of a number none.
-        level: patients.
+        classes: of every patient: several with several labels, none for numbers.
+        level: number of patients.
     """
     few, found = set[int](), set[str]()
     while True:
@@ -61,18 +61,18 @@ def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:
 
 
 def deal(strata: Mapping[str, int], fewest: int, secret: Secret, most: int = MOST) -> dict[str, int]:
-    """Deal patients out to parts, numbered from 0, which differ by one patient at most; of each stratum, too.
+    """Assign patients to parts, numbered from 0, of equal size within one patient, also in each stratum.
 
-    Strata with fewer patients than there are parts are one: else whoever makes the strata would know the parts.
+    Strata with fewer patients than parts are merged, because otherwise the author of the strata would know the parts.
 
     Args:
-        strata: of every patient, the number of the stratum.
-        fewest: patients of a part.
+        strata: stratum of every patient.
+        fewest: patients in a part.
         secret: of the site.
         most: parts.
 
     Returns:
-        The part of every patient; nothing if they are too few.
+        The part of every patient; empty if there are too few.
     """
     count, sizes = min(most, len(strata) // fewest), Counter(strata.values())
 
@@ -94,28 +94,28 @@ def refine(
     classes: Mapping[str, Collection[int]] = MappingProxyType({}),
     level: int = 1,
 ) -> tuple[dict[str, int], frozenset[str]]:
-    """Refine a partition of a site's patients so that a run's sets are unions of its parts.
+    """Refine the partition of a site's patients so that a run's sets are unions of its parts.
 
-    A part is divided only into parts of at least `fewest` patients, those whom the run leaves out being one of them;
-    one that cannot be is not used by the run. Patients that have come since wait until they are enough for a part, and
-    so do those of a class of which a site has too few; where such a one is in a part, all of it is left out.
+    A part is divided only into parts of at least `fewest` patients, including those that the run leaves out; otherwise
+    the run does not use it. New patients wait until they are enough for a part, and so do those of a rare class; a part
+    with such a patient is left out.
 
-    Whom withdrawn patients leave behind join newcomers of the same set, in a part of their own. It has a number below 0
-    and is never divided: what divides it could tell newcomers from the others, and these, subtracted from the part that
-    they were in, tell of who has withdrawn.
+    The other patients of a withdrawn patient's part join new patients of the same set, in a part with a number below 0,
+    which is never divided: dividing it could separate the new patients from the others, and subtracting these from
+    their old part would reveal the withdrawn ones.
 
     Args:
-        known: the part of every patient of whom something has left the site.
-        withdrawn: patients that are used no more.
-        sets: of every patient whom the run would use, which set they are in, such as training or test.
-        strata: of these patients, each with the number of a stratum; new ones are dealt out evenly.
-        fewest: patients of a part.
+        known: part of every patient behind earlier disclosures.
+        withdrawn: patients that are no longer used.
+        sets: set of every patient that the run would use, such as training or test.
+        strata: stratum of each of these; new ones are balanced by it.
+        fewest: patients in a part.
         secret: of the site.
-        classes: of these patients, those that they are of; see `rare`.
+        classes: of these patients; see `rare`.
         level: patients of a class.
 
     Returns:
-        The new partition, and the patients whom the run may use.
+        The new partition, and the patients that the run may use.
     """
     sets = {patient: name for patient, name in sets.items() if patient not in withdrawn}
     waits = rare({patient: classes.get(patient, ()) for patient in sets}, level)
@@ -164,11 +164,11 @@ def refine(
 
 
 def most_rows(counts: Collection[int], share: float) -> int:
-    """Return how many rows a patient of a part may have so that nobody has more than a share of those that are left.
+    """Return the largest number of rows per patient of a part for which no patient has more than a share of the rest.
 
     Args:
         counts: rows of each patient.
-        share: of a part's rows; of so few patients that somebody has to have more, it holds nothing back.
+        share: of a part's rows; it has no effect for few patients, of whom one must have more.
     """
     most = max(counts, default=0)
     if share * len(counts) < 1:
@@ -177,13 +177,13 @@ def most_rows(counts: Collection[int], share: float) -> int:
 
 
 def fold_of(parts: Collection[int], folds: int, secret: Secret, *what: int | str) -> dict[int, int]:
-    """Return the fold that tests each part, if there are several: of fewer parts than folds, some test none.
+    """Return the fold that tests each part; with fewer parts than folds, some folds test none.
 
     Args:
         parts: of a site.
-        folds: how many.
+        folds: number of folds.
         secret: of the site.
-        what: else the folds depend on, such as the repeat.
+        what: further seeds, such as the repeat.
     """
     if len(parts) < 2:
         return {}
@@ -193,6 +193,6 @@ def fold_of(parts: Collection[int], folds: int, secret: Secret, *what: int | str
 
 
 def chosen(parts: Collection[int], share: float, secret: Secret, *what: int | str) -> frozenset[int]:
-    """Return about such a share of some parts, never all of them."""
+    """Return about this share of the parts, never all of them."""
     count = min(int(share * len(parts) + 0.5), max(len(parts) - 1, 0))
     return frozenset(sorted(parts, key=lambda part: secret.number("chosen", *what, part))[:count])

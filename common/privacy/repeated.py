@@ -1,8 +1,8 @@
-"""Numbers about the same patients at many weights: they are counted against what these patients' cells are.
+"""Counts numbers about the same patients at many weights, and compares them with the patients' cells.
 
-Whoever has as many numbers about some patients as these have cells, patients times columns, can solve for the cells. A
-number about a set of patients counts as an equal share of the cells of each. Batches that are drawn afresh hide who is
-in one, and are not counted; nor are sums in which there are no weights, which are the same each time.
+With as many numbers about some patients as they have cells (patients times columns), the cells can be solved for. A
+number about a set of patients counts as an equal share of each patient's cells. Batches that are drawn afresh do not
+reveal their patients and are not counted; nor are sums that do not depend on weights, which are the same each time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rankdad.common.lowrank.routes import Route
 from rankdad.common.metrics.monitoring import monitoring_shape
 from rankdad.common.spec.tasks import Metric, TaskSpec
 
-NUMBERS = 4  # a cell, times rows_per_rank
-MEASURES = 2  # of a step, beside the payload: loss and norm
-OF_LABELS = 2  # of the moments of a number: its sum, and that of its squares
+NUMBERS = 4  # per cell, times rows_per_rank
+MEASURES = 2  # of a step, besides the payload: loss and norm
+OF_LABELS = 2  # moments of a numeric label: its sum, and that of its squares
 
 
 class Sent(NamedTuple):
-    """Numbers that leave about a set of patients, whom others know to be the same each time.
+    """Numbers about a set of patients, which is the same each time.
 
     Args:
         people: number of each patient in the set, int64.
-        numbers: how many.
-        cells: of each that have to be solved for, the label among them.
+        numbers: their number.
+        cells: of each patient, including the label.
     """
 
     people: Tensor
@@ -38,13 +38,13 @@ class Sent(NamedTuple):
 
 
 def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
-    """Return what share of each patient's cells is told, float64 [people].
+    """Return the share of each patient's cells that is disclosed, float64 [people].
 
-    As long as it is at most 1 of each, the numbers about any patients are no more than these have cells.
+    While all shares are at most 1, the numbers about any patients do not exceed their cells.
 
     Args:
         sent: of all trainings.
-        people: that a site has.
+        people: number of the site's patients.
     """
     told = torch.zeros(people, dtype=torch.float64)
     for some, numbers, cells in sent:
@@ -54,14 +54,14 @@ def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
 
 
 def most_told(rows_per_rank: int | None) -> float:
-    """Return what share of a patient's cells may be told in all: what a step of as many rows tells, twice."""
+    """Return the limit on the disclosed share of a patient's cells: twice that of a step with rows_per_rank samples."""
     return math.inf if rows_per_rank is None else 2 / rows_per_rank
 
 
 def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
-    """Return how many numbers leave about validation samples after an epoch: the loss, and those of another metric.
+    """Return how many numbers leave about validation samples after an epoch: the loss, and sums of another metric.
 
-    How many samples and pairs there are, and what a number's labels come to, is the same in each.
+    Numbers of samples and pairs, and sums of labels, are the same in each epoch.
     """
     (_, hits), (loss, moments, ordered, _) = monitoring_shape(task)
     others = {"loss": 0, "accuracy": hits, "auc_within": ordered}
@@ -69,11 +69,11 @@ def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
 
 
 def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: bool) -> int:
-    """Return how many numbers a step sends of a batch.
+    """Return how many numbers a step sends about a batch.
 
     Args:
-        routes: of the gradients that are counted.
-        rows: of a layer that a policy lets out at most; None is no limit.
+        routes: of the counted gradients.
+        rows: the policy's limit for a layer; None for no limit.
         projections: whether a pair is sent for every matrix.
     """
     count = MEASURES
@@ -90,17 +90,17 @@ def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: b
 
 
 def numbers_a_cell(rows_per_rank: int | None) -> float:
-    """Return how many numbers a step may send for each cell of its samples: with 4 rows per rank as many as cells.
+    """Return how many numbers a step may send per cell of its samples: with rows_per_rank 4, one.
 
-    A program solved some steps of 1.6 and more for the whole batch (`python -m benchmarks inversion`).
+    An attack recovered whole batches from some steps with 1.6 numbers and more (`python -m benchmarks inversion`).
     """
     return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
 
 
 def rows_for_cells(routes: Sequence[Route], most: int, numbers: float, *, projections: bool) -> int:
-    """Return how many rows of a layer, at most so many, a step may send to have no more than so many numbers.
+    """Return the largest number of rows of a layer, up to `most`, for which a step sends at most `numbers`.
 
-    0 where even what travels dense is too many, or just few enough.
+    0 if the dense gradients alone are too many, or exactly as many.
     """
     while most and numbers_of_step(routes, most, projections=projections) > numbers:
         most -= 1

@@ -1,9 +1,8 @@
-"""Shares of a step: how much of its gradient is one patient's, and how much may be.
+"""Limits on each patient's share of a step's gradient.
 
-A gradient is a sum over patients of what flows back from the loss through each one's outputs. Where a model is certain
-of all patients but one, that one is the whole gradient: divided by the bias's, it is the patient's row. So of all that
-flows back no patient has more than a share, nor of what flows back through one unit of a layer; and of what flows back
-from one output, such as a class, not nearly all.
+A gradient is a sum over patients of the deltas through each one's outputs. If a model is certain of all patients but
+one, the gradient is that patient's: divided by the bias's, it is the patient's row. So no patient may have more than a
+share of all deltas, or of those through one unit of a layer, or nearly all of those of one output, such as a class.
 """
 
 from __future__ import annotations
@@ -15,44 +14,44 @@ from torch import Tensor
 
 Gathered = Callable[[Tensor], tuple[Tensor, int]]
 
-ROUNDING = 1e-9  # beyond equal shares: where as many as share a step have as much, nobody has too much
-OF_OUTPUT = 0.8  # of what flows back from one output, as of a class that one patient alone is on the wrong side of
+ROUNDING = 1e-9  # tolerance: with as many equal shares as patients must share, none is too large
+OF_OUTPUT = 0.8  # of the deltas of one output, such as a class with a single misclassified patient
 OF_SUMS = 0.9  # of the sum of squares of any weighted sum of units: the rest is a third as large
-ROUNDED = 100  # times the rounding of a number: sums of units that are smaller than that are nothing
-ALONE = 1e-7  # of the sum of squares: below, the rest is rounding
-ROUNDS = 20  # who has less of an output has less of all, and the other way round
+ROUNDED = 100  # in rounding errors: smaller sums of units count as zero
+ALONE = 1e-7  # of the sum of squares: a smaller rest is a rounding error
+ROUNDS = 20  # because the limits on outputs and on the whole depend on each other
 
 
 def limit(sums: Tensor, sharing: int) -> Tensor:
-    """Return how much one patient may have, so that nobody has more than one part of so many of what is left then.
+    """Return the largest amount for which no patient has more than 1 / `sharing` of what is left.
 
-    Of fewer patients than share it nothing is left.
+    With fewer patients than `sharing`, nothing is left.
 
     Args:
-        sums: what each patient has of each of some things, at least 0, float64 [patients, things].
-        sharing: how many patients share each at least.
+        sums: each patient's amount of each thing, at least 0, float64 [patients, things].
+        sharing: least number of patients that share each.
 
     Returns:
         float64 [things].
     """
     ordered = torch.cat([sums.sort(0, descending=True).values, sums.new_zeros(sharing, sums.shape[1])])
-    rest = ordered.flip(0).cumsum(0).flip(0)[:sharing]  # of a patient and all who have less
+    rest = ordered.flip(0).cumsum(0).flip(0)[:sharing]  # of a patient and all with less
     equal = rest / torch.arange(sharing, 0, -1, dtype=sums.dtype, device=sums.device)[:, None]
     fits = ordered[:sharing] <= equal * (1 + ROUNDING)
-    larger = (fits.cumsum(0) == 0).sum(0, keepdim=True)  # so many have more than they may; the last always fits
+    larger = (fits.cumsum(0) == 0).sum(0, keepdim=True)  # patients above the limit; the last one always fits
     return equal.gather(0, larger)[0]
 
 
 def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
-    """Return by what is multiplied what flows back from each row's outputs; None where nobody has too large a share.
+    """Return the factors of each row's deltas; None if no patient has too large a share.
 
     Args:
-        deltas: gradients of each row's loss by its outputs, [rows, outputs].
-        people: which patient each row is of, int64 [rows].
-        sharing: how many patients share a step at least.
+        deltas: gradients of each row's loss with respect to its outputs, [rows, outputs].
+        people: patient of each row, int64 [rows].
+        sharing: least number of patients that share a step.
 
     Returns:
-        Of the type of the deltas, [rows, outputs], from 0 to 1.
+        From 0 to 1, in the deltas' dtype, [rows, outputs].
     """
     if sharing < 2 or not len(deltas) or not deltas.isfinite().all():
         return None
@@ -71,19 +70,18 @@ def scales(deltas: Tensor, people: Tensor, sharing: int) -> Tensor | None:
 
 
 def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered, sharing: int) -> Tensor | None:
-    """Return what flows back through a layer's units, of which nobody has too large a share; None where it is so.
+    """Return a layer's deltas scaled so that no patient has too large a share of a unit; None if none has.
 
-    Two batches, or two epochs, differ by one patient now and then. Of a unit that answers to few patients the
-    difference is that patient's, unless the larger share of each sum is several others'.
-
-    Nor is nearly all of any weighted sum of units, such as the difference of two, one patient's, where Δ has at most
-    half as high a rank as there are patients; of a higher one, some sum always is.
+    Two batches, or two epochs, may differ by one patient. For a unit that responds to few patients, the difference is
+    that patient's, unless several others have most of each sum. For the same reason, no patient may have nearly all of
+    any weighted sum of units, such as a difference of two, if the rank of Δ is at most half the number of patients;
+    with a higher rank, some sum always is one patient's.
 
     Args:
         deltas: Δ of the layer, [rows, units].
-        people: which patient each row is of, int64 [rows].
-        gathered: returns the rows of all ranks that share the batch, and where this rank's begin.
-        sharing: how many patients share a unit at least; 1 of the outputs, which `scales` has limited.
+        people: patient of each row, int64 [rows].
+        gathered: returns the rows of all ranks of the batch, and the position of this rank's.
+        sharing: least number of patients that share a unit; 1 for the outputs, which `scales` has limited.
     """
     everybody, begin = gathered(people.to(deltas.device, torch.float64)[:, None])
     names, of = everybody[:, 0].unique(return_inverse=True)
@@ -102,21 +100,21 @@ def shared_units(deltas: Tensor, people: Tensor, gathered: Gathered, sharing: in
 
 
 def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered: Gathered) -> Tensor | None:
-    """Return by what each patient's rows are multiplied, so that no weighted sum of units is nearly one's, [people, 1].
+    """Return the factors of each patient's rows for which no weighted sum of units is nearly one's, [people, 1].
 
-    How much of some such sum is a patient's at most, as a part of its sum of squares over all rows, is the patient's
-    leverage; of several rows, the largest eigenvalue of their part of the projection on Δ's columns. As many random
-    sums as the rank may be, and one more, have the same leverages.
+    A patient's largest share of the sum of squares of any such sum is the patient's leverage; with several rows, the
+    largest eigenvalue of their part of the projection on Δ's columns. Random sums, one more than the rank may be, have
+    the same leverages.
 
     Args:
         deltas: Δ of this rank's rows, [rows, units].
-        of: which patient each row of all ranks is of, on the CPU.
-        mine: likewise, of this rank's.
-        people: how many patients there are.
+        of: patient of each row of all ranks, on the CPU.
+        mine: patient of each row of this rank.
+        people: number of patients.
         gathered: see `shared_units`.
 
     Returns:
-        None where Δ has too high a rank.
+        None if the rank of Δ is too high.
     """
     most, units, rounding = people // 2, deltas.shape[1], torch.finfo(deltas.dtype).eps * ROUNDED
     deltas, scale = deltas.double(), torch.ones(people, 1, dtype=torch.float64)
@@ -125,8 +123,8 @@ def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered
     for _ in range(ROUNDS):
         left = deltas * scale.to(deltas)[mine]
         squares, _ = gathered(left.square().sum(0, keepdim=True))
-        left = left / squares.sum(0).sqrt().clamp(min=torch.finfo(left.dtype).tiny)  # small units tell as much
-        rows = gathered(left if sums is None else left @ sums)[0].cpu()  # small, and soonest decomposed there
+        left = left / squares.sum(0).sqrt().clamp(min=torch.finfo(left.dtype).tiny)  # scale does not affect leverage
+        rows = gathered(left if sums is None else left @ sums)[0].cpu()  # small, and decomposed fastest there
         if not rows.isfinite().all():
             break
         sides, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
@@ -135,7 +133,7 @@ def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered
         for one in (leverage > OF_SUMS).nonzero().flatten() if people < len(of) else ():
             leverage[one] = torch.linalg.matrix_norm(sides[of == one], 2).square()
         larger = leverage > OF_SUMS * (1 + 1e-6)
-        # Ranks on machines of two kinds may round on both sides of a limit: what one finds, all go by.
+        # Ranks on different machines may round differently at a limit, so all use the result of one.
         found, _ = gathered(torch.tensor([[sides.shape[1] > most, bool(larger.any())]], device=deltas.device).double())
         too_high, any_larger = found.any(0).tolist()
         if too_high:
@@ -148,7 +146,7 @@ def _out_of_sums(deltas: Tensor, of: Tensor, mine: Tensor, people: int, gathered
 
 
 def most_of_outputs(sums: Tensor) -> Tensor:
-    """Return how much one patient may have of each output, [outputs]: it is several patients'.
+    """Return the largest amount of each output that one patient may have, [outputs].
 
     Args:
         sums: of each patient, [patients, outputs].
@@ -165,7 +163,7 @@ def _within(
     most: Callable[[Tensor], Tensor],
     gathered: Gathered = lambda own: (own, 0),
 ) -> Tensor:
-    """Return rows that are scaled down where a patient's together are larger than they may be; else the same tensor."""
+    """Return rows scaled so that no patient's exceed the limit together; otherwise the same tensor."""
     own = sizes.new_zeros(people, sizes.shape[1]).index_add_(0, of, sizes)
     sums = gathered(own)[0].reshape(-1, *own.shape).sum(0)
     bound = most(sums)

@@ -1,17 +1,16 @@
-"""Batches at weights that hardly move: from as many as there are patients it can be solved who is in which.
+"""Limits the batches at nearly the same weights: with as many as patients, their members could be solved for.
 
-A site draws batches by a secret. At the same weights each batch adds up the same gradients of its patients, so that all
-have no more dimensions than there are patients, and who is in which follows (`python -m benchmarks memberships`).
+A site draws batches by a secret. At the same weights, batches are sums of the same gradients of its patients. All
+batches together have no more dimensions than patients, and reveal who is in which (`python -m benchmarks memberships`).
 
-Weights may move and the model stay: by a number added to all outputs of a softmax, by units that say nothing, or by a
-factor that one layer has more and the next one less. So it is looked, too, how far what flows back from the loss moved:
-of each class by itself, since a factor by class can be divided out, and of each output, since one can stay while the
-others move. Runs with other outputs are compared by how much flows back from each sample. And whoever knew when it is
-looked could let the weights be elsewhere just then: of each stretch of steps the site looks at one that it draws by its
-secret.
+Weights may change while the model does not: by a number added to all outputs of a softmax, by inactive units, or by a
+factor moved between layers. So the change of the deltas is measured, too: for each class, since a factor by class can
+be divided out, and for each output, since one may stay while others change. Models with other outputs are compared by
+the size of each sample's deltas. The site's secret selects the step of each stretch at which it measures, so that
+weights cannot be prepared for it.
 
-Two batches, or two epochs, differ by one patient now and then, and so do their sums at one place. So an epoch that
-begins near a place has the same batches as the one before there: what it sends has been sent.
+Two batches, or two epochs, may differ by one patient, and so may their sums at one place. So an epoch that begins
+near a place has the same batches as the one before: they have already been sent.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NEAR = 3e-3  # of the size of all weights
-MOST = 50  # places that are remembered: each is some kilobytes; whoever goes round more of them is not seen
-MOST_OUTPUTS = 16  # of what flows back, in a log
-LOOKS = 16  # before as many steps are taken as may be
-NUMBER = -1  # the kind of what flows back from a number
-FEWEST = 8  # samples by which models are compared
+NEAR = 3e-3  # distance relative to the size of all weights
+MOST = 50  # remembered places, of some kilobytes each; cycling through more is not noticed
+MOST_OUTPUTS = 16  # outputs of deltas in a log
+LOOKS = 16  # measurements within the allowed number of steps
+NUMBER = -1  # the kind of a numeric label
+FEWEST = 8  # samples for comparing models
 
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """What flows back to the model from the loss of some of a site's samples.
+    """The deltas of some of a site's samples.
 
     Args:
-        ids: int64 [n], which samples.
-        kinds: int64 [n, outputs], each sample's class, or whether it has the label; -1 of a number.
+        ids: of the samples, int64 [n].
+        kinds: int64 [n, outputs], each sample's class, or whether it has the label; -1 for numbers.
         values: [n, outputs]; float32 is enough.
     """
 
@@ -53,12 +52,12 @@ class Flows:
 
     @cached_property
     def key(self) -> bytes:
-        """What those have in common that are compared value by value: their samples, and the kinds of these."""
+        """Identifies deltas that can be compared value by value: samples and kinds."""
         return blake2b(torch.cat([self.ids, self.kinds.flatten()]).numpy().tobytes(), digest_size=16).digest()
 
     @cached_property
     def directions(self) -> Tensor:
-        """The values of each class and output with length 1, and in the mean 0 where they are of numbers."""
+        """Deltas of each class and output, normalised; for numbers also centred."""
         found = torch.zeros_like(self.values)
         for kind in self.kinds.unique().tolist():
             chosen = self.kinds == kind
@@ -68,10 +67,10 @@ class Flows:
         return found
 
     def near(self, others: Sequence[Flows]) -> list[bool]:
-        """Tell which models are nearly the same for one of their outputs, or for the samples of one class.
+        """Return which models are nearly the same, for one output or for the samples of one class.
 
-        That is where the flows of each class are but for a factor, and those of numbers but for one and what is added
-        to all. Of models with other outputs it is how much flows back from each sample.
+        This holds if the deltas of each class differ by a factor, and those of numbers by a factor and a constant.
+        Models with other outputs are compared by the size of each sample's deltas.
         """
         alike = [other.key == self.key for other in others]
         same = iter(self._near([other for other, whole in zip(others, alike, strict=True) if whole]))
@@ -91,7 +90,7 @@ class Flows:
         return found
 
     def _nearly(self, other: Flows) -> bool:
-        """Tell whether a model is nearly the same, of other outputs or some other samples."""
+        """Return whether a model is nearly the same, with other outputs or samples."""
         _, own, its = np.intersect1d(self.ids.numpy(), other.ids.numpy(), assume_unique=True, return_indices=True)
         if len(own) < FEWEST:
             return False
@@ -102,14 +101,14 @@ class Flows:
         return here._near([there])[0]
 
     def _sizes(self, kinds: Tensor, *, centred: bool = False) -> Flows:
-        """Return how much flows back from each sample, in the mean of a kind 0: of many outputs that hardly differs."""
+        """Return the size of each sample's deltas, relative to the mean of its kind."""
         sizes = self.values.norm(dim=1, keepdim=True)
         for kind in kinds.unique() if centred else ():
             sizes = torch.where(kinds == kind, sizes - sizes[kinds == kind].mean(), sizes)
         return Flows(self.ids, kinds, sizes)
 
     def pack(self) -> bytes:
-        """Return them as bytes, the number of outputs first; of many outputs how much flows back from each sample."""
+        """Return the bytes, starting with the number of outputs; with many outputs, sizes per sample."""
         if self.values.shape[1] > MOST_OUTPUTS:
             return self._sizes(self.kinds[:, :1]).pack()
         numbers = torch.cat([self.ids[:, None], self.kinds, self.values.double().view(torch.int64)], 1)
@@ -117,7 +116,7 @@ class Flows:
 
     @classmethod
     def unpack(cls, data: bytes) -> Flows | None:
-        """Return flows from bytes; None of no flows."""
+        """Read deltas from bytes; None for empty ones."""
         if not data:
             return None
         outputs = int.from_bytes(data[:8], sys.byteorder)
@@ -127,7 +126,7 @@ class Flows:
 
 
 def _stays(apart: Tensor, sizes: Tensor) -> Tensor:
-    """Tell where squared distances are small beside squared sizes, which are more than nothing."""
+    """Return where squared distances are small compared to squared sizes, which are not zero."""
     return (apart <= NEAR**2 * sizes) & (sizes > 0)
 
 
@@ -136,10 +135,10 @@ class Place(NamedTuple):
 
     Args:
         sketch: of the weights; see `common.run.weight_sketch`.
-        steps: that were taken near them.
-        flows: there; None where nobody could look.
+        steps: taken near them.
+        flows: deltas there; None if unknown.
         first: whether a training began there.
-        drawn: what batches of some patients were drawn from there; by what names these and the batches' sizes.
+        drawn: seeds of batches there, by the digest of patients and batch sizes.
     """
 
     sketch: Tensor
@@ -149,21 +148,21 @@ class Place(NamedTuple):
     drawn: Mapping[str, int] = MappingProxyType({})
 
 
-Places = tuple[Place, ...]  # the last one is where it was looked last
+Places = tuple[Place, ...]  # the last one is that of the last measurement
 
 
 def stretch(told: float, people: int) -> int:
-    """Return in how many steps it is looked once how far the weights are.
+    """Return the number of steps between two measurements of the weights' movement.
 
     Args:
-        told: so many steps for each patient may be near each other; infinite without a limit.
-        people: that it trains on, possibly none.
+        told: allowed number of steps near each other per patient; infinite without a limit.
+        people: number of training patients, possibly 0.
     """
     return 1 << 30 if math.isinf(told) else max(1, int(told * people // LOOKS))
 
 
 def near(places: Sequence[Place], here: Place) -> list[bool]:
-    """Tell at which places the weights, or the models that they make, are nearly those of now."""
+    """Return at which places the weights, or their models, are nearly the current ones."""
     if not places:
         return []
     sketches = torch.stack([place.sketch for place in places])
@@ -178,9 +177,9 @@ def near(places: Sequence[Place], here: Place) -> list[bool]:
 
 
 def arrived(places: Places, here: Place) -> Places:
-    """Return the places with that at which it is looked now, whose steps are added to what is near.
+    """Return the places with the current one, including the steps of places near it.
 
-    Of too many that is forgotten at which fewest steps were taken, last those where trainings began.
+    If there are too many, those with fewest steps are dropped first, and starts of trainings last.
     """
     others, last = list(places), here
     if any(found := near(places, here)):
@@ -193,24 +192,24 @@ def arrived(places: Places, here: Place) -> Places:
 
 
 def drawn_before(places: Sequence[Place], here: Place, patients: str) -> int | None:
-    """Return what batches of some patients were drawn from near here; None where none were.
+    """Return the seed of batches of these patients from near here; None if there is none.
 
     Args:
         places: of this run and others.
         here: where an epoch begins.
-        patients: what names them, and their batches' sizes.
+        patients: digest of patients and batch sizes.
     """
     known = [place for place in places if patients in place.drawn]
     return next((place.drawn[patients] for place, same in zip(known, near(known, here), strict=True) if same), None)
 
 
 def most_known(places: Places, numbers: int, earlier: Places = ()) -> int:
-    """Return how many dimensions of what is sent at the last of some places are known.
+    """Return the number of known dimensions of what is sent at the last of some places.
 
     Args:
         places: of this run.
         numbers: of each step.
-        earlier: of other runs.
+        earlier: places of other runs.
     """
     if not places:
         return 0

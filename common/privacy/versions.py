@@ -1,6 +1,6 @@
-"""What a column has said of patients, over runs: whose values have changed, since two sums differ by them alone.
+"""Values of patients in a column over runs, to find changed ones, by which two sums differ.
 
-The first version of a column has every patient's digest as it was first, later ones have those that were others then.
+The first version of a column has every patient's first digest, later ones have the changed digests.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ Version = dict[bytes, bytes]
 
 
 def changed(columns: Iterable[tuple[Sequence[Version], Version]]) -> dict[bytes, frozenset[tuple[int, int]]]:
-    """Return for each patient of whom something else is said than before in which columns, against which versions.
+    """Return for each patient the columns with changed values, and the versions that they differ from.
 
     Args:
-        columns: the versions of each, and what it says now.
+        columns: versions and current values of each column.
     """
     found: dict[bytes, set[tuple[int, int]]] = {}
     for place, (versions, values) in enumerate(columns):
@@ -29,14 +29,14 @@ def changed(columns: Iterable[tuple[Sequence[Version], Version]]) -> dict[bytes,
 
 
 def with_version(versions: Sequence[Version], values: Version) -> list[tuple[int, Version]]:
-    """Return which versions of a column are new, or have more patients, once it has said this.
+    """Return the versions of a column that are new or extended by current values.
 
     Args:
         versions: so far.
-        values: what it says now, by patient.
+        values: current digests, by patient.
 
     Returns:
-        Their numbers, and all that is in them.
+        Their numbers and contents.
     """
     first = versions[0] if versions else {}
     if values.items() <= first.items():

@@ -1,1 +1,1 @@
-"""What is said on the wire: the plan, the messages and their bytes."""
+"""The protocol: plan, messages and their bytes."""

@@ -1,4 +1,4 @@
-"""Numbers inside messages, as raw bytes, little-endian: as a list they would take many times their size."""
+"""Encodes numbers in messages as raw little-endian bytes, much smaller than lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_SUM = 1e300  # of one site: a thousand sites' add up to a finite number
+MAX_SUM = 1e300  # of one site, so that a thousand sites' total is finite
 
 
 def raw_bytes(numbers: Tensor) -> bytes:
@@ -19,7 +19,7 @@ def raw_bytes(numbers: Tensor) -> bytes:
 
 
 def numbers_in(data: bytes, dtype: torch.dtype, *shape: int) -> Tensor:
-    """Return the numbers that bytes are.
+    """Decode numbers from bytes.
 
     Raises:
         ValueError: the size is wrong.
@@ -31,12 +31,12 @@ def numbers_in(data: bytes, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def pack_counts(rows: Sequence[Sequence[int]]) -> bytes:
-    """Return whole numbers [rows, columns] as uint32."""
+    """Encode whole numbers [rows, columns] as uint32."""
     return np.asarray(rows, dtype="<u4").tobytes()
 
 
 def unpack_counts(data: bytes, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
-    """Return whole numbers [rows, columns].
+    """Decode whole numbers [rows, columns].
 
     Raises:
         ValueError: the size is wrong.
@@ -48,15 +48,15 @@ def unpack_counts(data: bytes, rows: int, columns: int) -> tuple[tuple[int, ...]
 
 
 def pack_sums(sums: Tensor) -> bytes:
-    """Return float64 numbers as bytes."""
+    """Encode float64 numbers."""
     return raw_bytes(sums.double())
 
 
 def unpack_sums(data: bytes, rows: int, columns: int) -> Tensor:
-    """Return float64 numbers [rows, columns].
+    """Decode float64 numbers [rows, columns].
 
     Raises:
-        ValueError: the size is wrong, or a number is NaN or too large to be added up.
+        ValueError: the size is wrong, or a number is NaN or too large for a total.
     """
     sums = numbers_in(data, torch.float64, rows, columns)
     if not bool((sums.abs() <= MAX_SUM).all()):
@@ -80,12 +80,12 @@ class BufferSlot:
 
 
 def pack_buffers(buffers: Mapping[str, Tensor]) -> bytes:
-    """Return a model's buffers as raw numbers, each in its own dtype, in their order."""
+    """Encode a model's buffers in order, each in its own dtype."""
     return b"".join(map(raw_bytes, buffers.values()))
 
 
 def unpack_buffers(data: bytes, slots: Sequence[BufferSlot]) -> dict[str, Tensor]:
-    """Return a model's buffers by name. They may hold infinity, as a mask of attention does.
+    """Decode a model's buffers by name. They may be infinite, as in an attention mask.
 
     Raises:
         ValueError: the size is wrong.

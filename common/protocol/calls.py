@@ -1,7 +1,7 @@
-"""What a site and an aggregator say where an engine carries the bytes: calls up, replies down.
+"""Calls of a site and replies of an aggregator, for engines that carry bytes.
 
-A site has one call at a time, and the reply may take as long as a round. The bytes are hostile until they are read
-here. A call carries a contribution as it is; nothing here knows the run's plan.
+A site has one open call at a time, and its reply may take as long as a round. Bytes are untrusted until they are
+checked here. A call carries a contribution unchanged; this module does not know the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from rankdad.common.errors import REASON_CHARACTERS, ProtocolError
 from rankdad.common.protocol.messages import Control
 
-HEAD_BYTES = 1 << 13  # of a call or a reply beside its body
+HEAD_BYTES = 1 << 13  # of a call or a reply without its body
 MAX_ROUND = 1 << 53
 Count = Annotated[int, Field(ge=0, le=MAX_ROUND)]
 Word = Annotated[str, Field(max_length=200)]
@@ -23,36 +23,36 @@ What = Literal["run", "send", "ask", "snapshot", "done", "give-up", "end"]
 
 
 class Call(Control):
-    """What a site asks.
+    """A call of a site.
 
-    run       what the run is
-    send      takes a contribution; the reply is its round's update
-    ask       whether a round is complete already; the reply is its update, or none
-    snapshot  the run's newest state, for a site that has lost its own
-    done      the site has all that it needs of the run
-    give-up   the site cannot go on: `body` is the message that says so
-    end       the site says nothing more, and expects no reply
+    run       requests the run's document
+    send      sends a contribution; the reply is its round's update
+    ask       asks whether a round is complete; the reply is its update, or empty
+    snapshot  requests the run's newest state, for a site that has lost its own
+    done      the site needs nothing more from the run
+    give-up   the site cannot continue: `body` is its failure message
+    end       the last call, without a reply
     """
 
     what: What
     number: Count
-    """Counts the calls of a site's process, from 1."""
+    """Number of the call in a site's process, from 1."""
     site: Annotated[str, Field(max_length=63)]
     run: Annotated[str, Field(max_length=16)] = ""
-    """The run that it is about; "" before the site knows it."""
+    """Identity of the run; "" before the site knows it."""
     round: Count = 0
     computed: Annotated[float, Field(ge=0, lt=1e9)] | None = None
-    """Seconds that the site has computed for the step so far."""
+    """Seconds of computing for the step so far."""
     body: bytes = b""
     reason: Sentence = ""
-    """Why the site ends before its run does."""
+    """Why the site ends before its run."""
 
 
 class Reply(Control):
-    """What an aggregator answers: bytes, that there are none, or a refusal."""
+    """A reply of an aggregator: bytes, none, or a refusal."""
 
     number: Count
-    """Of the call that it answers; 0 begins."""
+    """Number of the call; 0 for the first reply."""
     body: bytes | None = None
     status: Annotated[int, Field(ge=200, lt=600)] = 200
     error: Sentence = ""
@@ -64,20 +64,20 @@ C = TypeVar("C", bound=Control)
 
 
 def packed(said: Call | Reply) -> bytes:
-    """Return the bytes of a call or a reply."""
+    """Encode a call or a reply."""
     return bytes(msgpack.packb(said.model_dump(exclude_defaults=True)))
 
 
 def unpacked(kind: type[C], data: object, limit: int) -> C:
-    """Return the call or the reply that bytes hold.
+    """Decode a call or a reply.
 
     Args:
-        kind: which of the two.
-        data: as the engine hands it over.
+        kind: `Call` or `Reply`.
+        data: from the engine.
         limit: bytes of a body.
 
     Raises:
-        ProtocolError: they hold none.
+        ProtocolError: the bytes are invalid.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ProtocolError(422, "the engine handed over no bytes", code="body-malformed")

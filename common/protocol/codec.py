@@ -1,19 +1,19 @@
-"""The bytes of messages. Pure functions; bytes from the network are hostile until `unpack` has returned.
+"""The bytes of messages. Pure functions; bytes from the network are untrusted until `unpack` has returned.
 
-A message is one msgpack map of a small header and raw little-endian numbers in an order that the plan fixes. Nothing on
-the wire names a class or a function.
+A message is one msgpack map of a small header and raw little-endian numbers in an order that the plan determines.
+Nothing on the wire names a class or a function.
 
     every message       k kind · r round, uint64 · p exchange
-    an update that      i the sites that are in it, one bit for each in the plan's order; without it, all are
+    an update that      i included sites, one bit for each in the plan's order; without it, all are
     leaves a site out
-    an update that      l late contributions that are in it: one bit for each site, for each number of steps that one
-    includes late ones  may be late by, from 1
-    a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot where they vary ·
-                        b numbers as `common.lowrank.wire` lays them out, behind them the places of sparse
-                        matrices, then the projections
+    an update with      l included late contributions: one bit for each site, for each number of steps of delay,
+    late contributions  from 1
+    a step              m weight, loss and gradient norm, float64 · n rows, uint32 for each slot with variable rows ·
+                        b numbers in the layout of `common.lowrank.wire`, followed by positions of sparse matrices and
+                        by projections
     any other kind      d, a map checked by its model in `common.protocol.messages`
 
-A step's body has one size for given rows, whatever the round, as long as no site is left out.
+For given rows, the size of a step's body does not depend on the round, unless a site is left out.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from rankdad.common.run.projections import Projections
 if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")
 
-MAX_LOSS = 1e300  # of one site, in sums or a step: a thousand sites' add up to a finite number
-CONTAINERS = 3  # maps and lists in any message: its own, its body's, and one in that
-REGION_CONTAINERS = 16  # in a region's: in its hello the sites by what is odd about their data
+MAX_LOSS = 1e300  # of one site, so that a thousand sites' total is finite
+CONTAINERS = 3  # maps and lists in a message: its own, its body's, and one in that
+REGION_CONTAINERS = 16  # in a region's hello, which lists sites by warning
 T = TypeVar("T")
 _ROUND, _MEASURES = struct.Struct("<Q"), struct.Struct("<3d")
 
 
 def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> bytes:
-    """Return a message's bytes.
+    """Encode a message.
 
     Args:
         message: a contribution or an update.
         plan: of the run.
         up: whether it is a contribution.
-        region: whether it is a region's: its steps are laid out as updates are.
+        region: whether it is a region's, whose steps have the layout of updates.
 
     Raises:
         NonFiniteError: a step's payload holds NaN or infinity.
@@ -81,13 +81,13 @@ def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> byt
 
 
 def pack_failure(message: Message) -> bytes:
-    """Return the bytes of a failure, which need no plan: there may be none yet."""
+    """Encode a failure, which does not need a plan."""
     assert isinstance(message.body, Failure)
     return bytes(msgpack.packb({**_head(message), "d": message.body.model_dump()}))
 
 
 def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: str = "cpu") -> Message:
-    """Return the message that the bytes hold; for `region` see `pack`.
+    """Decode a message; for `region` see `pack`.
 
     Raises:
         ProtocolError: the bytes are no message of this plan; names the field and what was expected.
@@ -116,7 +116,7 @@ def unpack(data: bytes, plan: Plan, *, up: bool, region: bool = False, device: s
     if not isinstance(document, dict):
         raise ProtocolError(422, "the body is not a map", code="body-malformed")
     kind = document.get("k")
-    if type(kind) is not int or kind not in ROUNDS:  # True is no kind
+    if type(kind) is not int or kind not in ROUNDS:  # excludes bool
         raise ProtocolError(
             422,
             f"k: got {visible(repr(kind), 60)}, expected the number of a kind of round",
@@ -159,7 +159,7 @@ def _head(message: Message) -> dict[str, Any]:
 
 
 def _counting(most: int) -> Callable[[T], T]:
-    """Return a hook for every finished map and list: a byte of theirs on the wire takes 64 of memory."""
+    """Return a hook that limits the number of maps and lists: a byte on the wire may take 64 in memory."""
     left = most
 
     def count(made: T) -> T:
@@ -211,7 +211,7 @@ def _unpack_step(document: dict[str, Any], plan: Plan, layout: MessageLayout, de
 
 
 def _fitting(key: str, read: Callable[[], T]) -> T:
-    """Return what is read of a key's bytes, if that fits the plan."""
+    """Read a key's bytes, and convert layout errors."""
     try:
         return read()
     except LayoutError as error:
@@ -219,7 +219,7 @@ def _fitting(key: str, read: Callable[[], T]) -> T:
 
 
 def _not_encoded(error: NotEncodedError, wire: str) -> RankdadError:
-    """Say which parameter's numbers cannot travel, and why."""
+    """Create the error for a parameter whose numbers cannot be encoded."""
     gradient = f"the gradient of {error.name}"
     if not error.finite:
         return NonFiniteError(gradient)

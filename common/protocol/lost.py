@@ -1,4 +1,4 @@
-"""What stands where a call would, once an engine has lost a node's process."""
+"""The marker for a node process that an engine has lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Lost:
     """An engine has lost a node's process.
 
     Args:
-        reason: in words that others may hear.
+        reason: public.
     """
 
     reason: str

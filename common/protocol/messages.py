@@ -1,4 +1,4 @@
-"""Messages: what sites and aggregator say to each other. What each kind of round carries is in `common.rounds`."""
+"""Messages between sites and aggregator. Bodies of each kind of round are in `common.rounds`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ DataWarning = Literal[
 def packed(
     pack: Callable[[Any], bytes], unpack: Callable[[bytes, Plan, Mapping[str, Any]], object]
 ) -> tuple[BeforeValidator, PlainSerializer]:
-    """Return how a field travels as bytes: a message that is read has the plan as its context, one that is made none.
+    """Return the annotation of a field that is sent as bytes; messages are read with the plan as context.
 
     Args:
-        pack: of the field's value.
-        unpack: of the bytes, the plan and the fields before it; raises a ValueError that says what is wrong.
+        pack: encodes the field's value.
+        unpack: decodes bytes, given the plan and the earlier fields; raises a ValueError with the reason.
     """
 
     def read(value: object, info: ValidationInfo) -> object:
@@ -55,10 +55,10 @@ def packed(
 
 
 class Kind(int):
-    """What a round exchanges: a number on the wire, and a name.
+    """A kind of round: a number on the wire, and a name.
 
     Args:
-        number: below 64 one of ours, from there on another package's.
+        number: below 64 for ours, from there on for other packages'.
         name: in capitals.
     """
 
@@ -98,15 +98,15 @@ Kind.PAIRED = Kind(10, "PAIRED")
 
 
 class Control(BaseModel):
-    """The body of a message that is no step. Its numbers are decoded and checked when it is read, and never again."""
+    """The body of a message other than a step. Its numbers are decoded and checked when it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
 class Failure(Control):
-    """A site cannot go on, or the answer that tells the others so.
+    """A site cannot continue, or the answer that reports this to others.
 
-    One that has not begun may only have to mend something and come again: then it is not `final`.
+    A site that has not begun may be corrected and return: then the failure is not `final`.
     """
 
     site: Name
@@ -123,11 +123,10 @@ class Message:
     Args:
         kind: of the round.
         round: its number, from 0 without gaps over the whole run.
-        body: what it carries.
+        body: contents.
         exchange: within one optimizer step.
-        missing: places in the plan of the sites that an update leaves out; a contribution's is empty.
-        late: what a step's update includes of earlier steps: how many steps ago each was, and its site's place in the
-            plan; in ascending order.
+        missing: indices in the plan of the sites that an update leaves out; empty for contributions.
+        late: contributions to earlier steps in a step's update: age in steps and index of the site, ascending.
     """
 
     kind: Kind
@@ -140,7 +139,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A trainer's question whether a round is complete already: answered with its update, or with None.
+    """A trainer's question whether a round is complete; the answer is its update, or None.
 
     Args:
         round: its number.
@@ -150,7 +149,7 @@ class Ask:
 
 
 def failure_message(site: str, round_: int, error: BaseException, *, final: bool = True) -> Message:
-    """Return the message by which a site says that it cannot go on, or only that it has to mend something first."""
+    """Return a site's failure message; not final if the site may be corrected and return."""
     reason, code, field = public_reason(error), "unexpected-error", ""
     if isinstance(error, RankdadError):
         code, field = error.public_code, error.public_field

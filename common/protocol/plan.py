@@ -1,7 +1,7 @@
-"""The plan: what all agree on before the first round, and the exact layout of every payload.
+"""The plan: everything that all agree on before the first round, including the layout of every payload.
 
-It follows from the spec and the initial model alone, so that sites and aggregator make it independently and compare
-digests. Whether a layer's factor really covers its weight is found out by one synthetic batch on a copy of the model.
+It depends only on the spec and the initial model, so that sites and aggregator compute it independently and compare
+digests. One synthetic batch on a copy of the model shows whether a layer's factor covers its weight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankdad.common.spec.tasks import TaskSpec
 
 @dataclass(frozen=True)
 class StageSize:
-    """One round of preparation: its name, and how many numbers of each fold it adds up."""
+    """A round of preparation: its name, and the number of its sums per fold."""
 
     name: str
     size: int
@@ -38,28 +38,28 @@ class StageSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all agree on: compared by digest in the hello round.
+    """The plan, compared by digest in the hello round.
 
     Args:
-        version: of rankdad; not in the digest, as versions of one wire make the same plan.
+        version: of rankdad; not in the digest, because all versions of a wire make the same plan.
         protocol: number of the wire, see `common.protocol.versions`.
         torch: version of torch's numerics.
         spec_sha256: digest of the spec.
         weights_sha256: digest of the initial weights.
         sites: names in the order of concatenation.
-        seed: of everything random.
+        seed: of all random numbers.
         threads: of tensor operations.
-        wire: how numbers travel.
+        wire: number format.
         routes: of every trained parameter, in the model's order.
-        exchanges: of one step: what messages carry.
+        exchanges: of one step, with their layouts.
         buffers: of the model, in its order.
         task: what is predicted.
-        grouped: whether samples are of groups, over which tests are summed up too.
-        folds: how many times the run trains.
-        stages: names and sizes of the sums that preparation needs of every fold.
-        references: what the model is measured against at a test, beside a guess.
-        staleness: by how many steps a contribution may be late and still join one.
-        dense_bytes: size of one full gradient in float32, what dsgd sends.
+        grouped: whether samples have groups, so that tests are also summed over groups.
+        folds: number of trainings.
+        stages: names and sizes of the sums for preparation in every fold.
+        references: reference models of a test, besides a guess.
+        staleness: steps by which a contribution may be late.
+        dense_bytes: size of one full gradient in float32, as sent by dsgd.
         replica_bytes: largest size of a replica's state: weights, buffers and moments.
         warnings: layers that look like factors but are not, one sentence each.
     """
@@ -87,20 +87,20 @@ class Plan:
     warnings: tuple[str, ...]
 
     def __hash__(self) -> int:
-        """Return a hash that is quick to take: what is asked for with every message is kept by plan."""
+        """Return a fast hash, for caches by plan."""
         return hash((self.spec_sha256, self.weights_sha256))
 
     @property
     def factor_names(self) -> frozenset[str]:
-        """Names of the weights whose factors are captured."""
+        """Names of the weights with captured factors."""
         return frozenset(route.name for route in self.routes if route.captured)
 
     def layout(self, exchange: int, *, up: bool) -> MessageLayout:
-        """Return what a message of a step's exchange carries."""
+        """Return the layout of a message in a step's exchange."""
         return self.exchanges[exchange].up if up else self.exchanges[exchange].down
 
     def stage_size(self, name: str) -> int:
-        """Return how many numbers of each fold a stage of preparation adds up.
+        """Return the number of sums per fold in a preparation stage.
 
         Raises:
             ValueError: the run has no such stage.
@@ -108,7 +108,7 @@ class Plan:
         for stage in self.stages:
             if stage.name == name:
                 return stage.size
-        raise ValueError(f"no stage of preparation is called {name[:40]!r}")
+        raise ValueError(f"there is no preparation stage {name[:40]!r}")
 
     @property
     def buffer_bytes(self) -> int:
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def control_bytes(self) -> int:
-        """Largest size of the numbers in a message that is no step: buffers, counts, sums, or tallies."""
+        """Largest size of the numbers in a message other than a step: buffers, counts, sums, or tallies."""
         counts = 4 * self.folds * max(3, len(self.sites))
         sums = 8 * self.folds * max((stage.size for stage in self.stages), default=0)
         most = tally_bytes(self.task) + (1 + len(self.references)) * tally_bytes(self.task, self.grouped)
@@ -140,7 +140,7 @@ def make_plan(spec: RunSpec, model: nn.Module) -> Plan:
     """Make the plan from the spec and the initial model.
 
     Raises:
-        SpecError: the model does not take the data's shape or does not return logits of the task's classes, or the
+        SpecError: the model does not accept the data's shape or does not return logits of the task's classes, or the
             method does not fit it.
     """
     spec.method.check_model(model)

@@ -1,4 +1,4 @@
-"""What an aggregator tells a site of the contributions that it had kept of a run."""
+"""An aggregator's receipt for a site's contributions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 
-FILE = "receipt.json"  # beside a site's results
+FILE = "receipt.json"  # next to a site's results
 Amount = Annotated[int, Field(ge=0, lt=2**63)]
 Ended = Literal["completed", "failed", "interrupted", "refused"]
 Stays = Literal["updates", "checkpoints", "results"]
@@ -22,19 +22,19 @@ class Kept(Part):
 
 
 class Receipt(Part):
-    """What has become of a site's contributions at a run's end."""
+    """What happened to a site's contributions at a run's end."""
 
     run: Annotated[str, Field(max_length=63)]
     site: Annotated[str, Field(max_length=63)]
     status: Ended
-    """How the run has ended."""
+    """State of the ended run."""
     deleted: bool
-    """Whether the contributions that were still there are gone; else every site's policy lets them stay."""
+    """Whether the remaining contributions were deleted; otherwise every site's policy lets them stay."""
     contributions: Amount
-    """How many there still were: those that no checkpoint needed had gone before."""
+    """Number of remaining contributions: those not needed by a checkpoint had been deleted before."""
     bytes: Amount
-    """Of these."""
+    """Their size in bytes."""
     time: Annotated[str, Field(max_length=40)]
-    """When, in UTC."""
+    """Time, in UTC."""
     stays: tuple[Stays, ...] = ("updates", "checkpoints", "results")
-    """What of the run is left at the aggregator: sums of all sites, and what follows from them."""
+    """What remains at the aggregator: sums over all sites, and results of them."""

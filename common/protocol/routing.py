@@ -1,4 +1,4 @@
-"""Which route each parameter of a run takes: its method's choice, by shapes and by one synthetic batch."""
+"""Chooses the route of each parameter, by its shape and by one synthetic batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, one_line
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, unfollowed
+from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, uncaptured_layers
 from rankdad.common.lowrank.routes import Route, routed
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
@@ -19,7 +19,7 @@ PROBE_SAMPLES = 4
 
 
 def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], tuple[str, ...]]:
-    """Choose how each trained parameter travels: as a factor, or dense where that is smaller.
+    """Choose the route of each trained parameter: as a factor, or dense if that is smaller.
 
     Returns:
         Routes in the model's order, and a sentence for every layer that looks like a factor but is not.
@@ -29,7 +29,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     """
     rows, warnings = _probe(spec, model)
     warnings += tuple(
-        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in unfollowed(model).items()
+        f"{name or 'the model'}: its factor is not used, {reason}" for name, reason in uncaptured_layers(model).items()
     )
     layers = linear_layers(model)
     routes: dict[str, Route] = {}
@@ -37,7 +37,7 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
         if parameter.requires_grad:
             bias = layers[name][1] if name in rows else None
             route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
-            # What a hook has made of a gradient, such as zeros of a mask, no reduction keeps.
+            # A hook's changes to a gradient, such as a mask's zeros, would not survive a reduction.
             routes[name] = Route(name, route.shape) if has_hooks(parameter) else route
     chosen = routed(routes.values())
     if hooked := [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]:
@@ -45,20 +45,20 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     for field in ("rank", "density"):
         if hasattr(spec.method, field) and spec.solver == "steps" and all(route.dense for route in chosen):
             value = getattr(spec.method, field)
-            warnings += (f"{field} {value} makes no layer smaller: everything travels dense",)
+            warnings += (f"{field} {value} makes no layer smaller: all gradients are dense",)
     return chosen, warnings
 
 
 def check_wire(wire: str, hooked: str, field: str) -> None:
-    """Check that a parameter's gradient can travel as a hook has made it.
+    """Check that a wire can send a gradient that a hook has changed.
 
     Args:
-        wire: how numbers travel.
+        wire: number format.
         hooked: the parameter with the hook.
         field: that names the wire.
 
     Raises:
-        SpecError: they travel without a zero, so that what a hook masks would move.
+        SpecError: the wire has no zero, so that masked entries would change.
     """
     if wire == "int2":
         raise SpecError(
@@ -70,19 +70,19 @@ def check_wire(wire: str, hooked: str, field: str) -> None:
 
 
 def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
-    """Choose how one parameter travels.
+    """Choose the route of one parameter.
 
     Args:
         spec: of the run.
         name: of the parameter.
         shape: of the parameter.
-        bias: that may travel as the last column of its matrix; None if it has none of its own.
-        rows_per_sample: of its factor, for one sample; None if its gradient is captured as no factor.
+        bias: that may be the last column of its matrix; None without one.
+        rows_per_sample: rows of its factor per sample; None if its gradient is not captured as a factor.
     """
     dense = Route(name, shape, linear=rows_per_sample is not None)
     if len(shape) < 2:
         return dense
-    rows = None  # some rows do not grow with the batch: hence at least the probe's
+    rows = None  # at least the probe's rows, some of which may not grow with the batch
     if rows_per_sample is not None and spec.local is None:  # a difference of weights is a matrix
         largest = max(spec.at(site).training.batch_size for site in spec.federation.sites)
         rows = rows_per_sample * max(largest, PROBE_SAMPLES) * spec.training.accumulate
@@ -90,16 +90,16 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
 
 
 def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Run one synthetic batch on a copy: rows per sample of every weight whose factor equals autograd's gradient."""
+    """Run one synthetic batch on a copy; return the rows per sample of every weight whose factor is its gradient."""
     try:
         probe = copied(model).cpu().train()
     except Exception as error:
         raise SpecError(
-            "model", f"cannot be copied, to try it out: {one_line(error)}", code="model-cannot-be-copied"
+            "model", f"cannot be copied for a test: {one_line(error)}", code="model-cannot-be-copied"
         ) from error
     generator = torch.Generator().manual_seed(derive(spec.seed, "probe"))
     with torch.no_grad():
-        for parameter in probe.parameters():  # a layer of zeros would let no gradient through
+        for parameter in probe.parameters():  # zeros would block gradients
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.01 * noise.to(parameter))
     shape = (PROBE_SAMPLES, *spec.data.shape)
@@ -125,7 +125,7 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
                 f"returned {got} for {PROBE_SAMPLES} samples, expected {list(expected)}",
                 code="model-output-shape",
             )
-        F.mse_loss(logits, (torch.arange(logits.numel()) % 2).to(logits).reshape(expected)).backward()  # any loss does
+        F.mse_loss(logits, (torch.arange(logits.numel()) % 2).to(logits).reshape(expected)).backward()  # any loss
     rows: dict[str, int] = {}
     warnings: list[str] = []
     for name, factor in capture.factors().items():

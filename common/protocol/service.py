@@ -1,4 +1,4 @@
-"""What a service, its sites' agents and owners of runs tell each other, as JSON."""
+"""Messages between a service, its sites' agents and owners of runs, as JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rankdad.common.spec import SiteName
 MAX_RUN_BYTES = 8 << 20  # of a run's spec
 MAX_REASON = 2000  # characters
 MAX_NEEDED, MAX_REFUSALS = 500, 25  # characters; lines of a policy
-MAX_LISTED = 10_000  # runs that a service names at once
+MAX_LISTED = 10_000  # runs in a listing
 RunName = Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9_-]{0,62}-[0-9]{1,9}|[0-9a-f]{16})$")]
-"""What a service calls a run; a run that an engine brings is called by its identity."""
+"""The name of a run at a service; an engine's run has its identity as name."""
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 
 
 class State(StrEnum):
-    """Where a run of a service stands."""
+    """The state of a run at a service."""
 
     WAITING = "waiting for sites"
     QUEUED = "queued"
@@ -40,27 +40,27 @@ Answer = Literal["asked", "accepted", "refused", "finished"]
 
 
 class FromVersion(Part):
-    """A document that says which version and wire have written it, as `OUR_VERSION` does."""
+    """A document with the version and wire of its writer, as in `OUR_VERSION`."""
 
     version: Annotated[str, Field(max_length=63)]
     wire: Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Writer(FromVersion, extra="ignore"):
-    """Who has written it, read before the rest: another version may have other fields."""
+    """The writer's version, read before the other fields, which may differ between versions."""
 
 
 class Poll(FromVersion):
-    """An agent asks what there is for its site.
+    """An agent's request for offers.
 
-    `known` is the digest of what it was told last: the service answers when that has changed, or after a while.
+    `known` is the digest of its last offers: the service answers when they change, or after a while.
     """
 
     known: Annotated[str, Field(max_length=64)] = ""
 
 
 class Offered(Part):
-    """A run that concerns a site: it is asked whether it takes part, or is to train."""
+    """A run that a site is asked to take part in, or trains."""
 
     run: RunName
     id: RunId
@@ -69,7 +69,7 @@ class Offered(Part):
 
 
 class Offers(Part):
-    """All runs that concern a site, and the questions that it has not answered."""
+    """All offered runs of a site, and its open questions."""
 
     digest: Annotated[str, Field(max_length=64)]
     runs: Annotated[tuple[Offered, ...], Field(max_length=MAX_LISTED)]
@@ -77,7 +77,7 @@ class Offers(Part):
 
 
 class Offer(FromVersion):
-    """One of them, with its spec."""
+    """An offered run with its spec."""
 
     run: RunName
     id: RunId
@@ -86,7 +86,7 @@ class Offer(FromVersion):
 
 
 class Reply(Part):
-    """What a site says of a run: it waits for somebody's approval, takes part, does not, or has all that it needs."""
+    """A site's answer to an offered run: waiting for approval, accepted, refused or finished."""
 
     id: RunId
     answer: Answer
@@ -94,39 +94,39 @@ class Reply(Part):
 
 
 class Submission(FromVersion):
-    """A run that an owner submits. `id` is drawn by the owner: sent twice, it is one run."""
+    """A run that an owner submits. The owner draws `id`, so that repeated requests are one run."""
 
     id: RunId
     spec: dict[str, Any]
 
 
 class Question(Submission):
-    """A run that is no more than a draft: would the site take part in it? Nothing of it is trained."""
+    """A draft: would the site take part in it? It is not trained."""
 
     owner: Annotated[str, Field(max_length=63)]
 
 
 class Refusal(Part):
-    """Why a site would not take part: a line of its policy, or where there is none, the code alone."""
+    """Why a site would not take part: a policy line, or only the code."""
 
     line: Annotated[str, Field(max_length=63)] = ""
     field: Annotated[str, Field(max_length=200)] = ""
-    """Of the spec."""
+    """Field of the spec."""
     code: Annotated[str, Field(max_length=63, pattern=CODE)]
     needed: Annotated[str, Field(max_length=MAX_NEEDED)] = ""
-    """The strictest value of the line that lets the run in; of files and columns those that it lacks."""
+    """The strictest value of the line that would allow the run; for files and columns the missing ones."""
 
 
 class Stance(Part):
-    """What a site answers from its policy and what is installed there, never from its data."""
+    """A site's answer from its policy and installed packages, without data."""
 
     refusals: Annotated[tuple[Refusal, ...], Field(max_length=MAX_REFUSALS)] = ()
     by_hand: bool = False
-    """Whether somebody there has to approve every run."""
+    """Whether the site's staff has to approve every run."""
 
 
 class Asked(Part):
-    """What has become of a question. Times are seconds since 1970."""
+    """The state of a question. Times are seconds since 1970."""
 
     id: RunId
     name: Annotated[str, Field(max_length=63)]
@@ -136,7 +136,7 @@ class Asked(Part):
 
 
 class SiteAnswer(Part):
-    """What a site has said of a run, and when."""
+    """A site's answer, and its time."""
 
     answer: Answer
     reason: Reason = ""
@@ -144,7 +144,7 @@ class SiteAnswer(Part):
 
 
 class Described(Part):
-    """What a service says of a run to owners and viewers. Times are seconds since 1970."""
+    """A run for owners and viewers. Times are seconds since 1970."""
 
     run: RunName
     id: RunId
@@ -162,13 +162,13 @@ class Described(Part):
 
 
 class Listing(Part):
-    """Runs of a service, the newest first."""
+    """Runs of a service, newest first."""
 
     runs: Annotated[tuple[Described, ...], Field(max_length=MAX_LISTED)]
 
 
 def run_name(name: str, number: int) -> str:
-    """Return what a service calls a run: its spec's name in letters that an address and a folder can have, numbered."""
+    """Return a run's name at a service: its spec's name in letters valid in addresses and folders, with a number."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     words = re.sub(r"[^a-z0-9_]+", "-", plain).strip("-_") or "run"
     return f"{words[:60]}-{number}"

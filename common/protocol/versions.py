@@ -1,4 +1,4 @@
-"""Which versions of rankdad may run together: the site asks before it reads the spec, the aggregator in hello.
+"""Which versions of rankdad may run together; checked by the site before it reads the spec, and in hello.
 
 A version is MAJOR.MINOR.PATCH. Two versions run together if they have the same wire and the same MAJOR, and if their
 MINOR differs by at most one.
@@ -14,13 +14,13 @@ from rankdad.common import __version__
 from rankdad.common.errors import UserError, visible
 
 WIRE = 1
-"""Of messages, plan and spec, and of what sites compute from an update; CONTRIBUTING.md says what raises it."""
+"""Number of the format of messages, plan and spec, and of computations from an update; see CONTRIBUTING.md."""
 OUR_VERSION: dict[str, Any] = {"version": __version__, "wire": WIRE}
 _NUMBERS = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})(?:\.[0-9]{1,6})?(?:[.+-]?[a-z][a-z0-9.+-]*)?", re.ASCII)
 
 
 def run_together(version: object, wire: object) -> bool:
-    """Tell whether another process, of a version and a wire, may run with this one."""
+    """Return whether a process with this version and wire may run with this one."""
     if type(wire) is not int or wire != WIRE:
         return False
     own, other = _NUMBERS.fullmatch(__version__), _NUMBERS.fullmatch(version) if isinstance(version, str) else None
@@ -31,9 +31,9 @@ def check_versions(who: str, said: Mapping[str, object], here: str) -> None:
     """Check that another process may run with this one.
 
     Args:
-        who: the other one.
-        said: its `version` and its `wire`; anything may be there.
-        here: this one.
+        who: name of the other process.
+        said: its `version` and `wire`, unchecked.
+        here: name of this process.
 
     Raises:
         UserError: it may not.

@@ -1,1 +1,1 @@
-"""Kinds of rounds, a file each: what is due, what a site contributes, and what comes of it."""
+"""Kinds of rounds, one file each: when they are due, contributions, updates and their effects."""

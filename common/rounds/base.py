@@ -1,7 +1,7 @@
-"""What a kind of round is: one file has all that site, aggregator, region, replay and record do in it.
+"""The base of all kinds of rounds. One file per kind has all its code for site, aggregator, region, replay and record.
 
-A site makes a contribution, the aggregator checks each before it counts, makes one update of all, and everybody applies
-that. A region's aggregator makes one contribution of those of its sites.
+A site makes a contribution, the aggregator checks each and combines all into one update, and all apply it. A region's
+aggregator combines its sites' contributions into one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ B = TypeVar("B", bound="Body")
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What the next round exchanges.
+    """The next round.
 
     Args:
         kind: of the round.
         round: its number.
         exchange: within the optimizer step.
-        fold: that is trained or tested.
-        epoch: whose weights the round is about.
-        stage: of preparation; None in any other round.
-        split: that is evaluated; None in any other round.
+        fold: in training or testing.
+        epoch: of the weights concerned.
+        stage: of preparation; None in other rounds.
+        split: to evaluate; None in other rounds.
     """
 
     kind: Kind
@@ -52,14 +52,14 @@ class Due:
     split: Literal["validation", "test"] | None = None
 
     def check(self, message: Message, status: int) -> None:
-        """Refuse a message of this round that is about something else.
+        """Check that a message belongs to this round.
 
         Args:
             message: a contribution or an update.
             status: of the refusal.
 
         Raises:
-            ProtocolError: names the field, and what was expected.
+            ProtocolError: it does not; names the field, and what was expected.
         """
         if message.kind is not self.kind:
             raise ProtocolError(
@@ -86,19 +86,19 @@ class Due:
 
 @dataclass(frozen=True)
 class Ready:
-    """A round's contributions, all that it waits for.
+    """All contributions to a round.
 
     Args:
         kind: of the round.
         round: its number.
         exchange: within one optimizer step.
-        places: among those that contribute to this barrier, of those whose contributions are in, in order.
-        messages: these contributions.
-        sizes: of their bodies in bytes.
-        missing: places of the others.
-        seconds: from the round's beginning to its end.
-        late: contributions to earlier steps that join this one, in order of age and place.
-        arrived: seconds from the round's beginning to each contribution.
+        places: indices of the contributors among this barrier's members, in order.
+        messages: the contributions.
+        sizes: of their bodies, in bytes.
+        missing: indices of the other members.
+        seconds: from the round's start to its end.
+        late: contributions to earlier steps that join this one, by age and index.
+        arrived: seconds from the round's start to each contribution.
     """
 
     kind: Kind
@@ -113,19 +113,19 @@ class Ready:
     arrived: tuple[float, ...] = ()
 
     def bodies(self, kind: type[B]) -> list[B]:
-        """Return what the contributions hold, which are all of one kind."""
+        """Return the bodies of the contributions, all of one type."""
         return bodies(self.messages, kind)
 
 
 def bodies(messages: Sequence[Message], kind: type[B]) -> list[B]:
-    """Return the bodies of messages that are all of one kind."""
+    """Return the bodies of messages, all of one type."""
     found: list[B] = [message.body for message in messages if isinstance(message.body, kind)]
-    assert len(found) == len(messages), "the barrier lets one kind into a round"
+    assert len(found) == len(messages), "the barrier accepts one kind per round"
     return found
 
 
 class Cost(NamedTuple):
-    """What a round has taken: bytes of its answer, seconds in all, and those of the aggregation."""
+    """The cost of a round: bytes of its update, seconds in total, and seconds of the aggregation."""
 
     size: int
     seconds: float
@@ -134,13 +134,13 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """What an aggregator makes an update of, and a region's its contribution.
+    """The inputs of an update, or of a region's contribution.
 
     Args:
         spec: of the run.
         plan: of the run.
         node: the aggregator.
-        run: where the run is; its replica is what sites take over whose weights have drifted apart.
+        run: its state; sites take over its replica if their weights have drifted apart.
         ready: contributions of one kind, in the plan's order.
         state: of the method here.
     """
@@ -154,12 +154,12 @@ class Collected:
 
     @property
     def children(self) -> list[str]:
-        """Who has contributed."""
+        """Names of the contributors."""
         return [self.node.children[place] for place in self.ready.places]
 
 
 class Tests(NamedTuple):
-    """Tallies of a test: the model's, the guess's, and those of the plan's references."""
+    """Tallies of a test: the model's, the guess's, and those of the reference models."""
 
     model: Tally
     guess: Tally
@@ -167,7 +167,7 @@ class Tests(NamedTuple):
 
 
 class SiteRows(Protocol):
-    """What a round may ask of a site's data: see `common.data.SiteData`."""
+    """The parts of a site's data that rounds may use; see `common.data.SiteData`."""
 
     @property
     def dropped(self) -> int: ...  # noqa: D102
@@ -186,15 +186,15 @@ class SiteRows(Protocol):
 
 
 class Contributor(Protocol):
-    """What a round may ask of a site.
+    """The parts of a site that rounds may use.
 
     Attributes:
         spec: the run.
         plan: of the run.
-        run: where the run is, with the site's replica.
+        run: its state, with the site's replica.
         index: of the site in the plan.
         data: its samples.
-        retain: whether its policy lets the aggregator keep what the site sends beyond the run's end.
+        retain: whether its policy lets the aggregator keep contributions beyond the run's end.
     """
 
     spec: RunSpec
@@ -205,56 +205,56 @@ class Contributor(Protocol):
 
     @property
     def data(self) -> SiteRows:
-        """Its samples."""
+        """The site's samples."""
 
     def samples(self) -> tuple[tuple[int, int, int], ...]:
-        """Return how many samples each fold trains on, validates and tests with."""
+        """Return the number of training, validation and test samples of each fold."""
 
     def monitored(self) -> Tally:
-        """Return what the model's outputs for the validation samples add up to."""
+        """Return the tally of the model's outputs for the validation samples."""
 
     def tested(self, fold: int, *, counts: bool) -> Tests:
-        """Return what the tests of the best weights add up to; of one that does not count, no references."""
+        """Return the tallies of the tests of the best weights; without references if they do not count."""
 
     def compared(self) -> tuple[list[Rows | None], Tensor, Tensor | None]:
-        """Return what each model says of the last test's samples, these samples' labels, and their groups."""
+        """Return each model's rows for the last test's samples, with their labels and groups."""
 
 
 class Record(Protocol):
-    """What a completed round is written down with, at an aggregator: see `remote.recorder.Recorder`."""
+    """The parts of an aggregator's record that rounds use; see `remote.recorder.Recorder`."""
 
     progress: Any
 
     def sent(self, ready: Ready) -> Any:
-        """Yield who has sent what."""
+        """Yield the sender of each body."""
 
     def summarise(self) -> None:
-        """Write the summary as things stand."""
+        """Write the current summary."""
 
     def note_hello(self, ready: Ready, update: Any) -> None:
-        """Take note of the sites."""
+        """Record the sites."""
 
     def note_sums(self, ready: Ready, update: Any) -> None:
-        """Take note of a stage of preparation."""
+        """Record a preparation stage."""
 
     def note_step(self, ready: Ready, update: Any, cost: Cost) -> None:
-        """Take note of an exchange of a step."""
+        """Record an exchange of a step."""
 
     def note_evaluation(self, ready: Ready, update: Any) -> None:
-        """Take note of an epoch's metrics, or of a test's."""
+        """Record an epoch's or a test's metrics."""
 
     def note_comparison(self, sent: Mapping[str, Tensor]) -> None:
-        """Take note of how the models of a test compare."""
+        """Record the comparison of a test's models."""
 
 
 class Round:
-    """A kind of round. All its functions are pure but for what they change in the run that they are given.
+    """A kind of round. Its functions are pure, except for changes of the run that they are given.
 
     Attributes:
         kind: of the round.
-        up: what a site contributes.
-        down: the update.
-        region_up: what a region contributes.
+        up: type of a site's contribution.
+        down: type of the update.
+        region_up: type of a region's contribution.
     """
 
     kind: ClassVar[Kind]
@@ -263,26 +263,26 @@ class Round:
     region_up: ClassVar[type[Control] | None] = None
 
     def form(self, *, up: bool, region: bool) -> type[Control]:
-        """Return the model of what travels: up from a site or from a region, or down."""
+        """Return the type of a body: up from a site or a region, or down."""
         return ((region and self.region_up) or self.up) if up else self.down
 
     def due(self, run: RunState) -> Due | None:
-        """Return what is due if this round is next, of those that come before none being so."""
+        """Return this round if it is next, given that no earlier kind is due."""
         raise NotImplementedError
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Body:
-        """Return what a site contributes; one that does not count any more has no need of all."""
+        """Return a site's contribution; parts may be omitted if it does not count."""
         raise NotImplementedError
 
     def agrees(self, run: RunState, message: Message, status: int) -> None:
-        """Refuse a contribution or an update that does not follow from what everybody knows.
+        """Check that a contribution or an update follows from common knowledge.
 
         Raises:
-            ProtocolError: of that status.
+            ProtocolError: it does not; with this status.
         """
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check a contribution to the present round, or to a step that was due so many steps ago.
+        """Check a contribution to the current round, or to a step this many steps ago.
 
         Raises:
             ProtocolError: 422, naming the field or the parameter, and what was expected.
@@ -292,12 +292,12 @@ class Round:
         """Return the update.
 
         Raises:
-            RunFailedError: the run cannot go on.
+            RunFailedError: the run cannot continue.
         """
         raise NotImplementedError
 
     def combined(self, here: Collected) -> Body:
-        """Return what a region contributes, of all its children's contributions."""
+        """Return a region's contribution, from its members' contributions."""
         raise NotImplementedError
 
     def aggregate(self, here: Collected) -> tuple[Body, MethodState]:
@@ -305,28 +305,28 @@ class Round:
         return self.pooled(here), here.state
 
     def combine(self, here: Collected) -> tuple[Body, MethodState]:
-        """Return what a region contributes, and the method's state there once that is applied."""
+        """Return a region's contribution, and the method's state once that is applied."""
         return self.combined(here), here.state
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Bring a run beyond an update that has been checked.
+        """Apply a checked update to a run.
 
         Raises:
-            ProtocolError: it holds what this run cannot have.
+            ProtocolError: its contents do not fit this run.
         """
 
     def remember(self, checks: Checks, ready: Ready) -> None:
-        """Keep what contributions to later rounds are checked by."""
+        """Store what later contributions are checked against."""
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down a completed round at the aggregator."""
+        """Record a completed round at the aggregator."""
 
 
 class Further(Round):
-    """A round of another package: held once, after preparation, in a run that asks for it (`record.rounds`).
+    """A round of another package, held once, after preparation, in runs that list it (`record.rounds`).
 
-    It has a `kind` from 64 on, the models of what travels, `contribution`, `check` and `pooled`, and where runs have
-    regions `combined`. What a site may be asked is in `Contributor`: of its rows, those that may leave it in sums.
+    It defines a `kind` from 64 on, the types of bodies, `contribution`, `check` and `pooled`, and `combined` for runs
+    with regions. `Contributor` has the accessible parts of a site: its rows for sums.
 
     Attributes:
         name: of its entry point.
@@ -335,16 +335,16 @@ class Further(Round):
     name: ClassVar[str]
 
     def due(self, run: RunState) -> Due | None:
-        """Return it until it has been held."""
+        """Return this round until it has been held."""
         asked = self.name in run.spec.record.rounds and self.name not in run.progress.held
         return run.next(self.kind) if asked else None
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Take note that it has been held."""
+        """Record that it has been held."""
         run.note(held=(*run.progress.held, self.name))
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write what was found into the summary."""
+        """Write the result to the summary."""
         assert isinstance(update, Control)
         record.progress.rounds[self.name] = update.model_dump(mode="json")
         record.summarise()

@@ -1,4 +1,4 @@
-"""Buffers: a model's own statistics, such as BatchNorm's, at the end of an epoch."""
+"""Pools a model's buffers, such as BatchNorm's statistics, at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ BUFFERS = packed(pack_buffers, lambda data, plan, _: unpack_buffers(data, plan.b
 
 
 class Buffers(Control):
-    """A model's buffers such as BatchNorm's statistics, in either direction, with the training samples behind them."""
+    """A model's buffers, with the number of training samples behind them; up or down."""
 
     samples: Count
     values: Annotated[dict[str, Tensor], *BUFFERS]
 
 
 class BuffersRound(Round):
-    """The end of an epoch, of a model that has buffers."""
+    """The exchange of buffers at the end of an epoch."""
 
     kind, up, down = Kind.BUFFERS, Buffers, Buffers
 
     def due(self, run: RunState) -> Due | None:
-        """Return it once the epoch's steps are done."""
+        """Return this round when the epoch's steps are done."""
         return run.next(self.kind) if run.trains and run.plan.buffers and not run.buffers_pooled else None
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Buffers:
-        """Return the replica's."""
+        """Return the replica's buffers."""
         return Buffers(samples=site.run.samples(site.index), values=saved_buffers(site.run.replica.model))
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check that only what every replica has from its beginning, such as infinity in a mask, is out of bounds."""
+        """Check that numbers are within bounds, except for initial values such as infinity in a mask."""
         body, state = message.body, checks.state
         assert isinstance(body, Buffers)
         checks.count("d.samples", body.samples, sum(map(state.samples, checks.node.places[site])))
         initial = saved_buffers(state.replica.model)
         for name, value in body.values.items():
-            least = 0.0 if name.endswith("running_var") else -MAX_SIZE  # whose root is taken
+            least = 0.0 if name.endswith("running_var") else -MAX_SIZE  # square roots are taken of variances
             numbers = value.double()
             if not bool(((least <= numbers) & (numbers <= MAX_SIZE) | (value == initial[name].cpu())).all()):
                 raise ProtocolError(
@@ -58,9 +58,9 @@ class BuffersRound(Round):
                 )
 
     def pooled(self, here: Collected) -> Buffers:
-        """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the largest.
+        """Pool buffers: equal ones (masks) stay, real ones are averaged by training samples, counters take the maximum.
 
-        Where a number is not finite, as in a mask, it stands if it is the first site's.
+        Numbers that are not finite, as in a mask, are those of the first site.
         """
         sent = here.ready.bodies(Buffers)
         total = sum(buffers.samples for buffers in sent)
@@ -81,7 +81,7 @@ class BuffersRound(Round):
     combined = pooled
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Take them over."""
+        """Load the pooled buffers."""
         assert isinstance(update.body, Buffers)
         run.replica.load(update.body.values)
         run.buffers_pooled = True

@@ -1,4 +1,4 @@
-"""What a round's `check` holds a contribution against: the roster, the plan and the last test."""
+"""State for checking contributions: the roster, the plan and the last test."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "validation", "test"]
 PLACES: Mapping[Split, int] = {"train": 0, "validation": 1, "test": 2}
-MAX_SIZE = 1e17  # of a gradient or buffer: squares stay numbers in float32, however many sites add up
+MAX_SIZE = 1e17  # of a gradient or buffer, so that squares summed over sites do not overflow in float32
 
 
 class Checks:
-    """What is known of a run by which a contribution is judged, before it is recorded or counts.
+    """What an aggregator knows to check contributions, before they are recorded.
 
-    A refused contribution changes nothing. The answer names the field that is wrong, and the site may send again.
+    A refused contribution changes nothing; the answer names the wrong field, and the site may send again.
 
     Args:
         spec: of the run.
         plan: of the run.
         state: of the run.
-        node: whose children send.
+        node: the aggregator.
 
     Attributes:
-        samples: every child's in every fold, to train, to validate and to test; empty until all have said hello.
+        samples: training, validation and test samples of every child in every fold; empty before hello.
         retain: whether every site's policy lets contributions stay beyond the run's end.
-        tests: of the last test the tallies of every child that took part: the model's, and those of its rivals.
+        tests: tallies of the last test, by child: the model's, and those of its rivals.
     """
 
     def __init__(self, spec: RunSpec, plan: Plan, state: RunState, node: Node) -> None:
@@ -48,7 +48,7 @@ class Checks:
         self.tests: Mapping[str, Sequence[Tally]] = {}
 
     def meet(self, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """Take note of all sites' samples: a child's are those of all sites below it."""
+        """Set all sites' sample counts; a region's are those of all its sites."""
         sites = self.plan.sites
         self.samples = {
             child: torch.tensor([samples[sites[place]] for place in places]).sum(dim=0).tolist()
@@ -56,11 +56,11 @@ class Checks:
         }
 
     def samples_of(self, site: str, split: Split) -> int:
-        """Return how many samples a child has in a split of the present fold."""
+        """Return the number of a child's samples in a split of the current fold."""
         return self.samples[site][self.state.fold][PLACES[split]]
 
     def names(self, field: str, region: str, got: Collection[str], *, sites: bool = False) -> None:
-        """Check that a region names its sites and its regions, or its sites alone."""
+        """Check that a region names its sites and its regions, or only its sites."""
         expected = set(names_in(self.spec.federation.nodes, region))
         if sites:
             expected &= set(self.plan.sites)
@@ -73,8 +73,8 @@ class Checks:
             )
 
     def count(self, named: str, got: float, expected: float, *, field: str = "") -> None:
-        """Check of how many samples something is, which has a name in words beside its field's."""
-        if not math.isclose(got, expected, rel_tol=1e-12):  # the order in which a region adds up its sites is its own
+        """Check a number of samples; `named` is the field's description."""
+        if not math.isclose(got, expected, rel_tol=1e-12):  # regions may add in any order
             raise ProtocolError(
                 422,
                 f"{named}: is of {got:g} samples, expected the {expected:g} that the site has",

@@ -1,4 +1,4 @@
-"""Comparison: whether the sites' weights are still the same, by a sketch of each."""
+"""Compares the sites' weights by sketches."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ PARAMETERS = packed(pack_parameters, lambda data, *_: unpack_parameters(data))
 
 
 class Sketch(Control):
-    """A site's weights in a few numbers, as `common.run.weight_sketch` makes them."""
+    """A sketch of a site's weights, from `common.run.weight_sketch`."""
 
     weights: Annotated[Tensor, *SKETCH]
 
 
 class Comparison(Control):
-    """How far the sites' weights are apart, relative to their size; past the limit, the weights that all take over."""
+    """The distance of the sites' weights, relative to their size; beyond the limit, the weights for all."""
 
     drift: Measure
     replica: Annotated[dict[str, Tensor], *PARAMETERS]
 
 
 class ComparisonRound(Round):
-    """Every so many steps, where the spec asks for it."""
+    """A comparison after a number of steps, if the spec asks for it."""
 
     kind, up, down = Kind.COMPARISON, Sketch, Comparison
 
     def due(self, run: RunState) -> Due | None:
-        """Return it before the step that it comes before."""
+        """Return this round before the step that it precedes."""
         return run.next(self.kind) if run.comparison_due and run.has_steps else None
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Sketch:
@@ -47,13 +47,13 @@ class ComparisonRound(Round):
         return Sketch(weights=site.run.replica.sketch())
 
     def pooled(self, here: Collected) -> Comparison:
-        """Return how far they are apart; past the limit, with the weights that all take over."""
+        """Return the distance; beyond the limit, with the weights for all."""
         apart = drift(here.run, [sent.weights for sent in here.ready.bodies(Sketch)])
         replica = here.run.replica.parameters() if apart > here.spec.federation.drift else {}
         return Comparison(drift=apart, replica=replica)
 
     def combined(self, here: Collected) -> Sketch:
-        """Return the sketch that is furthest from the region's own."""
+        """Return the sketch with the largest distance from the region's own."""
         return Sketch(weights=furthest(here.run, [sent.weights for sent in here.ready.bodies(Sketch)]))
 
     def apply(self, run: RunState, update: Message) -> None:
@@ -66,7 +66,7 @@ class ComparisonRound(Round):
         run.note(compared=run.replica.step)
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down how far they were apart."""
+        """Record the distance."""
         assert isinstance(update, Comparison)
         record.progress.note_drift(update.drift)
         if update.replica:
@@ -80,6 +80,6 @@ def drift(run: RunState, sketches: Sequence[Tensor]) -> float:
 
 
 def furthest(run: RunState, sketches: Sequence[Tensor]) -> Tensor:
-    """Return the sketch that is furthest from the region's own replica: the first of those that are equally far."""
+    """Return the first sketch with the largest distance from the region's replica."""
     reference = run.replica.sketch()
     return max(sketches, key=lambda sketch: distance(reference, sketch))

@@ -1,4 +1,4 @@
-"""Decision: what follows from an epoch's metrics. Everybody says the same; a site that does not is refused."""
+"""The decision after an epoch's metrics, on which all sites must agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Decision(Control):
-    """End of an epoch, in either direction: whether its model is the best so far, whether to stop."""
+    """The end of an epoch, up or down: whether its model is the best so far, and whether to stop."""
 
     epoch: Count
     best: bool
@@ -30,11 +30,11 @@ class DecisionRound(Round):
         return run.next(self.kind) if run.decides else None
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Decision:
-        """Return what follows from the pooled metrics."""
+        """Return the decision that follows from the pooled metrics."""
         return vote(site.run)
 
     def agrees(self, run: RunState, message: Message, status: int) -> None:
-        """Refuse what does not follow from the pooled metrics."""
+        """Refuse a decision that does not follow from the pooled metrics."""
         expected = vote(run)
         if message.body != expected:
             raise ProtocolError(
@@ -45,7 +45,7 @@ class DecisionRound(Round):
             )
 
     def pooled(self, here: Collected) -> Decision:
-        """Return what all together say."""
+        """Return the common decision."""
         views = here.ready.bodies(Decision)
         best, stop = all(view.best for view in views), any(view.stop for view in views)
         return Decision(epoch=views[0].epoch, best=best, stop=stop)
@@ -58,13 +58,13 @@ class DecisionRound(Round):
         run.end_epoch(best=update.body.best, stop=update.body.stop)
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down the epoch."""
+        """Record the epoch."""
         assert isinstance(update, Decision)
         record.progress.end_epoch(update.epoch, best=update.best)
         record.summarise()
 
 
 def vote(run: RunState) -> Decision:
-    """Return what every site says at the end of an epoch: whether it was the best, and whether to stop."""
+    """Return the decision at the end of an epoch: whether it was the best, and whether to stop."""
     stopping, stale = run.spec.training.early_stopping, run.epochs_since_best
     return Decision(epoch=run.epoch, best=stale == 0, stop=bool(stopping and stale >= stopping.patience))

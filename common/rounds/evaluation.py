@@ -1,4 +1,4 @@
-"""Evaluation: what a model's outputs for the validation or the test samples of all sites add up to."""
+"""Evaluates a model on the validation or test samples of all sites."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _tallies(data: bytes, plan: Plan) -> tuple[Tally, ...]:
-    """Return the tallies of the plan's references."""
+    """Decode the tallies of the reference models."""
     size, count = tally_bytes(plan.task, plan.grouped), len(plan.references)
     if len(data) != size * count:
         raise ValueError(f"got {len(data)} bytes, expected {count} tallies of {size}")
@@ -56,10 +56,10 @@ SCORES = packed(
 
 
 class Evaluation(Control):
-    """A site's tally of a test, and those of guesses from its own labels and of the plan's references; or its sums of
-    the validation samples: see `rankdad.common.metrics.monitoring`.
+    """A site's tally of a test, with those of a guess and of the reference models; or its sums over the validation
+    samples: see `rankdad.common.metrics.monitoring`.
 
-    A reference that the site does not have is of no samples.
+    The tally of a missing reference model is empty.
     """
 
     split: Literal["validation", "test"]
@@ -71,10 +71,10 @@ class Evaluation(Control):
 
 
 class PooledMetrics(Control):
-    """The answer to an evaluation: metrics over all sites, by name; null where there was nothing to measure.
+    """The answer to an evaluation: metrics over all sites, by name; null without samples.
 
-    `absent` counts the classes that have no AUC; `auc_error` bounds what the histograms make of it. Of a test that a
-    paired comparison follows, `scores` are all sites' histograms: see `rankdad.common.rounds.scores`.
+    `absent` counts the classes without an AUC; `auc_error` is the largest error due to histograms. If a paired
+    comparison follows a test, `scores` are all sites' histograms: see `rankdad.common.rounds.scores`.
     """
 
     split: Literal["validation", "test"]
@@ -88,18 +88,18 @@ class PooledMetrics(Control):
 
 
 class EvaluationRound(Round):
-    """The validation at an epoch's end, and the test at a fold's."""
+    """The validation at an epoch's end, or the test at a fold's."""
 
     kind, up, down = Kind.EVALUATION, Evaluation, PooledMetrics
 
     def due(self, run: RunState) -> Due | None:
-        """Return the test of the best weights, or the validation of the present ones."""
+        """Return the test of the best weights, or the validation of the current ones."""
         if run.trains:
             return run.next(self.kind, split="validation")
         return run.next(self.kind, epoch=run.progress.best_epoch, split="test")
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Evaluation:
-        """Return what the model's outputs add up to, and at a test what those of other models do."""
+        """Return the tallies of the model, and in a test those of other models."""
         split = due.split
         assert split is not None
         if split == "validation":
@@ -111,7 +111,7 @@ class EvaluationRound(Round):
         )
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check that all tallies are of the split's samples, with the same labels."""
+        """Check that all tallies have the split's samples and the same labels."""
         body = message.body
         assert isinstance(body, Evaluation)
         expected = checks.samples_of(site, body.split)
@@ -129,7 +129,7 @@ class EvaluationRound(Round):
             if not same_labels(checks.spec.task, tally, body.tally):
                 raise ProtocolError(
                     422,
-                    f"d.{named}: is of other labels than those of d.tally",
+                    f"d.{named}: has other labels than d.tally",
                     code="labels-differ",
                     field=f"d.{field}",
                 )
@@ -146,7 +146,7 @@ class EvaluationRound(Round):
         return PooledMetrics.model_validate({**where, **asdict(metrics)})
 
     def combined(self, here: Collected) -> Evaluation:
-        """Return the sums of all tallies; of a reference that one of the members lacks, those of no samples."""
+        """Return the sums of all tallies; empty for a reference that a member lacks."""
         sent = here.ready.bodies(Evaluation)
         first, tallies = sent[0], [one.tally for one in sent]
         guesses = [one.baseline for one in sent if one.baseline is not None]
@@ -164,7 +164,7 @@ class EvaluationRound(Round):
         )
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Go on to the decision over the epoch, or to the next fold."""
+        """Continue with the decision over the epoch, or the next fold."""
         body = update.body
         assert isinstance(body, PooledMetrics)
         if body.split == "validation":
@@ -175,14 +175,14 @@ class EvaluationRound(Round):
             run.next_fold()
 
     def remember(self, checks: Checks, ready: Ready) -> None:
-        """Keep the tallies of a test: what is compared is checked by them."""
+        """Store the tallies of a test, to check the comparison."""
         sent = zip(ready.places, ready.bodies(Evaluation), strict=True)
         checks.tests = {
             checks.node.children[at]: (one.tally, one.baseline, *one.references) for at, one in sent if one.baseline
         }
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down the metrics."""
+        """Record the metrics."""
         record.note_evaluation(ready, update)
 
 

@@ -1,4 +1,4 @@
-"""Failure: a site cannot go on, or the answer that tells the others so. No round is due for it."""
+"""Failure of a site, or the answer that reports it to others. It may replace any round."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class FailureRound(Round):
-    """In place of any round."""
+    """A failure, instead of any round."""
 
     kind, up, down = Kind.FAILURE, Failure, Failure
 
     def due(self, run: RunState) -> Due | None:
-        """Return nothing: it comes when it comes."""
+        """Return None: a failure is never due."""
         return None

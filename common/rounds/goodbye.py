@@ -1,4 +1,4 @@
-"""Goodbye: everybody's final weights, in a digest."""
+"""Goodbye: digests of all final weights."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class Goodbye(Control):
-    """A site has ended with these weights."""
+    """The digest of a site's final weights."""
 
     weights_sha256: Digest
     sketch: Annotated[Tensor, *SKETCH]
 
 
 class RegionGoodbye(Control):
-    """A region has ended: its own digest and those of all below it, and the sketch that is furthest from its own."""
+    """The digests of a region and its members, and the sketch with the largest distance from its own."""
 
     weights_sha256: dict[Name, Digest]
     sketch: Annotated[Tensor, *SKETCH]
 
 
 class Farewell(Control):
-    """The answer to goodbye: the digest of every site and region that was there, and how far they are apart."""
+    """The answer to goodbye: the digests of all sites and regions, and the distance of their weights."""
 
     weights_sha256: Annotated[dict[Name, Digest], Field(max_length=1000)]
     drift: Measure
@@ -44,7 +44,7 @@ class GoodbyeRound(Round):
     kind, up, down, region_up = Kind.GOODBYE, Goodbye, Farewell, RegionGoodbye
 
     def due(self, run: RunState) -> Due | None:
-        """Return it when all folds have been tested."""
+        """Return this round when all folds have been tested."""
         return run.next(self.kind) if run.over else None
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Goodbye:
@@ -52,17 +52,17 @@ class GoodbyeRound(Round):
         return Goodbye(weights_sha256=site.run.replica.digest(), sketch=site.run.replica.sketch())
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check that a region names its own."""
+        """Check that a region names its members."""
         if isinstance(message.body, RegionGoodbye):
             checks.names("weights_sha256", site, message.body.weights_sha256)
 
     def pooled(self, here: Collected) -> Farewell:
-        """Return all digests, and how far the weights are apart."""
+        """Return all digests, and the distance of the weights."""
         digests, sketches = ended(here.children, here.ready.messages)
         return Farewell(weights_sha256=digests, drift=drift(here.run, sketches))
 
     def combined(self, here: Collected) -> RegionGoodbye:
-        """Return the region's digests, with its own."""
+        """Return the digests of the region's members and its own."""
         digests, sketches = ended(here.node.children, here.ready.messages)
         digests[here.node.name] = here.run.replica.digest()
         return RegionGoodbye(weights_sha256=digests, sketch=furthest(here.run, sketches))
@@ -73,14 +73,14 @@ class GoodbyeRound(Round):
         run.farewell = update.body
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down the digests."""
+        """Record the digests."""
         assert isinstance(update, Farewell)
         record.progress.note_drift(update.drift)
         record.progress.weights_sha256 = dict(update.weights_sha256)
 
 
 def ended(children: Sequence[str], messages: Sequence[Message]) -> tuple[dict[str, str], list[Tensor]]:
-    """Return the digests of all sites and regions that say goodbye, and each child's sketch."""
+    """Return the digests of all sites and regions, and each child's sketch."""
     digests: dict[str, str] = {}
     sketches: list[Tensor] = []
     for child, message in zip(children, messages, strict=True):

@@ -1,4 +1,4 @@
-"""Hello: what must be equal everywhere, and how many samples every site has. The answer is the roster."""
+"""Hello: checks what must be equal everywhere, and collects the sites' sample counts in the roster."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ SAME = {
 
 
 def _numbers(data: bytes, most: int) -> tuple[int, ...]:
-    """Return at most so many whole numbers."""
+    """Decode at most `most` whole numbers."""
     return unpack_counts(data, 1, min(len(data) // 4, most))[0]
 
 
 class Introduction(Control):
-    """What a site and a region say first: who they are, and what must be equal everywhere."""
+    """The common part of hello: identity, and what must be equal everywhere."""
 
     version: Name
     wire: Count
@@ -57,20 +57,19 @@ class Introduction(Control):
     @model_validator(mode="before")
     @classmethod
     def _fits(cls, said: Any, info: ValidationInfo) -> Any:
-        """Refuse another wire before the other fields are looked at, which need not be ours."""
+        """Refuse another wire before other fields, which may differ."""
         if info.context is not None and isinstance(said, dict) and said.get("wire") != WIRE:
             _check_version("the sender", said)
         return said
 
 
 class Hello(Introduction):
-    """A site introduces itself: what must be equal everywhere, and how many samples it has.
+    """A site's hello: what must be equal everywhere, and its number of samples.
 
-    `samples` are [folds, 3]: to train, to validate, to test. `dropped` rows of its data were left out. `retain` tells
-    whether the site's policy lets the aggregator keep what the site sends beyond the run's end. `log` tells how far the
-    site's log of what has left it has come, where it has one that lasts. Of repeated folds `alike` has for each that is
-    tested the first one that holds out the same samples. `functions` tells of what
-    packages the functions of the users' own are.
+    `samples` are [folds, 3]: training, validation, test. `dropped` rows of its data were left out. `retain` tells
+    whether the site's policy lets the aggregator keep contributions beyond the run's end. `log` is the state of the
+    site's disclosure log, if it has one. For repeated folds, `alike` has for each tested fold the first one with the
+    same test set. `functions` are the origins of user-defined functions.
     """
 
     samples: Annotated[Counts, *SAMPLES]
@@ -83,9 +82,9 @@ class Hello(Introduction):
 
 
 class RegionHello(Introduction):
-    """A region introduces its sites: what must be equal everywhere, and the samples of each, as in `Hello`.
+    """A region's hello: what must be equal everywhere, and the samples of each site, as in `Hello`.
 
-    `dropped` rows are by site, `warnings` are the sites by what is odd about their data. `retain` holds for all sites.
+    `dropped` is by site, `warnings` lists sites by warning. `retain` holds for all sites.
     """
 
     samples: dict[Name, Annotated[Counts, *SAMPLES]]
@@ -99,8 +98,8 @@ class RegionHello(Introduction):
 class Roster(Control):
     """The answer to hello: training samples of every site, [folds, sites] in the plan's order.
 
-    `exact` tells whether the model is solved exactly: every site's policy allows it. `equal` repeats of folds are not
-    run: at every site they are as one before.
+    `exact` tells whether the model is solved exactly, because every site's policy allows it. `equal` repeats are
+    skipped, because at every site they equal an earlier one.
     """
 
     train: Annotated[Counts, *ROSTER]
@@ -114,11 +113,11 @@ class HelloRound(Round):
     kind, up, down, region_up = Kind.HELLO, Hello, Roster, RegionHello
 
     def due(self, run: RunState) -> Due | None:
-        """Return it as long as there is no roster."""
+        """Return this round until there is a roster."""
         return None if run.roster else run.next(self.kind)
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Hello:
-        """Return what a site says of itself."""
+        """Return a site's hello."""
         plan, data = site.plan, site.data
         return Hello(
             **OUR_VERSION,
@@ -126,7 +125,7 @@ class HelloRound(Round):
             plan_sha256=plan.sha256(),
             weights_sha256=plan.weights_sha256,
             samples=site.samples(),
-            dropped=0 if data.parts is not None else data.dropped,  # a count is an answer, too
+            dropped=0 if data.parts is not None else data.dropped,  # with parts, the number would reveal patients
             warnings=list(data.warnings),
             retain=site.retain,
             log=None if data.parts is None else data.parts.heads(),
@@ -135,7 +134,7 @@ class HelloRound(Round):
         )
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check that a site has this run, samples to train on, and the aggregator's model."""
+        """Check a site's run, its training samples, and its model."""
         hello = message.body
         if isinstance(hello, Hello):
             _check_hello(checks, site, hello, {site: hello.samples}, [hello.functions])
@@ -162,9 +161,9 @@ class HelloRound(Round):
         """Return the roster.
 
         Raises:
-            RunFailedError: a fold has no samples to train on, or a candidate none to be validated with.
+            RunFailedError: a fold has no training samples, or a candidate no validation samples.
         """
-        spec, plan, hello = here.spec, here.plan, introduced(here.children, here.ready.messages)
+        spec, plan, hello = here.spec, here.plan, merge_hellos(here.children, here.ready.messages)
         samples = [hello.samples[site] for site in plan.sites]
         train = tuple(tuple(own[fold][0] for own in samples) for fold in range(plan.folds))
         if problem := idle(spec, train):
@@ -178,11 +177,11 @@ class HelloRound(Round):
         return Roster(train=train, exact=is_exact(spec, hello.warnings), equal=equal)
 
     def combined(self, here: Collected) -> RegionHello:
-        """Return what all sites say, with the region's own version."""
-        return introduced(here.node.children, here.ready.messages).model_copy(update=OUR_VERSION)
+        """Return the hellos of all sites, with the region's own version."""
+        return merge_hellos(here.node.children, here.ready.messages).model_copy(update=OUR_VERSION)
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Meet the others."""
+        """Set the roster."""
         body = update.body
         assert isinstance(body, Roster)
         if body.exact is {"steps": True, "exact": False}.get(run.spec.solver):
@@ -205,18 +204,18 @@ class HelloRound(Round):
         run.meet(body.train)
 
     def remember(self, checks: Checks, ready: Ready) -> None:
-        """Keep everybody's samples."""
-        hello = introduced(checks.node.children, ready.messages)
+        """Store all sample counts."""
+        hello = merge_hellos(checks.node.children, ready.messages)
         checks.meet(hello.samples)
         checks.retain = hello.retain
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down who takes part."""
+        """Record the participants."""
         record.note_hello(ready, update)
 
 
-def introduced(children: Sequence[str], messages: Sequence[Message]) -> RegionHello:
-    """Return what sites and regions say of themselves, as one hello."""
+def merge_hellos(children: Sequence[str], messages: Sequence[Message]) -> RegionHello:
+    """Merge the hellos of sites and regions into one."""
     hellos = [_as_region(child, message.body) for child, message in zip(children, messages, strict=True)]
     warnings: dict[str, list[str]] = {}
     for hello in hellos:
@@ -251,7 +250,7 @@ def _check_hello(
 ) -> None:
     plan = checks.plan
     _check_version(who, dict(hello))
-    for own in functions:  # before the weights, of which another model has others
+    for own in functions:  # before the weights, which would differ for another model
         _check_functions(checks, own)
     expected = {"spec_sha256": plan.spec_sha256, "weights_sha256": plan.weights_sha256, "plan_sha256": plan.sha256()}
     for field, meaning in SAME.items():
@@ -276,10 +275,10 @@ def _check_hello(
 
 
 def _check_version(who: str, said: Mapping[str, object]) -> None:
-    """Check that a sender of a hello may run with this process.
+    """Check that the sender of a hello may run with this process.
 
     Raises:
-        ProtocolError: it is of a version or a wire that may not.
+        ProtocolError: its version or wire does not fit.
     """
     try:
         check_versions(who, said, "the aggregator")
@@ -288,7 +287,7 @@ def _check_version(who: str, said: Mapping[str, object]) -> None:
 
 
 def _check_functions(checks: Checks, told: Sequence[CodeOrigin]) -> None:
-    """Check that a site tells where its functions come from, and has the aggregator's version of the model's."""
+    """Check that a site names the origins of its functions, and has the aggregator's version of the model's."""
     by_name, functions = {one.name: one for one in told}, checks.spec.functions
     if len(by_name) < len(told) or by_name.keys() != set(functions.values()):
         raise ProtocolError(
@@ -309,12 +308,12 @@ def _check_functions(checks: Checks, told: Sequence[CodeOrigin]) -> None:
 
 
 def _check_alike(checks: Checks, folds: Sequence[int]) -> None:
-    """Check that a site says of each fold of several repeats which one is the first to be alike."""
+    """Check that a site names, for each fold of several repeats, the first one with the same test set."""
     repeated = checks.spec.tested_folds > checks.spec.folds_per_repeat
     if tuple(folds) != alike(folds) or len(folds) != checks.spec.tested_folds * repeated:
         raise ProtocolError(
             422,
-            f"d.alike: expected, for each of {checks.spec.tested_folds} folds, the first that is like it",
+            f"d.alike: expected, for each of {checks.spec.tested_folds} folds, the first one that equals it",
             code="fields-differ",
             field="d.alike",
         )

@@ -1,8 +1,8 @@
-"""The paired comparison: after a test, how sure the differences between the models are that were tested.
+"""The paired comparison after a test: intervals of the differences between the tested models.
 
-The answer to the test has told all sites' histograms: see `common.rounds.scores`. In this round sites return, of each
-model beside the trained one, sums of squared differences over their test samples, and the answer says that it is done.
-Only a run that asks for references has the round; a guess is then compared, too.
+The answer to the test has all sites' histograms: see `common.rounds.scores`. Sites then send, for each model besides
+the trained one, sums of squared differences over their test samples. The answer only confirms it. The round exists if
+the run has reference models; a guess is then compared, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SQUARES = packed(pack_sums, lambda data, plan, _: unpack_squares(plan, data))
 
 
 class Squares(Control):
-    """What a site's test samples add up to where models are compared: see `rankdad.common.metrics.paired`."""
+    """A site's sums for comparing models: see `rankdad.common.metrics.paired`."""
 
     fold: Count
     samples: Count
@@ -41,29 +41,29 @@ class Squares(Control):
 
 
 class Compared(Control):
-    """The answer to it: the comparison of a fold's models is done."""
+    """The confirmation of a comparison."""
 
     fold: Count
 
 
 class PairedRound(Round):
-    """After a test."""
+    """The round after a test."""
 
     kind, up, down = Kind.PAIRED, Squares, Compared
 
     def due(self, run: RunState) -> Due | None:
-        """Return it where the test's models are compared."""
+        """Return this round if the test's models are compared."""
         return run.next(self.kind) if run.pairs else None
 
     def contribution(self, site: Contributor, due: Due, *, counts: bool) -> Squares:
-        """Return what the test samples add up to where the models are compared that have been tested on them."""
+        """Return the sums over the test samples for comparing the tested models."""
         models, labels, groups = site.compared()
         assert site.run.test is not None
         values = contribution(site.spec, models, labels, site.run.test.scores, groups)
         return Squares(fold=due.fold, samples=len(labels), values=values)
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check that rows with the child's test can have such sums."""
+        """Check that rows with the child's test can have these sums."""
         body = message.body
         assert isinstance(body, Squares)
         checks.count("d.samples", body.samples, checks.samples_of(site, "test"))
@@ -73,22 +73,22 @@ class PairedRound(Round):
             raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
 
     def pooled(self, here: Collected) -> Compared:
-        """Say that it is done."""
+        """Return the confirmation."""
         return Compared(fold=here.ready.bodies(Squares)[0].fold)
 
     def combined(self, here: Collected) -> Squares:
-        """Return what the region's samples add up to."""
+        """Return the sums of the region's samples."""
         sent = here.ready.bodies(Squares)
         values, samples = joined(here.spec, [one.values for one in sent]), sum(one.samples for one in sent)
         return Squares(fold=sent[0].fold, samples=samples, values=values)
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Go on to the next fold."""
+        """Continue with the next fold."""
         run.pairs = False
         run.next_fold()
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down the comparison."""
+        """Record the comparison."""
         bodies = ((site, message.body) for site, message in record.sent(ready))
         record.note_comparison({site: body.values for site, body in bodies if isinstance(body, Squares)})
 
@@ -96,23 +96,23 @@ class PairedRound(Round):
 def contribution(
     spec: RunSpec, models: Sequence[Rows | None], labels: Tensor, pooled: Tensor | None, groups: Tensor | None
 ) -> Tensor:
-    """Return what a site's test samples add up to, float64 [rivals, measures, 1 or 2].
+    """Return a site's sums over its test samples, float64 [rivals, measures, 1 or 2].
 
     Args:
         spec: the run.
-        models: what the trained model and each rival say of the samples; None of a rival that the site lacks.
+        models: results of the trained model and each rival; None for a rival that the site lacks.
         labels: of the samples, as the network learns them.
-        pooled: what the answer to the test has told.
-        groups: which group each sample is of; None where the run knows of none.
+        pooled: histograms from the answer to the test.
+        groups: group of each sample; None without groups.
     """
     positive = positives(spec.task, labels)
-    if pooled is None and not within_site(spec):  # there is nothing to compare AUCs by
+    if pooled is None and not within_site(spec):  # there are no histograms for AUCs
         pooled = torch.zeros(len(models), positive.shape[1], 2, BINS)
     return squares(spec.task, models, positive, None if within_site(spec) else pooled, groups)
 
 
 def joined(spec: RunSpec, sent: Sequence[Tensor]) -> Tensor:
-    """Return what a region contributes: its members' sums, but for what is of one site's samples alone."""
+    """Return a region's contribution: the sums of its members, without those within one site."""
     total, names = torch.stack(list(sent)).sum(dim=0), measures(spec.task)
     apart = [names.index(name) for name in (WITHIN, APART) if name in names]
     found = coarse(total)
@@ -125,7 +125,7 @@ def _shape(plan: Plan) -> tuple[int, int, int]:
 
 
 def unpack_squares(plan: Plan, data: bytes) -> Tensor:
-    """Return a site's sums [rivals, measures, 1 or 2] from the network.
+    """Decode a site's sums [rivals, measures, 1 or 2] from the network.
 
     Raises:
         ValueError: the size is wrong, or a number is NaN or too large.
@@ -135,5 +135,5 @@ def unpack_squares(plan: Plan, data: bytes) -> Tensor:
 
 
 def problem_of(spec: RunSpec, sums: Tensor, tests: Sequence[Tally]) -> str | None:
-    """Return why rows with these tests cannot have such sums, in words; None where they can. See `contradiction`."""
+    """Return why rows with these tests cannot have such sums; None if they can. See `contradiction`."""
     return contradiction(spec.task, sums, tests, least(spec))

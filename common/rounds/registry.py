@@ -1,4 +1,4 @@
-"""All kinds of rounds, by their number, in the order in which a run asks which is due."""
+"""All kinds of rounds by number, in the order in which they are due."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ TRAINED = (
     EvaluationRound(),
     FailureRound(),
 )
-FIRST = 64  # number of other packages' kinds
+FIRST = 64  # first number for other packages' kinds
 
 
 def _rounds() -> Mapping[int, Round]:
-    """Return all kinds of rounds, by their number.
+    """Return all kinds of rounds by number.
 
     Raises:
-        UserError: one of another package cannot be used, or has the number of another.
+        UserError: another package's kind cannot be used, or its number is taken.
     """
     found: dict[int, Round] = {one.kind: one for one in PREPARED}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):  # alike everywhere
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):  # the same order everywhere
         try:
             one: Further = point.load()()
             kind, _ = Kind(one.kind, one.kind.name), (one.up, one.down, one.due)
@@ -63,7 +63,7 @@ ROUNDS = _rounds()
 
 
 def due_of(run: RunState) -> Due | None:
-    """Return what a run's next round exchanges; None when it is over."""
+    """Return a run's next round; None at its end."""
     if run.farewell is not None:
         return None
     return next(due for one in ROUNDS.values() if (due := one.due(run)) is not None)

@@ -1,8 +1,7 @@
-"""What the answer to a test tells of all models' scores, so that sites can compare the models.
+"""All models' scores in the answer to a test, for comparing the models.
 
-The answer has all sites' histograms of every model's scores, smoothed until they tell of no few rows. Where a site is
-left out, a test has that site's samples alone: it compares within them, and others' scores, or its own in a histogram
-for others, travel nowhere.
+The answer has all sites' histograms of every model's scores, smoothed so that no bin has few rows. When sites are left
+out in turn, a test has one site's samples: it compares within them, and no histograms are sent.
 """
 
 from __future__ import annotations
@@ -22,40 +21,40 @@ from rankdad.common.spec import LeaveOneSiteOut, RunSpec
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan
 
-GUESS = "baseline"  # what the guess is called beside the references
+GUESS = "baseline"  # name of the guess among the rivals
 MAX_COUNT = 2.0**31
 
 
 def rivals(references: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of what the model is compared with, in the order of the sums."""
+    """Return the names of the rivals of the model, in the order of the sums."""
     return (GUESS, *references) if references else ()
 
 
 def compares(spec: RunSpec, fold: int) -> bool:
-    """Tell whether a comparison follows the test of one of the run's trainings."""
+    """Return whether a comparison follows the test of a training."""
     return bool(spec.references) and spec.tests(fold)
 
 
 def within_site(spec: RunSpec) -> bool:
-    """Tell whether each test is of one site's samples alone, so that nobody needs others' histograms."""
+    """Return whether each test has one site's samples, so that no histograms are needed."""
     return isinstance(spec.evaluation, LeaveOneSiteOut)
 
 
 def least(spec: RunSpec) -> int:
-    """Return how many rows of either class an AUC needs to be compared."""
+    """Return how many rows of each class an AUC needs to be compared."""
     return 2 if within_site(spec) else LEAST
 
 
 def pooled_scores(spec: RunSpec, fold: int, tests: Sequence[Sequence[Tally]]) -> Tensor | None:
-    """Return what the answer to a test tells all sites of each model's scores, float32 [models, outputs, 2, BINS].
+    """Return the smoothed scores of each model for all sites, float32 [models, outputs, 2, BINS].
 
     Args:
         spec: the run.
-        fold: which of the run's trainings is tested.
-        tests: tallies of every model, of each who has sent some.
+        fold: number of the tested training.
+        tests: tallies of every model, for each contributor.
 
     Returns:
-        None where no comparison follows, or where it needs none.
+        None if there is no comparison, or it needs no histograms.
     """
     if not compares(spec, fold) or within_site(spec) or not ranked(spec.task):
         return None
@@ -64,16 +63,16 @@ def pooled_scores(spec: RunSpec, fold: int, tests: Sequence[Sequence[Tally]]) ->
 
 
 def scores_shape(plan: Plan) -> tuple[int, ...]:
-    """Return [models, outputs, 2, BINS] of what an answer to a test tells of scores."""
+    """Return the shape [models, outputs, 2, BINS] of the scores in the answer to a test."""
     models = 1 + len(rivals(plan.references)) if plan.references else 0
     return models, ranked(plan.task), 2, BINS
 
 
 def unpack_scores(plan: Plan, data: bytes) -> Tensor:
-    """Return histograms from the network.
+    """Decode histograms from the network.
 
     Raises:
-        ValueError: the size is wrong, or a number is none that can be counted.
+        ValueError: the size is wrong, or a number is no valid count.
     """
     scores = numbers_in(data, torch.float32, *scores_shape(plan))
     if not bool(((scores >= 0) & (scores <= MAX_COUNT)).all()):

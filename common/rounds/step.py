@@ -1,4 +1,4 @@
-"""A step: one exchange of what gradients are made of. A method may have several exchanges a step.
+"""A step: one exchange of gradients. A method may have several exchanges per step.
 
 Source: arXiv 2102.09631, Algorithm 1 (the aggregator's part). A site's part is the trainer's, exchange by exchange.
 """
@@ -29,20 +29,20 @@ from rankdad.common.staleness import damped
 if TYPE_CHECKING:
     from rankdad.common.run.state import RunState
 
-SLACK = 1.1  # of projections that the wire has rounded: half of a quarter of an octave
-TINY = 1e-30  # of those that are no normal numbers of the wire, which rounds them to few digits
+SLACK = 1.1  # tolerance for rounded projections: half of a quarter of an octave
+TINY = 1e-30  # tolerance for subnormal numbers of the wire
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """A step's payload, in either direction.
+    """A step's payload, up or down.
 
     Args:
-        weight: denominator of the mean loss: a site's own, or all sites' together.
+        weight: denominator of the mean loss, of a site or of all sites.
         loss: mean loss over that weight.
-        norm: norm of the site's gradient, or of the update.
+        norm: of the site's gradient, or of the update.
         payload: factors and matrices in the plan's order.
-        projections: of the gradients that begin in this exchange, if the optimizer asks for them.
+        projections: of the gradients that begin in this exchange, if the optimizer needs them.
     """
 
     weight: float
@@ -58,14 +58,14 @@ class StepRound(Round):
     kind = Kind.STEP
 
     def due(self, run: RunState) -> Due | None:
-        """Return it as long as the epoch has steps."""
+        """Return this round while the epoch has steps."""
         return run.next(self.kind) if run.has_steps else None
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check a gradient's weight and size."""
+        """Check the weight and the size of a gradient."""
         step, places = message.body, checks.node.places[site]
         assert isinstance(step, Step)
-        if not ago and checks.state.excluded.intersection(places):  # left out of an exchange, it is in no later one
+        if not ago and checks.state.excluded.intersection(places):  # excluded from all later exchanges of the step
             if step.weight:
                 raise ProtocolError(
                     422,
@@ -79,10 +79,10 @@ class StepRound(Round):
         _check_sizes(checks, message.exchange, step, whole=site in checks.node.regions)
 
     def aggregate(self, here: Collected) -> tuple[Step, MethodState]:
-        """Return the update of one exchange; what is late comes behind the others, and weighs less.
+        """Return the update of one exchange, with late contributions last and at a lower weight.
 
         Raises:
-            NonFiniteError: what the sites' gradients add up to is too large.
+            NonFiniteError: the sum of the sites' gradients is too large.
         """
         plan, ready, run = here.plan, here.ready, here.run
         seed = derive(plan.seed, "aggregator", run.rng_key)
@@ -102,7 +102,7 @@ class StepRound(Round):
         return Step(total, loss, math.hypot(*sizes), payload, projections), state
 
     def combine(self, here: Collected) -> tuple[Step, MethodState]:
-        """Return a region's part: one weighted site's, whose norm is the root mean square of its members'."""
+        """Return a region's part, like that of one weighted site, with the root mean square of its members' norms."""
         node, run, steps = here.node, here.run, here.ready.bodies(Step)
         contributions = [Contribution(step.weight, step.payload) for step in steps]
         total, parts = sum(step.weight for step in steps), shares(contributions)
@@ -112,31 +112,31 @@ class StepRound(Round):
         loss = sum(part * step.loss for part, step in zip(parts, steps, strict=True))
         size = math.hypot(*(math.sqrt(part) * step.norm for part, step in zip(parts, steps, strict=True)))
         projections = pooled_projections([step.projections for step in steps], parts)
-        # What the members' wire has rounded up is rounded once more.
+        # Rounding of the members' wire is followed by another rounding.
         return Step(total, loss, max(size, least_norm(projections)), payload, projections), state
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Take one exchange; after the last one, the step."""
+        """Apply one exchange; after the last one, the step."""
         assert isinstance(update.body, Step)
         run.exchange(update, update.body.payload, update.body.projections)
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down the step."""
+        """Record the step."""
         record.note_step(ready, update, cost)
 
 
 def check_weight(run: RunState, update: Message, missing: Collection[int]) -> None:
-    """Check that an update's weight is the number of samples of the sites that it includes.
+    """Check that an update's weight is the number of samples of the included sites.
 
-    Sites divide by this weight. With another one, error feedback would send what a reduction keeps back.
+    Sites divide by this weight. With a wrong one, error feedback would send withheld residuals.
 
     Args:
-        run: where the run is.
+        run: its state.
         update: of a step.
-        missing: places of the sites that an exchange of this step has left out.
+        missing: indices of the sites that an exchange of this step has left out.
 
     Raises:
-        ProtocolError: it is weighted otherwise.
+        ProtocolError: the weight differs.
     """
     assert isinstance(update.body, Step)
     due = run.weight_without(missing) + run.late_weight(update.late)
@@ -150,15 +150,15 @@ def check_weight(run: RunState, update: Message, missing: Collection[int]) -> No
 
 
 def _check_sizes(checks: Checks, exchange: int, step: Step, *, whole: bool) -> None:
-    """Check that nothing that is sent is too large to be added up; `whole` is a region's, laid out as an update is."""
+    """Check that numbers are small enough to be summed; `whole` is for regions, whose layout is that of updates."""
     plan, method, payload = checks.plan, checks.state.method, step.payload
     names = [slot.name for slot in plan.layout(exchange, up=not whole).slots]
-    if checks.spec.method.needs_weights:  # whose gradients are made of what is sent
+    if checks.spec.method.needs_weights:  # gradients are computed from payloads and weights
         payload, names = method.gradients([payload]), [route.name for route in plan.routes]
     largest = min(MAX_SIZE, _largest(plan.wire))
     for name, value in zip(names, payload, strict=True):
         if isinstance(value, Factor):
-            # No less than the size of the product or of any sum on the way to it; infinite where a square is.
+            # An upper bound of the product and of its partial sums; infinite on overflow.
             size, most = _size(value.delta) * _size(value.activation), largest
         else:
             size, most = _size(value), MAX_SIZE
@@ -181,7 +181,7 @@ def _check_sizes(checks: Checks, exchange: int, step: Step, *, whole: bool) -> N
 
 
 def _largest(wire: str) -> float:
-    """Return the largest number on a wire; codes of few bits have a scale in float32."""
+    """Return the largest number on a wire; formats of few bits have a float32 scale."""
     return torch.finfo(torch.float32 if wire in BITS else getattr(torch, wire)).max
 
 

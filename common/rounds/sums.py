@@ -1,4 +1,4 @@
-"""Sums: what preparation needs of the training samples of all sites, stage after stage."""
+"""Sums over the training samples of all sites for preparation, stage by stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMS = packed(
 
 
 class Sums(Control):
-    """What preparation needs of the training samples: float64 [folds, …], a site's own or all sites' added up."""
+    """Sums for a preparation stage: float64 [folds, …], of one site or in total."""
 
     stage: Name
     values: Annotated[Tensor, *SUMS]
@@ -61,17 +61,17 @@ class SumsRound(Round):
         return Sums(stage=stage, values=values)
 
     def check(self, checks: Checks, site: str, message: Message, ago: int) -> None:
-        """Check that so many samples can have such sums."""
+        """Check that this many samples can have these sums."""
         sums = message.body
         assert isinstance(sums, Sums)
-        whole = max(map(sum, checks.samples[site]))  # a set that is too small to be tested is left out of its fold
+        whole = max(map(sum, checks.samples[site]))  # a set too small for a test is left out of its fold
         for counts, fold in zip(checks.samples[site], sums.values, strict=True):
             problem = checks.preparing.check(sums.stage, fold, counts[PLACES["train"]], whole)
             if problem:
                 raise ProtocolError(422, f"d.values: {problem}", code="sums-unusable", field="d.values")
 
     def pooled(self, here: Collected) -> Sums:
-        """Add up site after site; of a site's own coefficients no other learns anything."""
+        """Add up the sites' sums; a site's own coefficients are not sent to others."""
         sent = here.ready.bodies(Sums)
         total: Tensor = reduce(add, (one.values for one in sent))
         return Sums(stage=sent[0].stage, values=untold(total) if sent[0].stage == OWN else total)
@@ -83,11 +83,11 @@ class SumsRound(Round):
         return Sums(stage=stage, values=here.run.preparing.joined(stage, [one.values for one in sent]))
 
     def apply(self, run: RunState, update: Message) -> None:
-        """Keep the total; stages of a solution that has been found are over."""
+        """Store the total; remaining stages of a solution that has converged are skipped."""
         body = update.body
         assert isinstance(body, Sums)
         run.add_up(body.stage, body.values)
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:
-        """Write down Table 1, and what an exact solution has found."""
+        """Record Table 1, and the result of an exact solution."""
         record.note_sums(ready, update)

@@ -1,1 +1,1 @@
-"""What a run is made of, the same at every site and at the aggregator."""
+"""The state of a run, the same at every site and at the aggregator."""

@@ -1,4 +1,4 @@
-"""A trained model on disk: best and final weights as safetensors, and what `rankdad predict` needs beside them."""
+"""A trained model on disk: best and final weights as safetensors, and the preparation for `rankdad predict`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def save_model(
     site_fit: OwnFit | None = None,
     cut_short: str = "",
 ) -> None:
-    """Write both weights, what prepares their inputs, and `model.json`: the spec, with schema and classes, versions.
+    """Write both weights, the preparation, and `model.json` with the spec, schema, classes and versions.
 
     Args:
         directory: of the model.
         spec: of the run.
-        best: weights of the best epoch; empty where there was none.
+        best: weights of the best epoch; empty if there was none.
         final: weights after the last step.
-        fit: what preparation has found in all sites' training rows; None before it has.
-        site_fit: what it has found in this site's alone; None at the aggregator.
-        cut_short: where a run stands that has not come to its end, in words.
+        fit: statistics of all sites' training rows; None before they are fitted.
+        site_fit: statistics of this site's rows; None at the aggregator.
+        cut_short: place of a run that has not ended, as text.
 
     Raises:
         UserError: the disk is full or broken.
@@ -78,7 +78,7 @@ def _write_model(
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors so that a crash or a power cut leaves either the old file or the new one."""
+    """Write tensors atomically, also with respect to crashes and power failures."""
     temporary = path.with_suffix(".tmp")
     save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
     sync_path(temporary)
@@ -87,14 +87,14 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A trained model, in evaluation mode, with all that it needs to predict.
+    """A trained model with its preparation, for predictions.
 
     Args:
         spec: of its run.
         network: in evaluation mode.
-        fit: what prepares its inputs, found in all sites' training rows.
-        site_fit: what was found in one site's alone; None where it is not known.
-        source: what was loaded, in words.
+        fit: statistics of all sites' training rows, for the preparation.
+        site_fit: statistics of one site's rows; None if unknown.
+        source: description of what was loaded.
     """
 
     spec: RunSpec
@@ -105,17 +105,17 @@ class SavedModel:
 
 
 def load_model(directory: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
-    """Return a saved model; where there are no best weights, the final ones.
+    """Load a saved model; without best weights, load the final ones.
 
     Raises:
-        UserError: there is no readable model in the directory.
+        UserError: the directory has no readable model.
     """
     path = directory / "model.json"
     check_file(path)
     document = load_json(path)
     spec = validate(RunSpec, document.get("run") if isinstance(document, dict) else None, file=path)
     where = document.get("cut_short")
-    words = f", of a run that was cut short {visible(where)}" if isinstance(where, str) else ""
+    words = f", of a run that was interrupted {visible(where)}" if isinstance(where, str) else ""
     weights_path, only = directory / f"{which}.safetensors", ""
     if which == "best" and not weights_path.exists():
         weights_path, only = directory / "final.safetensors", ", since there are no best ones"
@@ -136,7 +136,7 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
         ) from None
     needed = {"fit/mean"} if spec.preparation.standardise == "federated" else set()
     needed |= {"fit/target_mean"} if isinstance(spec.task, Regression) else set()
-    if lacking := sorted(needed - tensors.keys()):  # predictions would look like any others
+    if lacking := sorted(needed - tensors.keys()):  # otherwise predictions would be wrong without a sign of it
         raise DataError(
             preparation_path,
             f"does not hold {', '.join(lacking)}, which the run's inputs or labels need",
@@ -153,18 +153,18 @@ def assemble(
     path: Path,
     words: str = "",
 ) -> SavedModel:
-    """Return a model of weights and of what `save_model` writes of its preparation.
+    """Create a model from weights and preparation.
 
     Args:
         spec: of the run.
         weights: of the network.
-        preparation: by name.
-        allowed_factories: model factories that the caller permits.
-        path: of the file that held them, named in errors.
-        words: what else is to be said of it.
+        preparation: tensors by name, from `save_model`.
+        allowed_factories: model factories that the caller allows.
+        path: of their file, for errors.
+        words: end of the description.
 
     Raises:
-        DataError: they are not those of the spec.
+        DataError: they do not match the spec.
     """
     network = build_network(spec, allowed_factories)
     own = network.state_dict()
@@ -182,12 +182,12 @@ def assemble(
         return SavedModel(spec, network.eval(), fit, OwnFit.of(spec, kept) if kept else None, f"{path}{words}")
     except (KeyError, ValueError, RuntimeError) as error:
         raise DataError(
-            path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
+            path, f"has a preparation that does not match its run: {one_line(error)}", code="preparation-differs"
         ) from None
 
 
 def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]) -> SavedModel:
-    """Return the model of a checkpoint, whose run need not have ended.
+    """Load the model of a checkpoint, also of an unfinished run.
 
     Raises:
         DataError: it is damaged, or of an earlier version.
@@ -200,7 +200,7 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
         run, progress = document["run"], Progress.model_validate(document["progress"], strict=False)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            path, f"is no checkpoint that can be predicted with: {one_line(error)}", code="checkpoint-unreadable"
+            path, f"is no checkpoint with a model: {one_line(error)}", code="checkpoint-unreadable"
         ) from None
     spec, fold = validate(RunSpec, run, file=path), progress.study.fold
     best, totals = under("best", tensors), under("total", tensors)
@@ -210,7 +210,7 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
         fit = Preparing(spec).fit({name: total[min(fold, len(total) - 1)] for name, total in totals.items()})
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DataError(
-            path, f"comes with a preparation that is none of its run: {one_line(error)}", code="preparation-differs"
+            path, f"has a preparation that does not match its run: {one_line(error)}", code="preparation-differs"
         ) from None
     own = {f"fit/{name}": value for name, value in fit.tensors().items()}
     words = f", {whose} {place_in(spec, progress.steps, fold)}"
@@ -218,5 +218,5 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
 
 
 def place_in(spec: RunSpec, steps: int, fold: int) -> str:
-    """Return where a run stands that has not come to its end, in words."""
+    """Describe the place of a run that has not ended."""
     return f"after step {steps}" + (f", in {spec.training_name(fold)}" if spec.folds > 1 else "")

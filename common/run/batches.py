@@ -1,4 +1,4 @@
-"""How many samples a batch has, and how many batches a step: what every site trains on in an epoch. Pure functions."""
+"""Sizes of batches and numbers of steps in an epoch. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.overrides import ends
 
-MAX_STEPS = 1_000_000  # of an epoch: everybody lists every site's
+MAX_STEPS = 1_000_000  # of an epoch, because every process lists every site's
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Schedule:
     """An epoch's steps.
 
     Args:
-        batches: sizes of every site's batches in each step; of steps after its last, none.
-        weights: of every site, what one of its rows counts in a step: less than 1 where it is drawn more than once.
-        counts: of every site, batches of each step as far as it has any, or another with as many local steps has.
-        steps: how many there are: in the last, too, some site has samples.
+        batches: sizes of every site's batches in each step; none after a site's last one.
+        weights: for every site, the weight of a row in a step: less than 1 if rows are drawn more than once.
+        counts: for every site, number of batches of each step.
+        steps: number of steps: at least one site has samples in the last one.
     """
 
     batches: tuple[list[list[int]], ...]
@@ -32,12 +32,12 @@ class Schedule:
 
 
 def schedule(spec: RunSpec, samples: Sequence[int], epoch: int) -> Schedule:
-    """Return what every site trains on in an epoch.
+    """Return the schedule of an epoch.
 
     Args:
         spec: the run.
-        samples: that every site has, in the plan's order.
-        epoch: counted from 0; some sites train in the first ones alone.
+        samples: number at every site, in the plan's order.
+        epoch: counted from 0; some sites train only in the first ones.
     """
     own = [spec.at(site) for site in spec.federation.sites]
     trained = [
@@ -59,16 +59,16 @@ def schedule(spec: RunSpec, samples: Sequence[int], epoch: int) -> Schedule:
 
 
 def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) -> tuple[int, int]:
-    """Return how many steps a training has that does not stop early, and how many without local steps: its batches.
+    """Return the number of steps of a training without early stopping, and of its batches.
 
     Args:
         spec: the run.
-        samples: that every site has, in the plan's order.
-        epochs: of the training; the spec's without.
+        samples: number at every site, in the plan's order.
+        epochs: of the training; by default the spec's.
     """
     last = spec.training.epochs if epochs is None else epochs
     steps = batches = 0
-    for first, end in pairwise([0, *ends(spec.federation.overrides, last), last]):  # epochs between two are alike
+    for first, end in pairwise([0, *ends(spec.federation.overrides, last), last]):  # with equal epochs in between
         epoch = schedule(spec, samples, first)
         steps += (end - first) * epoch.steps
         batches += (end - first) * max(map(sum, epoch.counts))
@@ -76,17 +76,16 @@ def run_steps(spec: RunSpec, samples: Sequence[int], epochs: int | None = None) 
 
 
 def steps_of_all(spec: RunSpec, roster: Sequence[Sequence[int]], equal: Collection[int] = ()) -> tuple[int, int]:
-    """Return the same of all trainings together, without those of repeats that are equal to one before."""
+    """Return the number of steps and of batches of all trainings, without those of `equal` repeats."""
     counts = [run_steps(spec, samples) for fold, samples in enumerate(roster) if spec.repeat(fold) not in equal]
     return sum(steps for steps, _ in counts), sum(batches for _, batches in counts)
 
 
 def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
-    """Return the sizes of every site's batches in an epoch, given the samples that each has, in the plan's order.
+    """Return the sizes of every site's batches in an epoch, given its samples in the plan's order.
 
-    Where a site makes more batches than its samples fill, all are as large as the spec has them, and samples are in
-    several: of a few rows a step would tell too much. None is of more than half of them, or it would be the same
-    each time.
+    A site that makes more batches than its samples fill draws samples repeatedly for full batches, because steps of few
+    rows would disclose too much. No batch has more than half of the samples, or it would be the same each time.
     """
     largest = [spec.at(site).training.step_size for site in spec.federation.sites]
     numbers = [math.ceil(count / most) for count, most in zip(samples, largest, strict=True)]
@@ -100,7 +99,7 @@ def drawn_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
 
 
 def largest_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
-    """Return the same of the epochs in which a site's batches are largest: where others end early, it makes fewer."""
+    """Return the sizes in the epochs with a site's largest batches: when other sites have ended, it makes fewer."""
     sites = spec.federation.sites
     there = (
         [count * spec.federation.trains(site, epoch) for site, count in zip(sites, samples, strict=True)]
@@ -111,7 +110,7 @@ def largest_sizes(spec: RunSpec, samples: Sequence[int]) -> list[list[int]]:
 
 
 def idle(spec: RunSpec, roster: Sequence[Sequence[int]]) -> str | None:
-    """Return what is wrong if in one of a run's epochs no site has a sample to train on.
+    """Return what is wrong if no site has a training sample in one of a run's epochs; otherwise None.
 
     Args:
         spec: the run.
@@ -130,21 +129,21 @@ def idle(spec: RunSpec, roster: Sequence[Sequence[int]]) -> str | None:
 
 
 def batch_sizes(samples: int, largest: int) -> list[int]:
-    """Return the sizes of an epoch's batches: as few as possible, and equal to within one sample."""
+    """Return the sizes of an epoch's batches: as few as possible, equal to within one sample."""
     return parts(samples, math.ceil(samples / largest))
 
 
 def parts(samples: int, count: int) -> list[int]:
-    """Return the sizes of so many parts, as equal as can be, the larger ones first."""
+    """Return the sizes of `count` parts, equal to within one sample, larger ones first."""
     return [samples // count + (batch < samples % count) for batch in range(count)]
 
 
 def batches_per_step(batches: int, local_steps: int | Literal["epoch"] | None) -> list[int]:
-    """Return how many of an epoch's batches each of its steps has: one, or as many as are trained on locally.
+    """Return the number of batches in each step of an epoch: one, or several with local steps.
 
     Args:
-        batches: of the epoch, at the site that has most; maybe none.
-        local_steps: as the method has it.
+        batches: of the epoch, at the site with most; possibly none.
+        local_steps: of the method.
     """
     most = max(1, batches) if local_steps == "epoch" else local_steps or 1
     return parts(batches, math.ceil(batches / most))

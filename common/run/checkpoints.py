@@ -1,7 +1,7 @@
-"""Checkpoints: all that a process needs to go on with a run, in one file that is whole or not there.
+"""Checkpoints: the state that a process needs to resume a run, in one file that is written atomically.
 
-The last two are kept. A file is safetensors: tensors by name, and one JSON object as its metadata. Nothing in it names
-code. Its name holds the round and a digest of all its bytes; a damaged one is passed over, and kept under another name.
+The last two are kept. A file is safetensors: tensors by name, and a JSON object as metadata. Nothing in it names code.
+Its name has the round and a digest of its bytes; a damaged file is skipped and renamed.
 
     000000000057-9f86d081884c7d65.safetensors
 """
@@ -34,30 +34,30 @@ from rankdad.common.run.state_format import SHARED, Loaded, StateFormat
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
 DIGITS = 12  # of a round in a name
-_NAME = re.compile(rf"(\d{{{DIGITS}}})(?:-([0-9a-f]{{16}}))?\.safetensors")  # without digest: of an earlier version
+_NAME = re.compile(rf"(\d{{{DIGITS}}})(?:-([0-9a-f]{{16}}))?\.safetensors")  # earlier versions have no digest
 _SIZE = struct.Struct("<I")
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """A process's checkpoints in a folder of their own.
+    """A process's checkpoints in a folder.
 
     Args:
-        folder: made with the first checkpoint.
+        folder: created with the first checkpoint.
         plan: of the run.
-        owner: whose they are.
-        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
-        sync: whether a checkpoint is on the disk, not only with the operating system, before the older one goes.
+        owner: of the checkpoints.
+        data_sha256: digest of the owner's data; None to not compare it.
+        sync: whether to sync a checkpoint to the disk before an older one is removed.
     """
 
     def __init__(
         self, folder: Path, plan: Plan, owner: str, *, data_sha256: str | None = None, sync: bool = False
     ) -> None:
         self.folder = folder
-        self.damaged: set[Path] = set()  # and not yet renamed
+        self.damaged: set[Path] = set()  # not yet renamed
         self._format = StateFormat(plan, owner, data_sha256)
         self._sync = sync
-        self._whole: list[Path] = []  # as this process has read or written them
+        self._whole: list[Path] = []  # read or written by this process
 
     def save(
         self,
@@ -67,12 +67,12 @@ class Checkpoints:
         moments: Mapping[str, Tensor] | None = None,
         changes: Sequence[Residuals] = (),
     ) -> None:
-        """Write a checkpoint between two steps, and remove all but the last two that are whole.
+        """Write a checkpoint between two steps, and remove all but the last two complete ones.
 
         Args:
             state: of the run.
             residuals: of the process.
-            document: what else it needs, as JSON.
+            document: further state, as JSON.
             moments: of a site's own optimizer.
             changes: of the residuals by late contributions, for each entry of `sent` in the document.
 
@@ -95,11 +95,11 @@ class Checkpoints:
             if self._sync:
                 sync_path(self.folder)
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):  # of a disk that takes nothing any more
+            with suppress(OSError):  # the disk may be full or broken
                 temporary.unlink(missing_ok=True)
             raise DataError(
                 temporary, f"the checkpoint cannot be written: {error}", code="cannot-write"
-            ) from None  # others hear no folder
+            ) from None  # without the folder, because others may read this error
         before = [old for old in self._whole if _round(old) != state.round]
         self._whole = [*before, path][-KEPT:]
         for old in self._paths():
@@ -107,14 +107,14 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
 
     def load(self, state: RunState, most_steps: int | None = None) -> Loaded | None:
-        """Go on from the newest readable checkpoint: return what it holds beside the state; None if there is none.
+        """Restore the newest readable checkpoint; return its further contents, or None if there is none.
 
         Args:
             state: of the run; changed in place.
-            most_steps: passes over checkpoints of more steps.
+            most_steps: skip checkpoints with more steps.
 
         Raises:
-            UserError: the checkpoint is that of another run, plan, version or owner, or the owner has other data.
+            UserError: the checkpoint is of another run, plan, version or owner, or the owner has other data.
         """
         for path in reversed(self._paths()):
             document, tensors = self._read(path) or ({}, {})
@@ -126,7 +126,7 @@ class Checkpoints:
         return None
 
     def packed(self) -> bytes | None:
-        """Return the checkpoint that was read or written last, for `receive`; None if none was.
+        """Return the bytes of the last read or written checkpoint, for `receive`; None if there is none.
 
         Raises:
             UserError: the disk is broken.
@@ -140,12 +140,12 @@ class Checkpoints:
             raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
 
     def receive(self, newest: bytes) -> None:
-        """Write the checkpoint that another process of the same owner has `packed`."""
+        """Write the bytes from another process's `packed`, of the same owner."""
         name, _, content = newest.partition(b"\n")
         (self.folder / name.decode()).write_bytes(content)
 
     def oldest(self) -> int | None:
-        """Return the round of the older of two whole checkpoints: none before it will be gone back to."""
+        """Return the round of the older of two complete checkpoints: no earlier one is needed."""
         return _round(self._whole[0]) if len(self._whole) == KEPT else None
 
     def snapshot(self) -> bytes | None:
@@ -163,18 +163,18 @@ class Checkpoints:
         """Return a checkpoint's document and tensors; None if it is damaged.
 
         Raises:
-            UserError: it is whole, and somebody else's, of another version, or of other data.
+            UserError: it is complete, but of another owner or version, or with other data.
         """
         match = _NAME.fullmatch(path.name)
         if match is None or match[2] is None:
             raise UserError(
-                f"{path}: is a checkpoint of an earlier rankdad: finish the run with the one that began it",
+                f"{path}: is a checkpoint of an earlier rankdad: finish the run with its own version",
                 code="checkpoint-of-earlier-version",
             )
         if not is_whole(path):
             self.damaged.add(path)
             self._whole = [known for known in self._whole if known != path]
-            _log.warning("%s: the checkpoint is damaged, and passed over: is the disk failing?", path)
+            _log.warning("%s: the checkpoint is damaged and skipped: is the disk failing?", path)
             return None
         try:
             with safe_open(path, framework="pt") as file:
@@ -191,27 +191,27 @@ class Checkpoints:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder or in one of its folders; None if there is none."""
+    """Return the newest checkpoint in a folder or its subfolders; None if there is none."""
     found = [path for path in (*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors")) if is_checkpoint(path)]
     return max(found, key=lambda path: (path.stat().st_mtime, path.name), default=None)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell a checkpoint from other files, by its name."""
+    """Return whether a file's name is that of a checkpoint."""
     return _NAME.fullmatch(path.name) is not None
 
 
 def round_of(path: Path) -> int:
-    """Return the first round that a checkpoint has not, as its name says."""
+    """Return the first round after a checkpoint, from its name."""
     return int(path.name[:DIGITS])
 
 
 def is_whole(path: Path) -> bool:
-    """Tell whether a checkpoint has the digest that its name holds."""
+    """Return whether a checkpoint's bytes match the digest in its name."""
     match = _NAME.fullmatch(path.name)
     try:
-        return match is not None and path.is_file() and _digest(path) == match[2]  # a pipe would be waited for
-    except OSError:  # a disk that cannot read what it holds
+        return match is not None and path.is_file() and _digest(path) == match[2]  # a pipe would block
+    except OSError:  # a failing disk
         return False
 
 
@@ -221,10 +221,10 @@ def _packed(progress: Mapping[str, Any], tensors: dict[str, Tensor]) -> bytes:
 
 
 def take_over(state: RunState, snapshot: bytes) -> None:
-    """Go to where a snapshot of another process stands.
+    """Set a run's state to another process's snapshot.
 
     Raises:
-        ProtocolError: it is none of this run.
+        ProtocolError: it does not fit this run.
     """
     try:
         (size,) = _SIZE.unpack_from(snapshot)
@@ -246,5 +246,5 @@ def _digest(path: Path) -> str:
 
 
 def between(state: RunState, every: int) -> int:
-    """Return the steps between two checkpoints of a site: fewer where each takes as long as many batches."""
+    """Return the number of steps between two checkpoints of a site: fewer if a step has many batches."""
     return max(1, every // state.batches_per_step)

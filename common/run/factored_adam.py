@@ -1,4 +1,4 @@
-"""Adam with a factored second moment, of squares that the gradient applied does not tell."""
+"""Adam with a factored second moment, computed from random projections."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from rankdad.common.run.projections import Projections
 
 EPSILON = 1e-8
-ROUNDING = 1e-10  # of the mean square: where rows add up to 0, as two classes' do, u of one sign leaves rounding alone
+ROUNDING = 1e-10  # of the mean square: rows that add up to 0, as for two classes, leave only rounding errors
 MAX_STEP = 1.0  # root mean square of a matrix's step in learning rates: Adafactor's d
 
 
 class FactoredAdam(torch.optim.Optimizer):
     """Adam whose second moment of a matrix is an outer product: v = R ⊗ C / √(mean R · mean C).
 
-    R and C are running means of the squares of the pooled gradient's random projections: in the mean over their signs,
-    its own mean squares over rows and columns, whatever a method leaves out or brings late. Vectors, which nothing
-    reduces, have Adam's own.
+    R and C are running means of the squared random projections of the pooled gradient. Their expectations over signs
+    are its mean squares over rows and columns, independent of what a method leaves out or sends late. Vectors, which
+    are not reduced, have Adam's own second moment.
 
     Source: Kingma and Ba 2015 (arXiv 1412.6980); Shazeer and Stern 2018 (arXiv 1804.04235), Sections 3 and 6.
 
@@ -39,7 +39,7 @@ class FactoredAdam(torch.optim.Optimizer):
         self._scale = 1.0
 
     def see(self, projections: Mapping[Tensor, Projections], scale: float = 1.0) -> None:
-        """Take note of the pooled gradient's projections for the next step, by parameter.
+        """Set the pooled gradient's projections for the next step, by parameter.
 
         Args:
             projections: of the gradient before it was clipped.
@@ -53,7 +53,7 @@ class FactoredAdam(torch.optim.Optimizer):
     def step(self, closure: Any) -> float: ...
     @torch.no_grad()
     def step(self, closure: Any = None) -> float | None:
-        """Take one step with the gradients that are there and the projections that were seen."""
+        """Take one step with the current gradients and projections."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -70,7 +70,7 @@ class FactoredAdam(torch.optim.Optimizer):
             state |= {name: parameter.new_zeros(shape) for name, shape in shapes.items() if name != "exp_avg"}
             state["step"], state["exp_avg"] = torch.zeros(()), torch.zeros_like(parameter)
         state["step"] += 1
-        first, second = (1 - beta ** float(state["step"]) for beta in betas)  # what the means are still short of
+        first, second = (1 - beta ** float(state["step"]) for beta in betas)  # bias correction
         mean = state["exp_avg"].lerp_(gradient, 1 - betas[0])
         if factored:
             for name, value in self._projections[parameter]._asdict().items():
@@ -80,7 +80,7 @@ class FactoredAdam(torch.optim.Optimizer):
             roots = torch.outer(*(_scaled_roots(own.clamp(min=least)) for own in (rows, columns))).view_as(mean)
         else:
             roots = (state["exp_avg_sq"].lerp_(gradient.square(), 1 - betas[1]) / second).sqrt_()
-        step = torch.div(mean, roots.add_(EPSILON), out=roots)  # one large tensor is made, and no other
+        step = torch.div(mean, roots.add_(EPSILON), out=roots)  # allocates only one large tensor
         if factored:
             lr /= max(1.0, float(torch.linalg.vector_norm(step)) / first / step.numel() ** 0.5 / MAX_STEP)
         if decay:
@@ -89,13 +89,13 @@ class FactoredAdam(torch.optim.Optimizer):
 
 
 def _scaled_roots(means: Tensor) -> Tensor:
-    """Return the roots of means over the root of their mean; zeros where all are 0."""
+    """Return the roots of means, divided by the root of their mean; zeros if all are 0."""
     mean = means.mean(dtype=torch.float64).sqrt().to(means)
     return torch.where(mean > 0, means / mean, 0.0).sqrt()
 
 
 def is_factored(parameter: Tensor) -> bool:
-    """Tell whether a parameter's second moment is factored: one that is a matrix."""
+    """Return whether a parameter's second moment is factored: it is a matrix."""
     return parameter.ndim > 1 and 1 < len(parameter) < parameter.numel()
 
 

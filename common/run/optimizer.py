@@ -14,7 +14,7 @@ from rankdad.common.spec import Adam, Constant, Cosine, Training
 
 
 def lr_scale(training: Training, sites: int) -> float:
-    """Return the factor by which the learning rate grows with the global batch."""
+    """Return the factor of the learning rate for the size of the global batch."""
     return {"none": 1.0, "linear": float(sites), "sqrt": math.sqrt(sites)}[training.lr_scaling]
 
 
@@ -33,7 +33,7 @@ def learning_rate(training: Training, step: int, steps_per_epoch: int) -> float:
 
 
 def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the spec's optimizer; torch's are fused: one kernel for all parameters."""
+    """Create the spec's optimizer; torch's are fused, with one kernel for all parameters."""
     spec = training.optimizer
     if isinstance(spec, Adam) and spec.second_moment == "factored":
         return FactoredAdam(parameters, spec.lr, spec.betas, spec.weight_decay)
@@ -44,7 +44,7 @@ def make_optimizer(training: Training, parameters: list[nn.Parameter]) -> torch.
 
 
 def make_outer_optimizer(spec: LocalSteps, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return what all replicas apply the mean of the sites' differences with: for it, a difference is a gradient."""
+    """Create the optimizer that applies the mean of the sites' differences, as a gradient."""
     outer = spec.outer
     if isinstance(outer, Average):
         return torch.optim.SGD(parameters, lr=outer.lr, fused=True)
@@ -54,7 +54,7 @@ def make_outer_optimizer(spec: LocalSteps, parameters: list[nn.Parameter]) -> to
 
 
 def expected_moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what an optimizer keeps of a parameter, by kind; its step has one number, in float32."""
+    """Return the shapes of an optimizer's moments of a parameter, by kind; the step is one float32 number."""
     if isinstance(optimizer, FactoredAdam):
         return moment_shapes(parameter)
     shape = tuple(parameter.shape)
@@ -64,7 +64,7 @@ def expected_moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dic
 
 
 def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return an optimizer's moments by kind and parameter, such as `exp_avg/0.weight`: its own tensors."""
+    """Return an optimizer's moments by kind and parameter, such as `exp_avg/0.weight`, without copying."""
     return {
         f"{kind}/{name}": value
         for name, parameter in parameters.items()
@@ -76,11 +76,11 @@ def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Par
 def load_moments(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
 ) -> None:
-    """Give an optimizer copies of moments that `moments_of` has returned; before the first step there are none.
+    """Copy moments from `moments_of` into an optimizer; before the first step there are none.
 
     Raises:
-        ValueError: they are not those of this optimizer and these parameters; a fused one would read and write beyond a
-            moment that is too small, and miss one that is not there.
+        ValueError: they do not match this optimizer and these parameters; a fused one would access memory beyond a
+            moment that is too small.
     """
     expected = {
         f"{kind}/{name}": (kind, name, shape)
@@ -101,7 +101,7 @@ def load_moments(
 
 
 def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient or moment in its parameter's strides: fused optimizers read its memory in that order."""
+    """Return a gradient or moment in its parameter's strides, which fused optimizers assume."""
     gradient = gradient.to(parameter).reshape(parameter.shape)
     if gradient.stride() == parameter.stride():
         return gradient

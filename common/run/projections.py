@@ -1,8 +1,8 @@
-"""Random projections of a gradient: what a factored second moment is made of. Pure functions.
+"""Random projections of a gradient, for a factored second moment. Pure functions.
 
-A reduced gradient with error feedback brings some directions late and all at once, and an optimizer that squares it
-takes that for noise. A projection of what every site knows exactly is linear: the sites' mean is that of the pooled
-gradient, and its squares are, in the mean over random signs, the pooled gradient's own over rows and over columns.
+With error feedback, a reduced gradient has some directions late and all at once, which an optimizer would take for
+noise when it squares them. Projections of the exact gradients are linear: the sites' mean is that of the pooled
+gradient, and the expectations of its squares are the pooled gradient's mean squares over rows and over columns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Projections(NamedTuple):
     """A gradient G [out, columns], without its bias, on vectors of random signs w [columns] and u [out].
 
     Args:
-        rows: G w / √columns, [out]: the mean of its squares over w is the mean square of each row.
-        columns: Gᵀ u / √out, [columns]: likewise of each column.
+        rows: G w / √columns, [out]: the expectation of its squares is the mean square of each row.
+        columns: Gᵀ u / √out, [columns]: the same for each column.
     """
 
     rows: Tensor
@@ -37,8 +37,8 @@ def projections_of(routes: Sequence[Route], gradients: Payload, seed: int) -> tu
 
     Args:
         routes: of the plan.
-        gradients: one site's, of all routes.
-        seed: of the signs: the same at all sites, another at each step.
+        gradients: of one site, for all routes.
+        seed: of the signs: the same at all sites, different at each step.
     """
     pairs = zip(routes, gradients, strict=True)
     return tuple(
@@ -60,7 +60,7 @@ def _projections(value: Matrix, out: int, columns: int, seed: int) -> Projection
 
 
 def pooled_projections(sent: Sequence[tuple[Projections, ...]], shares: Sequence[float]) -> tuple[Projections, ...]:
-    """Return the means over all sites, each weighted by its share: the projections of the pooled gradient."""
+    """Return the means over all sites, weighted by share: the projections of the pooled gradient."""
     return tuple(
         Projections(*(torch.stack(own).T @ own[0].new_tensor(shares) for own in zip(*of_sites, strict=True)))
         for of_sites in zip(*sent, strict=True)
@@ -68,7 +68,7 @@ def pooled_projections(sent: Sequence[tuple[Projections, ...]], shares: Sequence
 
 
 def least_norm(projections: Sequence[Projections]) -> float:
-    """Return the least norm that gradients with such projections have: that of each is at most its gradient's."""
+    """Return the smallest norm of gradients with these projections."""
     if not projections:
         return 0.0
     sizes = (torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in own]) for own in projections)

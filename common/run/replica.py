@@ -1,4 +1,4 @@
-"""A replica: model and optimizer, kept equal at every site because all apply the same gradients in the same order."""
+"""A replica: model and optimizer, equal at every site, because all apply the same gradients in the same order."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Replica:
 
     Args:
         spec: the run.
-        allowed_factories: model factories that the caller permits.
-        device: where the model lives.
+        allowed_factories: model factories that the caller allows.
+        device: of the model.
         weights: folder with the files of pretrained weights.
-        model: that is trained; None builds that of the spec.
+        model: to train; by default the spec's.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Replica:
         self._scale = lr_scale(spec.training, len(spec.federation.sites))
         self.trained: Mapping[str, nn.Parameter] = self._trained()
         self._optimizer = self._make_optimizer()
-        # What is wrapped around it for profilers takes as long as a small network's step.
+        # Unwrapped: torch's profiling wrapper takes as long as a small network's step.
         self._take_step = inspect.unwrap(type(self._optimizer).step)
         self.step = 0
         self.steps_per_epoch = 1
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """Return what the optimizer changes, by parameter name."""
+        """Return the parameters that the optimizer updates, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def device(self) -> str:
-        """Where the model lives."""
+        """Device of the model."""
         return str(next(self.model.parameters()).device)
 
     def apply(
@@ -79,7 +79,7 @@ class Replica:
     ) -> None:
         """Clip the aggregated gradients and take one optimizer step at the scheduled learning rate.
 
-        Where sites take steps of their own, the outer optimizer takes the mean of their differences as it is.
+        With local steps, the outer optimizer applies the mean of the sites' differences without clipping.
 
         Args:
             gradients: or differences, by parameter name, each in its parameter's shape.
@@ -105,15 +105,15 @@ class Replica:
         self.step += 1
 
     def _clip(self, most: float) -> float:
-        """Scale the gradients so that the norm of all together is not larger, and return what that was."""
+        """Limit the norm over all gradients, and return the norm before."""
         return float(nn.utils.clip_grad_norm_(self.trained.values(), most))
 
     def rows(self, length: int) -> slice:
-        """Return which rows of a parameter this replica has, of so many: all."""
+        """Return this replica's rows of a parameter of this length: all."""
         return slice(None)
 
     def capture(self, only: Container[str] | None = None) -> FactorCapture:
-        """Return what captures the gradients of the model's passes; see `FactorCapture`."""
+        """Return a capture of gradients in the model's passes; see `FactorCapture`."""
         return FactorCapture(self.model, only)
 
     def passes(self, samples: Sequence[int] = (), largest: int = 1) -> AbstractContextManager[None]:
@@ -121,13 +121,13 @@ class Replica:
 
         Args:
             samples: of each of the step's batches.
-            largest: samples that go through the model at once.
+            largest: samples per pass.
         """
         return nullcontext()
 
     @contextmanager
     def evaluating(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[nn.Module]:
-        """Yield the model, for passes without gradients, with these weights in place of its own."""
+        """Yield the model with these weights, for passes without gradients."""
         own = self.weights() if weights else {}
         if weights:
             self.load(weights)
@@ -136,7 +136,7 @@ class Replica:
             self.load(own)
 
     def as_it_is(self) -> Callable[[], None]:
-        """Return what sets what a forward pass changes back to where it is: random numbers and buffers."""
+        """Return a function that restores what forward passes change: random numbers and buffers."""
         buffers, drawn = {name: buffer.clone() for name, buffer in self.model.named_buffers()}, torch.get_rng_state()
         device = next(self.model.parameters()).device
         there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
@@ -152,7 +152,7 @@ class Replica:
         return go_back
 
     def restart(self, training: Training, weights: Mapping[str, Tensor]) -> None:
-        """Begin anew from some weights and with some settings: without moments, at step 0."""
+        """Restart from these weights and settings: without moments, at step 0."""
         self.load(weights)
         self._training = training
         self._optimizer = self._make_optimizer()
@@ -165,7 +165,7 @@ class Replica:
         return make_optimizer(self._training, parameters)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over weights and buffers; names that are not given stay as they are."""
+        """Load weights and buffers; others do not change."""
         self.model.load_state_dict(dict(weights), strict=False)
 
     def weights(self) -> dict[str, Tensor]:
@@ -173,18 +173,18 @@ class Replica:
         return copies(self.model.state_dict())
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return copies of the parameters, as an update carries them after a comparison.
+        """Return copies of the parameters, for an update after a comparison.
 
-        Moments stay everywhere as they are: they come of the updates alone, and whoever chose them would choose the
-        next step's weights. So do buffers, which each site has of its own until the epoch ends.
+        Moments are not replaced: they follow from updates alone, and their author would choose the next step's weights.
+        Neither are buffers, which differ between sites until the epoch ends.
         """
         return copies(dict(self.model.named_parameters()))
 
     def check_parameters(self, named: Mapping[str, Tensor]) -> None:
-        """Check that parameters are of this model.
+        """Check that parameters match this model.
 
         Raises:
-            ProtocolError: they are not.
+            ProtocolError: they do not.
         """
         expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
         if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
@@ -197,16 +197,16 @@ class Replica:
         return sketch(self.parameters())
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of weights, buffers and the optimizer's moments by name, on the CPU: all but the step."""
+        """Return copies of weights, buffers and the optimizer's moments by name, on the CPU, without the step."""
         tensors = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
         return copies(tensors | moments_of(self._optimizer, self.trained))
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go back to a state that `state` has returned, after so many steps.
+        """Restore a state from `state`, after this many steps.
 
         Raises:
-            RuntimeError, KeyError, ValueError: it is not that of this model; a fused optimizer would read and write
-                beyond a moment that is too small, and miss one that is not there.
+            RuntimeError, KeyError, ValueError: it does not match this model; a fused optimizer would access memory
+                beyond a moment that is too small.
         """
         self.step = step
         weights = {name: value for name, value in tensors.items() if name.startswith("weights/")}
@@ -219,27 +219,27 @@ class Replica:
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, contiguous as files and messages have them."""
+    """Return contiguous copies on the CPU, for files and messages."""
     contiguous = torch.contiguous_format
     return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that are saved with a model, such as BatchNorm's running statistics."""
+    """Return the persistent buffers of a model, such as BatchNorm's running statistics."""
     saved = model.state_dict()
     return {name: saved[name] for name, _ in model.named_buffers() if name in saved}
 
 
 def pack_parameters(named: Mapping[str, Tensor]) -> bytes:
-    """Return named parameters as bytes; none are no bytes."""
+    """Encode named parameters; empty for none."""
     return safetensors.torch.save(dict(named)) if named else b""
 
 
 def unpack_parameters(data: bytes) -> dict[str, Tensor]:
-    """Return named parameters; of which model, `Replica.check_parameters` tells.
+    """Decode named parameters; `Replica.check_parameters` checks that they match a model.
 
     Raises:
-        ValueError: the bytes hold no weights.
+        ValueError: the bytes are invalid.
     """
     try:
         return safetensors.torch.load(data) if data else {}

@@ -1,4 +1,4 @@
-"""The trained weights that a path names: of a run, a site, a checkpoint or an exported file."""
+"""Loads trained weights from the path of a run, a site, a checkpoint or an exported file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EXPECTED = (
 
 
 def saved_model(path: Path, which: Which, allowed_factories: Collection[str] = ()) -> SavedModel:
-    """Return the model that a path names; of a run without a finished model, that of its newest checkpoint.
+    """Load the model at a path; for a run without a finished model, that of its newest checkpoint.
 
     Args:
         path: a directory or a file.
-        which: the weights to use, where there are several.
-        allowed_factories: model factories that the caller permits.
+        which: weights to use, if there are several.
+        allowed_factories: model factories that the caller allows.
 
     Raises:
         UserError: there is none, or it cannot be read.

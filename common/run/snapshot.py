@@ -1,4 +1,4 @@
-"""Where a run stands, as one value: it is what a snapshot holds beside tensors, and is checked before it is used."""
+"""The progress of a run, as stored in snapshots next to tensors, and its validation."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Places = Annotated[tuple[Count, ...], Field(max_length=1000)]
 
 
 class Progress(Control):
-    """Where a run stands; between two steps this is, with the state's tensors, all that is needed to go on.
+    """The progress of a run; between two steps, it and the state's tensors suffice to resume.
 
     Args:
         round: number of the next round.
         roster: training samples of every fold and site, in the plan's order; empty before hello.
-        held: rounds of other packages that have been held.
-        study: which of the run's trainings is made.
-        steps: optimizer steps done, of all trainings.
+        held: completed rounds of other packages.
+        study: current training.
+        steps: optimizer steps done, over all trainings.
         epoch: of the next step.
         step: of the next step, within its epoch.
-        compared: how many of the training's steps had been done when the weights were compared last.
-        missing: places of the sites that the last step left out, in ascending order.
-        left_out: of each of the training's last steps, whose contributions may still join a later one.
-        late: weight of what was late in the last step.
+        compared: the training's steps at the last comparison of weights.
+        missing: indices of the sites that the last step left out, ascending.
+        left_out: for each of the training's last steps, sites whose contributions may still join a later one.
+        late: weight of late contributions in the last step.
         best_value: best validation metric so far; None before the first.
-        best_epoch: when that was.
+        best_epoch: its epoch.
         stale: epochs since then.
-        stopped: whether training has been ended before its last epoch.
+        stopped: whether training has stopped early.
     """
 
     round: Count = 0
@@ -58,14 +58,14 @@ class Progress(Control):
     stopped: bool = False
 
     def at(self, study: Study) -> Progress:
-        """Return where a run stands at the beginning of another training."""
+        """Return the progress at the start of another training."""
         return Progress(round=self.round, roster=self.roster, held=self.held, study=study, steps=self.steps)
 
 
 def check_progress(
     spec: RunSpec, plan: Plan, model: nn.Module, progress: Progress, named: Mapping[str, Tensor]
 ) -> None:
-    """Check that a snapshot is one of this run.
+    """Check that a snapshot fits this run.
 
     Args:
         spec: the run.
@@ -75,27 +75,27 @@ def check_progress(
         named: its tensors.
 
     Raises:
-        ValueError: folds, sums, late sites, best weights or directions are not those of this run.
+        ValueError: folds, sums, late sites, best weights or directions do not fit.
     """
     folds, totals = plan.folds, under("total", named)
-    summed = [stage for stage in plan.stages if Preparing(spec).is_due(stage.name, exact=False)]  # where steps are made
+    summed = [stage for stage in plan.stages if Preparing(spec).is_due(stage.name, exact=False)]  # for a run with steps
     shapes = {stage.name: (torch.float64, (folds, stage.size)) for stage in summed}
     study = progress.study
     if study.fold >= folds or [len(fold) for fold in progress.roster] != [len(plan.sites)] * folds:
-        raise ValueError(f"fold {study.fold} or its roster is none of this run's {folds} folds")
+        raise ValueError(f"fold {study.fold} or its roster does not fit this run's {folds} folds")
     if study.before > progress.steps or study.began > progress.round:
-        raise ValueError("its training begins after where it stands")
+        raise ValueError("its training begins after its progress")
     most, due = spec.training.epochs, study.fold % (1 + len(spec.candidates))
     if len(study.tried) != due or any(epoch >= most for _, epoch in study.tried):
         raise ValueError(f"in fold {study.fold} {due} candidates have been tried, of at most {most} epochs each")
     places = [place for _, left_out in progress.left_out for place in left_out]
     if len(progress.left_out) > plan.staleness or max(places, default=0) >= len(plan.sites):
-        raise ValueError("the sites that its last steps have left out are not those of this run")
+        raise ValueError("the sites that its last steps have left out do not fit this run")
     if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
-        raise ValueError("what preparation has added up is not what this run asks for")
+        raise ValueError("the sums of preparation do not fit this run")
     best = under("best", named)
     if best and _shapes(best) != _shapes(model.state_dict()):
-        raise ValueError("the best weights are not those of this model")
+        raise ValueError("the best weights do not fit this model")
     bases = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
     for name, basis in under("basis", named).items():
         rows, columns = bases.get(name, (0, 0))
@@ -109,5 +109,5 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose name begins with `kind/`, by what follows."""
+    """Return the tensors whose name begins with `kind/`, by the rest of the name."""
     return {name.removeprefix(f"{kind}/"): value for name, value in tensors.items() if name.startswith(f"{kind}/")}

@@ -1,6 +1,6 @@
-"""A trained model as one file for other programs: the network, and around it the preparation of its inputs.
+"""A trained model as one file for other programs: the network with the preparation of its inputs.
 
-Inputs are the columns that a table is encoded as, NaN where a value is missing. Outputs are those of `rankdad predict`.
+Inputs are the encoded columns of a table, NaN for missing values. Outputs are those of `rankdad predict`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import MultiLabel, Regression
 
 TORCH, ONNX = ".pt2", ".onnx"
-DOCUMENT = "rankdad.json"  # in the file: the run, and what inputs and outputs are
-DTYPES = {5: torch.int64, 7: torch.float32, 8: torch.float64}  # by the numbers that such files have for them
-WRONG = (ValueError, TypeError, AttributeError, RuntimeError)  # what reading numbers that are none raises
-AGREES = 1e-5  # to which the program's outputs are those of the model, numbers in deviations of the label
+DOCUMENT = "rankdad.json"  # in the file: the run, and descriptions of inputs and outputs
+DTYPES = {5: torch.int64, 7: torch.float32, 8: torch.float64}  # by the codes in such files
+WRONG = (ValueError, TypeError, AttributeError, RuntimeError)  # raised when reading invalid numbers
+AGREES = 1e-5  # tolerance between the program's outputs and the model's, in the label's deviations
 
 
 class Standalone(nn.Module):
-    """A network between the preparation of its inputs and what its outputs mean.
+    """A network with the preparation of its inputs and the conversion of its outputs.
 
     Args:
-        model: as it was trained.
+        model: the trained model.
 
     Raises:
         UserError: its preparation needs more than the inputs.
@@ -51,7 +51,7 @@ class Standalone(nn.Module):
         spec, fit = model.spec, model.fit
         if spec.preparation.harmonise:
             raise UserError(
-                "preparation.harmonise: takes away what is each site's own, which one model for all lacks: use predict",
+                "preparation.harmonise: removes each site's own effects, which a single model cannot: use predict",
                 code="cannot-export",
                 field="preparation.harmonise",
             )
@@ -66,7 +66,7 @@ class Standalone(nn.Module):
         self.dtype: torch.dtype = torch.int64 if spec.data.tokens is not None else getattr(torch, spec.training.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return probabilities [n, outputs] of inputs [n, *shape]; of regression the number, in the label's unit."""
+        """Return probabilities [n, outputs] for inputs [n, *shape]; for regression numbers in the label's unit."""
         outputs: Tensor = self.network(self.preparation(inputs).to(self.dtype)).to(torch.float64)
         if isinstance(self.task, Regression):
             return self.preparation.in_units(outputs)
@@ -74,7 +74,7 @@ class Standalone(nn.Module):
 
 
 def description(spec: RunSpec) -> dict[str, Any]:
-    """Return what a program has to know of a model's inputs and outputs."""
+    """Return a description of a model's inputs and outputs, for other programs."""
     data = spec.data
     values = getattr(data, "targets" if isinstance(spec.task, MultiLabel) else "values", ())
     names = list(values) or [str(place) for place in range(spec.task.outputs)]
@@ -88,7 +88,7 @@ def description(spec: RunSpec) -> dict[str, Any]:
 
 
 def save_torch(model: SavedModel, path: Path) -> None:
-    """Write a program that `torch.export.load` reads, without a pickle of any class.
+    """Write a program for `torch.export.load`, without pickled classes.
 
     Raises:
         UserError: the network cannot be exported, or the file cannot be written.
@@ -99,10 +99,10 @@ def save_torch(model: SavedModel, path: Path) -> None:
 
 
 def save_onnx(model: SavedModel, path: Path) -> None:
-    """Write an ONNX file; its metadata hold the description.
+    """Write an ONNX file with the description in its metadata.
 
     Raises:
-        UserError: what makes it is not installed, the network cannot be exported, or the file cannot be written.
+        UserError: a library is missing, the network cannot be exported, or the file cannot be written.
     """
     try:
         import onnx  # noqa: F401
@@ -126,10 +126,10 @@ def save_onnx(model: SavedModel, path: Path) -> None:
 
 
 def load_standalone(path: Path, allowed_factories: Collection[str]) -> SavedModel:
-    """Return the model of a file that `save_torch` has written. Only numbers and text are read of it, no pickle.
+    """Load the model of a file from `save_torch`, reading only numbers and text, no pickle.
 
     Raises:
-        DataError: it is another one.
+        DataError: it is another file.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -157,10 +157,10 @@ def load_standalone(path: Path, allowed_factories: Collection[str]) -> SavedMode
 
 
 def _numbers(data: bytes, entry: Any) -> Tensor:
-    """Return the tensor that an archive's entry describes.
+    """Return the tensor of an archive's entry.
 
     Raises:
-        ValueError, KeyError, TypeError, RuntimeError: it holds something else.
+        ValueError, KeyError, TypeError, RuntimeError: the entry is invalid.
     """
     about = entry["tensor_meta"]
     sizes, strides = ([part["as_int"] for part in about[key]] for key in ("sizes", "strides"))
@@ -171,7 +171,7 @@ def _numbers(data: bytes, entry: Any) -> Tensor:
 
 
 def _program(model: SavedModel) -> torch.export.ExportedProgram:
-    """Return the program of a model, for any number of samples, once its outputs are known to be the model's."""
+    """Return a model's program for any number of samples, after comparing its outputs with the model's."""
     standalone, shape = Standalone(model).eval(), model.spec.data.shape
     generator = torch.Generator().manual_seed(0)
     if model.spec.data.tokens is not None:
@@ -213,7 +213,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what torch says of its own workings."""
+    """Suppress torch's output about its internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

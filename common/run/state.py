@@ -1,7 +1,7 @@
-"""The state of a run: the fold of its updates over the initial replica, and what is due next.
+"""The state of a run: the result of its updates on the initial replica, and the next round.
 
-The schedule of a run exists here and nowhere else. The trainer makes what is due, the aggregator accepts only what is
-due. The aggregator's replica, a site that comes late and `rankdad export` follow the same updates.
+The schedule of a run is defined only here. The trainer computes the round that is due, and the aggregator accepts no
+other. The aggregator's replica, late sites and `rankdad export` apply the same updates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LOWER_IS_BETTER
 from rankdad.common.staleness import Late, after_step, check_late, damped
 
-MAX_WEIGHT = 1e15  # of an exact solution: no site's lies make another's outputs infinite
+MAX_WEIGHT = 1e15  # of an exact solution, so that a site cannot make another's outputs infinite
 
 
 class RunState:
@@ -46,20 +46,20 @@ class RunState:
     Attributes:
         spec: the run.
         plan: of the run.
-        preparing: what its stages of preparation add up to.
-        progress: where the run stands.
-        initial: the weights that every fold begins with, where they are needed again.
-        exact: whether the model is solved exactly, from sums, and takes no steps.
-        totals: sums of preparation's stages over all sites, float64 [folds, …] by stage.
-        excluded: places of the sites that an exchange of this step has left out.
-        bases: directions of the last step's update, by parameter: what the next reduction starts from.
+        preparing: its preparation.
+        progress: of the run.
+        initial: the initial weights of every fold, if they are needed again.
+        exact: whether the model is solved exactly, without steps.
+        totals: sums of preparation stages over all sites, float64 [folds, …] by stage.
+        excluded: indices of the sites that an exchange of this step has left out.
+        bases: directions of the last step's update, by parameter, to start the next reduction from.
         validation: pooled metrics of the last epoch.
-        buffers_pooled: whether this epoch's have been.
-        decides: whether the next round decides over the epoch.
-        pairs: whether the next round compares the models that have just been tested.
-        test: pooled metrics of the best epoch's weights, of the last fold tested.
-        best_weights: the weights of the best epoch so far.
-        epochs: of this fold's training, at most.
+        buffers_pooled: whether this epoch's buffers have been pooled.
+        decides: whether the next round decides about the epoch.
+        pairs: whether the next round compares the tested models.
+        test: pooled metrics of the best epoch's weights, in the last tested fold.
+        best_weights: weights of the best epoch so far.
+        epochs: largest number in this fold's training.
         farewell: the last update.
     """
 
@@ -85,7 +85,7 @@ class RunState:
 
     @property
     def due(self) -> Due | None:
-        """What the next round exchanges; None when the run is over."""
+        """The next round; None at the end of the run."""
         return due_of(self)
 
     def next(
@@ -96,12 +96,12 @@ class RunState:
         stage: str | None = None,
         split: Literal["validation", "test"] | None = None,
     ) -> Due:
-        """Return a kind of round as the next one."""
+        """Return the next round, of this kind."""
         here = self.round, len(self._updates), self.fold
         return Due(kind, *here, self.epoch if epoch is None else epoch, stage, split)
 
     def check(self, message: Message, status: int) -> None:
-        """Refuse a message that is not of the round that is due, with a status; see `Due.check`."""
+        """Refuse a message of another round than the one due, with a status; see `Due.check`."""
         due = self.due
         if due is None or message.round != due.round:
             expected = "none: the run has ended" if due is None else f"round {due.round}"
@@ -114,7 +114,7 @@ class RunState:
 
     @property
     def between_steps(self) -> bool:
-        """Whether a run can go on from a snapshot taken now: no step and no end of an epoch is half done."""
+        """Whether a run can be resumed from a snapshot taken now: not within a step or the end of an epoch."""
         due = self.due
         if due is None or due.exchange or not self.trains:
             return False
@@ -138,41 +138,41 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """Place of the next step within its epoch."""
+        """Index of the next step within its epoch."""
         return self.progress.step
 
     @property
     def steps(self) -> int:
-        """Optimizer steps done, of all folds."""
+        """Optimizer steps done, over all folds."""
         return self.progress.steps
 
     @property
     def rng_key(self) -> str:
-        """Key of the next round's seeds: the fold and the round within it, whenever earlier folds have stopped."""
+        """Key of the next round's seeds: the fold, and the round within it, independent of earlier folds' length."""
         within = str(self.round - self.progress.study.began)
         return f"{self.fold}/{within}" if self.fold else within
 
     @property
     def stage(self) -> str | None:
-        """Name of the stage of preparation that is next; None if there is none left."""
+        """Name of the next preparation stage; None if there is none left."""
         due = (one.name for one in self.plan.stages if self.preparing.is_due(one.name, exact=self.exact))
         return next((name for name in due if name not in self.totals), None)
 
     @property
     def where(self) -> str:
-        """Which epoch of how many is trained; "" before all have said hello."""
+        """Current epoch and number of epochs, as text; "" before hello."""
         if self.exact:
             return "solved exactly, without steps"
         return f"epoch {min(self.epoch + 1, self.epochs)} of {self.epochs}" if self.roster else ""
 
     @property
     def fold(self) -> int:
-        """Which of the run's trainings is made, from 0."""
+        """Number of the current training, from 0."""
         return self.progress.study.fold
 
     @property
     def over(self) -> bool:
-        """Whether all trainings have been made and tested."""
+        """Whether all trainings are done and tested."""
         return self.fold == self.spec.folds
 
     @property
@@ -182,7 +182,7 @@ class RunState:
         return ready and not self.exact and self.epoch < self.epochs and not self.progress.stopped
 
     def totals_of(self, fold: int) -> dict[str, Tensor]:
-        """Return what preparation's stages have added up for one fold."""
+        """Return the totals of preparation stages for one fold."""
         return {name: total[fold] for name, total in self.totals.items()}
 
     @property
@@ -192,15 +192,15 @@ class RunState:
         return bool(every and step and step % every == 0 and self.progress.compared != step)
 
     def batch_sizes(self, site: int, fold: int) -> list[int]:
-        """Return the sizes of a site's batches in a fold's first epoch; those of later ones are not smaller."""
+        """Return the sizes of a site's batches in a fold's first epoch; later ones are not smaller."""
         return drawn_sizes(self.spec, self.roster[fold])[site]
 
     def largest_batches(self, site: int, fold: int) -> list[int]:
-        """Return the sizes of a site's batches in those of a fold's epochs in which they are largest."""
+        """Return the sizes of a site's batches in the epochs of a fold with the largest ones."""
         return largest_sizes(self.spec, self.roster[fold])[site]
 
     def batches(self, site: int) -> list[list[int]]:
-        """Return the sizes of a site's batches in each step of this epoch; of a step for which it has no data, none."""
+        """Return the sizes of a site's batches in each step of this epoch; empty for steps without data."""
         return self._schedule.batches[site]
 
     def next_batches(self, site: int) -> list[int]:
@@ -209,22 +209,22 @@ class RunState:
         return batches[self.step] if self.step < len(batches) else []
 
     def samples(self, site: int) -> int:
-        """Return how many samples a site trains on in this epoch."""
+        """Return the number of a site's training samples in this epoch."""
         return self.roster[self.fold][site] if any(map(sum, self.batches(site))) else 0
 
     def weight(self, site: int, ago: int = 0) -> float:
-        """Return what a site's samples count in the next step, or in one some steps before: 0 if it is out of data."""
+        """Return the weight of a site's samples in the next step, or in one `ago` steps before; 0 without data."""
         step = self.step - ago if ago <= self.step else (self.step - ago) % self._schedule.steps
         batches = self.batches(site)
         return sum(batches[step]) * self._schedule.weights[site] if step < len(batches) else 0.0
 
     @property
     def batches_per_step(self) -> int:
-        """Batches of a step that a site trains on by itself, at most; 1 where every batch is exchanged."""
+        """Largest number of batches in a step with local steps; 1 if every batch is exchanged."""
         return max(map(max, filter(None, self._first.counts)))
 
     def next_batch(self, site: int) -> tuple[int, int]:
-        """Return the number of a site's next batch within the fold, and how many an epoch has: for learning rates.
+        """Return the number of a site's next batch within the fold, and batches per epoch, for learning rates.
 
         Every epoch counts as many as the first, which has most.
         """
@@ -232,26 +232,26 @@ class RunState:
         return self.epoch * total + sum(self._schedule.counts[site][: self.step]), total
 
     def share(self, site: int, weight: float) -> float:
-        """Return a site's share of the next step's weight; the others are those that took part in the last step."""
+        """Return a site's share of the next step's weight, assuming the participants of the last step."""
         missing = {place for place in self.progress.missing if place != site}
         return weight / (self.weight_without(missing) + self.progress.late) if weight else 0.0
 
     def late_weight(self, late: Collection[Late]) -> float:
-        """Return what contributions to earlier steps weigh in the next."""
+        """Return the weight of contributions to earlier steps in the next one."""
         return math.fsum(damped(self.weight(place, age), age) for age, place in late)
 
     def weight_without(self, missing: Collection[int]) -> float:
-        """Return what the samples of all sites but the missing ones count in the next step."""
+        """Return the weight of all sites but the missing ones in the next step."""
         return sum(self.weight(site) for site in range(len(self.plan.sites)) if site not in missing)
 
     @property
     def has_steps(self) -> bool:
-        """Whether steps of the present epoch are left."""
+        """Whether the current epoch has steps left."""
         return self.trains and self.step < self._schedule.steps
 
     @property
     def epochs_since_best(self) -> int:
-        """Epochs since the best one, with the one that ends now; 0 if that is the best."""
+        """Epochs since the best one, including the one that ends now; 0 if it is the best."""
         value, best = self._value(), self.progress.best_value
         if value is None or best is None:
             return 0
@@ -259,28 +259,28 @@ class RunState:
         return 0 if improves else self.progress.stale + 1
 
     def note(self, **changes: Any) -> None:
-        """Let the run stand elsewhere in some fields of its progress."""
+        """Change fields of the run's progress."""
         self.progress = self.progress.model_copy(update=changes)
 
     def follow(self, update: Message) -> None:
         """Apply the update of the next round.
 
         Raises:
-            ProtocolError: it is not what is due, or holds what this run cannot have.
+            ProtocolError: it is not due, or does not fit this run.
         """
         self.check(update, 502)
         ROUNDS[update.kind].apply(self, update)
         self.note(round=self.round + 1)
 
     def add_up(self, stage: str, total: Tensor) -> None:
-        """Keep what a stage of preparation has added up; stages of a solution that has been found are over."""
+        """Store the totals of a preparation stage; remaining stages of a converged solution are skipped."""
         self.totals[stage] = total
         for name in self.preparing.solving.converged(self.totals_of(self.plan.folds - 1)):
             self.totals[name] = total.new_zeros(self.plan.folds, self.plan.stage_size(name))
         self._solve()
 
     def exchange(self, update: Message, payload: Payload, projections: tuple[Projections, ...]) -> None:
-        """Take one exchange of a step; after the last one, the step."""
+        """Apply one exchange of a step; after the last one, the step."""
         self._updates.append(payload)
         self._projections += projections
         self.excluded |= update.missing
@@ -288,10 +288,10 @@ class RunState:
             self._finish_step(update)
 
     def meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
-        """Take note of all sites' training samples, of every fold.
+        """Set all sites' training samples, for every fold.
 
         Raises:
-            ProtocolError: nobody could train on them.
+            ProtocolError: a run cannot train on them.
         """
         for site, most in zip(self.plan.sites, map(max, zip(*roster, strict=True)), strict=True):
             if most > MAX_STEPS * self.spec.at(site).training.step_size:
@@ -307,7 +307,7 @@ class RunState:
         self._begin()
 
     def _begin(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        """Begin a fold, or go on with it, with the settings that it trains with."""
+        """Start or resume a fold, with its settings."""
         settings, self.epochs = self.progress.study.settings(self.spec)
         routes = limited(self.plan.routes, settings.method)
         self.method = settings.method.method(routes, self.replica.model, settings.seed)
@@ -317,13 +317,13 @@ class RunState:
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """Deal out the epoch's batches: some sites may train in the first ones alone."""
+        """Compute the epoch's batches; some sites may train only in the first epochs."""
         federation, first = self.spec.federation, self._first
         same = all(federation.trains(site, self.epoch) == federation.trains(site, 0) for site in federation.sites)
         self._schedule = first if same else schedule(self.spec, self.roster[self.fold], self.epoch)
 
     def next_fold(self) -> None:
-        """Begin anew with the initial weights, unless this was the last fold."""
+        """Restart from the initial weights, unless this was the last fold."""
         best = self.progress.best_value, self.progress.best_epoch
         study = self.progress.study.following(self.spec, best, self.round + 1, self.steps)
         if study.fold == self.spec.folds:
@@ -335,7 +335,7 @@ class RunState:
         self._solve()
 
     def _solve(self) -> None:
-        """Take over the weights of an exact solution, once all sums are there."""
+        """Load the weights of an exact solution, once all sums are there."""
         if self.exact and self.stage is None:
             found = self.preparing.solving.solution(self.totals_of(self.fold))
             values = (value.clamp(-MAX_WEIGHT, MAX_WEIGHT) for value in found)
@@ -343,7 +343,7 @@ class RunState:
             self.best_weights = self.replica.weights()
 
     def skip_to(self, fold: int) -> None:
-        """Begin with a fold in place of the first, once all is prepared: folds have nothing from those before."""
+        """Start with another fold than the first, after preparation; folds do not depend on earlier ones."""
         self.note(study=Study(fold=fold, began=self.round if fold else 0, equal=self.progress.study.equal))
         self._begin()
         self._solve()
@@ -362,7 +362,7 @@ class RunState:
         self.note(step=self.step + 1, steps=self.steps + 1, missing=missing, left_out=left_out, late=late)
 
     def end_epoch(self, *, best: bool, stop: bool) -> None:
-        """Keep the weights if they are the best so far, and go on to the next epoch."""
+        """Store the weights if they are the best so far, and continue with the next epoch."""
         changes: dict[str, Any] = {"stale": self.epochs_since_best, "stopped": stop, "epoch": self.epoch + 1, "step": 0}
         if best:
             changes |= {"best_value": self._value(), "best_epoch": self.epoch}
@@ -375,20 +375,20 @@ class RunState:
         return None if self.validation is None else self.validation.values.get(self.spec.training.monitor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all tensors by name, on the CPU: with `progress`, all that is needed to go on."""
+        """Return copies of all tensors by name, on the CPU; with `progress`, they suffice to resume the run."""
         assert self.between_steps
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
         named |= {f"best/{name}": value for name, value in self.best_weights.items()}
         named |= {f"total/{name}": value for name, value in self.totals.items()}
-        # Copies: a part of a received update would take the whole of it along.
+        # Copies, because a view would keep a whole received update in memory.
         return named | copies({f"basis/{name}": value for name, value in self.bases.items()})
 
     def load(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
-        """Go to where a run stood between two steps.
+        """Restore the state of a run between two steps.
 
         Raises:
-            ValueError: that is none of this run; see `check_progress`.
-            RuntimeError, KeyError: the tensors are not those of this replica.
+            ValueError: it does not fit this run; see `check_progress`.
+            RuntimeError, KeyError: the tensors do not fit this replica.
         """
         check_progress(self.spec, self.plan, self.replica.model, progress, tensors)
         self.progress = progress

@@ -1,4 +1,4 @@
-"""What a process needs to go on with a run: tensors by name and one JSON object, in which nothing names code."""
+"""The format of a process's state: tensors by name and one JSON object, without names of code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rankdad.common.run.replica import copies
 from rankdad.common.run.snapshot import Progress, under
 from rankdad.common.run.state import RunState
 
-SHARED = ("replica/", "best/", "basis/", "total/")  # what of it is the same everywhere
+SHARED = ("replica/", "best/", "basis/", "total/")  # tensors that are equal at all processes
 FORMAT = 4  # of the document
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint holds beside the run's state: JSON, residuals, and the moments of a site's own optimizer.
+    """A checkpoint's contents besides the run's state: JSON, residuals, and moments of a site's own optimizer.
 
-    For each entry of `sent` in the JSON, what a late contribution changes the residuals by.
+    For each entry of `sent` in the JSON, the change of the residuals by the late contribution.
     """
 
     document: Mapping[str, Any]
@@ -33,12 +33,12 @@ class Loaded(NamedTuple):
 
 
 class StateFormat:
-    """How a process's state is written down and read.
+    """Encode and decode a process's state.
 
     Args:
         plan: of the run.
-        owner: whose it is.
-        data_sha256: digest of the data that the owner goes on with; None does not ask for the same.
+        owner: of the state.
+        data_sha256: digest of the owner's data; None to not compare it.
     """
 
     def __init__(self, plan: Plan, owner: str, data_sha256: str | None = None) -> None:
@@ -46,7 +46,7 @@ class StateFormat:
 
     @property
     def head(self) -> dict[str, Any]:
-        """What `check` asks a document for."""
+        """Return the fields that `check` compares."""
         return {**self._owner, **({} if self._data_sha256 is None else {"data_sha256": self._data_sha256})}
 
     def of(
@@ -57,7 +57,7 @@ class StateFormat:
         moments: Mapping[str, Tensor] | None = None,
         changes: Sequence[Residuals] = (),
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return tensors and metadata of a safetensors file; see `Checkpoints.save` for the arguments."""
+        """Return the tensors and metadata of a safetensors file; see `Checkpoints.save` for the arguments."""
         own = copies({f"moment/{name}": value for name, value in (moments or {}).items()})
         for number, late in enumerate(changes):
             own |= {f"late-{number}/{name}": value for name, value in _tensors(late).items()}
@@ -71,8 +71,8 @@ class StateFormat:
 
         Args:
             document: JSON.
-            place: where it was found.
-            remedy: what to do where it is somebody else's.
+            place: of the document, for errors.
+            remedy: for another owner's document.
 
         Raises:
             UserError: it is not.
@@ -81,7 +81,7 @@ class StateFormat:
         if owner["format"] != FORMAT:
             raise UserError(
                 f"{place}: is a checkpoint of format {visible(str(owner['format']), 20)}, and this version of rankdad "
-                f"has {FORMAT}: finish the run with the one that began it",
+                f"has {FORMAT}: finish the run with its own version",
                 code="checkpoint-of-earlier-version",
             )
         if owner != self._owner:
@@ -90,7 +90,7 @@ class StateFormat:
             )
         if self._data_sha256 not in (None, document.get("data_sha256")):
             raise UserError(
-                f"data: other samples, labels or splits than {place} was trained on: a site goes on with the same data",
+                f"data: samples, labels or splits differ from those of {place}: restore the data that it began with",
                 code="data-changed",
                 field="data",
             )
@@ -98,10 +98,10 @@ class StateFormat:
     def restore(
         self, state: RunState, document: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str
     ) -> Loaded:
-        """Go to where a process stood, and return what it had beside the state, which is changed in place.
+        """Restore a process's state in place; return its further contents.
 
         Raises:
-            UserError: it is none of this run.
+            UserError: it does not fit this run.
         """
         try:
             state.load(Progress.model_validate_json(json.dumps(document["progress"])), dict(tensors))

@@ -1,7 +1,7 @@
-"""A study: the trainings of a run, one after the other, and the settings that each is made with.
+"""The trainings of a run, in order, and their settings.
 
-A run trains for every fold, for every candidate of a fold's model before that model, and at last for the model that is
-kept. Repeats of folds that are as one before at every site are left out.
+A run trains for every fold, for every candidate of a fold's model before that model, and finally for the model that is
+kept. Repeats of folds that equal an earlier one at every site are skipped.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rankdad.common.spec.tasks import LOWER_IS_BETTER
 from rankdad.common.spec.tuning import MAX_CANDIDATES
 
 Best = tuple[Figure | None, Count]
-"""The best validation metric of a training, None where it has none, and its epoch."""
+"""The best validation metric of a training, or None, and its epoch."""
 
 
 class Study(Control):
-    """Which of a run's trainings is made.
+    """The current training of a run.
 
     Args:
-        fold: which one, from 0; how many there are when all have been made and tested.
+        fold: its number, from 0; after the last one, the number of trainings.
         began: its first round.
-        before: optimizer steps of those before.
-        equal: repeats of folds that are as one before at every site, and not run.
-        tried: the best of each candidate so far for the model that is made now.
+        before: optimizer steps of earlier trainings.
+        equal: skipped repeats of folds.
+        tried: the best of each candidate so far for the current model.
     """
 
     fold: Count = 0
@@ -41,9 +41,9 @@ class Study(Control):
     tried: Annotated[tuple[Best, ...], Field(max_length=MAX_CANDIDATES)] = ()
 
     def settings(self, spec: RunSpec) -> tuple[RunSpec, int]:
-        """Return the run with the settings of this training, and how many epochs that has at most.
+        """Return the run with the settings of this training, and its largest number of epochs.
 
-        What is chosen is trained for as many epochs as were best, at the learning rates that these had.
+        Chosen settings are trained for the best number of epochs, at the learning rates that these had.
         """
         if not spec.candidates:
             return spec, spec.training.epochs
@@ -55,25 +55,25 @@ class Study(Control):
         return spec.with_settings(spec.candidates[best]), self.tried[best][1] + 1
 
     def following(self, spec: RunSpec, best: Best, began: int, before: int) -> Study:
-        """Return the study at its next training.
+        """Return the next training.
 
         Args:
             spec: the run.
             best: of this training.
-            began: the first round of the next.
+            began: first round of the next one.
             before: steps so far.
         """
         is_candidate = spec.place(self.fold)[1] is not None
         tried, fold = (*self.tried, best) if is_candidate else (), self.fold + 1
         while spec.repeat(fold) in self.equal:
             fold += 1
-        if fold == spec.folds:  # what has been trained last stays as it is
+        if fold == spec.folds:  # the last settings stay
             began, before = self.began, self.before
         return Study(fold=fold, began=began, before=before, equal=self.equal, tried=tried)
 
 
 def chosen(spec: RunSpec, tried: Sequence[Best]) -> int:
-    """Return the place of the best candidate: the first of several, and of those without a metric.
+    """Return the index of the best candidate: the first of equal ones, or if none has a metric.
 
     Args:
         spec: the run.
@@ -85,7 +85,7 @@ def chosen(spec: RunSpec, tried: Sequence[Best]) -> int:
 
 
 def limited(routes: tuple[Route, ...], method: MethodSpec) -> tuple[Route, ...]:
-    """Return the routes of a rank that is lower than the plan's; what travels dense there does so here."""
+    """Return the routes for a lower rank than the plan's; dense routes stay dense."""
     most = method.most_rows
     if not method.tuned or most is None:
         return routes

@@ -1,7 +1,7 @@
-"""Whether replicas on different hardware still agree: their weights in a few numbers, and the distance between two.
+"""Sketches of weights, to compare replicas on different hardware.
 
-All sites apply the same gradients, yet another processor may round otherwise. A sketch is the sums of the weights, with
-random signs, in 64 parts: the squared distance of two sketches is, in expectation, that of the weights.
+All sites apply the same gradients, but another processor may round differently. A sketch is the sums of the weights,
+with random signs, in 64 parts: the expected squared distance of two sketches is that of the weights.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def sketch(weights: Mapping[str, Tensor]) -> Tensor:
         if not values.is_floating_point():
             continue
         signs = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        signed = values.double() * signs  # never in place: double() may be the weights themselves
+        signed = values.double() * signs  # not in place: double() may return the weights themselves
         sums += torch.nn.functional.pad(signed, (0, -len(signed) % PARTS)).reshape(PARTS, -1).sum(dim=1)
     return sums
 
 
 def furthest(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[str, float]:
-    """Return the name of the tensor that differs most, and the norm of its difference relative to that of our own.
+    """Return the name of the tensor that differs most, and the norm of its difference relative to ours.
 
     Args:
         ours: by name.
-        theirs: of the same names and shapes; whatever is not finite is infinitely far.
+        theirs: with the same names and shapes; values that are not finite have an infinite distance.
     """
     distances = {
         name: _relative_difference(value.detach().cpu(), theirs[name].detach().cpu()) for name, value in ours.items()
@@ -56,7 +56,7 @@ def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def unpack_sketch(data: bytes) -> Tensor:
-    """Return a sketch that came from the network.
+    """Decode a sketch from the network.
 
     Raises:
         ValueError: its size is wrong, or it holds NaN or infinity.
@@ -68,7 +68,7 @@ def unpack_sketch(data: bytes) -> Tensor:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Return how far two sketches are apart, relative to the size of the first, at most 1e300."""
+    """Return the distance of two sketches, relative to the size of the first, at most 1e300."""
     if torch.equal(ours, theirs):
         return 0.0
     apart, size = float((ours - theirs).norm()), float(ours.norm())

@@ -1,7 +1,7 @@
-"""The run's specification, one file a subject.
+"""The run's specification, one file per subject.
 
-Every part is a frozen pydantic model that forbids unknown keys: a typing mistake is an error, never a default.
-Members of a union differ by their field `name`, data by their `reader`.
+All models are frozen and forbid unknown keys, so that a typing mistake is an error, never a default. Members of a union
+differ by their field `name`, data by their `reader`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How training samples are varied, told apart by name; `local.augmentation` does it."""
+"""Augmentations of training samples; `local.augmentation` applies them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from rankdad.common.spec.model import ModelSpec
 
 Axis = Annotated[int, Field(ge=0, le=15)]
 Probability = Annotated[float, Field(gt=0, le=1)]
-MAX_NUMBERS = 1 << 28  # that a sample may become on its way: 1 GiB in float32
+MAX_NUMBERS = 1 << 28  # of a padded sample: 1 GiB in float32
 
 
 class Flip(Part):
-    """Turn a picture or volume over along an axis."""
+    """Flip a picture or volume along an axis."""
 
     name: Literal["flip"]
     axes: Annotated[tuple[Axis, ...], Field(min_length=1, max_length=3)]
-    """Axes of `data.shape`, from 0, each by itself: [2] is left and right of a picture [channels, height, width]."""
+    """Axes of `data.shape`, from 0; each is flipped independently: [2] flips a picture [channels, height, width]
+    horizontally."""
     probability: Probability = 0.5
-    """Of each axis."""
+    """Probability for each axis."""
 
 
 class Crop(Part):
-    """Cut a window out at a random place, and bring it to the sample's own size where it has another."""
+    """Cut out a window at a random place, and resize it to the sample's size if it differs."""
 
     name: Literal["crop"]
     size: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)] | None = None
-    """Size of the window, as many numbers as there are axes of space; null is the sample's own, moved by `padding`."""
+    """Size of the window, one number for each spatial axis; null is the sample's size, shifted within `padding`."""
     padding: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Zeros put around the sample before, at each end of each axis of space."""
+    """Zeros added before at each end of each spatial axis."""
 
 
 class Noise(Part):
@@ -44,9 +45,9 @@ class Noise(Part):
 
     name: Literal["noise"]
     deviation: PositiveFloat
-    """Its standard deviation, in the unit that inputs have after preparation."""
+    """Standard deviation, in the unit of prepared inputs."""
     probability: Probability = 1.0
-    """With which a sample gets some."""
+    """Probability that a sample gets noise."""
 
 
 class Intensity(Part):
@@ -54,20 +55,20 @@ class Intensity(Part):
 
     name: Literal["intensity"]
     scale: Fraction = 0.0
-    """By how much the factor differs from 1 at most."""
+    """Largest difference of the factor from 1."""
     shift: NonNegativeFloat = 0.0
-    """How much is added or subtracted at most, in the unit that inputs have after preparation."""
+    """Largest shift, in the unit of prepared inputs."""
 
 
 Augmentation = Flip | Crop | Noise | Intensity
 
 
 def check_augmentation(entries: Sequence[Augmentation], data: AnyData, model: ModelSpec) -> None:
-    """Check that samples can be varied so.
+    """Check that samples can be augmented this way.
 
     Raises:
-        ValueError: naming the entry.
-        SpecError: it is not plain which axes of a sample are of space.
+        ValueError: they cannot; names the entry.
+        SpecError: the spatial axes of a sample are ambiguous.
     """
     for place, entry in enumerate(entries):
         name = f"augmentation[{place}]: {entry.name}"

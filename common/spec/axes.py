@@ -1,6 +1,6 @@
-"""Which axis of a sample is its channels: one answer, for preparation, networks and augmentation alike.
+"""Finds the channels' axis of a sample, for preparation, networks and augmentation.
 
-What the reader knows of its files decides; of arrays, which may be anything, the network; else their shape.
+The reader determines it if it knows its files; for arrays, the network does, or else their shape.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from rankdad.common.spec.images import FunctionData, NiftiData
 from rankdad.common.spec.model import Cnn, Cnn3d, ModelSpec, Monai, Vit
 from rankdad.common.spec.series import SeriesData
 
-FEW = 4  # channels at most, where nothing says which end of the shape they are
+FEW = 4  # largest number of channels that the shape alone identifies
 SPACE = ("depth", "height", "width")
 Spatial = Vit | Cnn | Cnn3d | Monai
 
 
 def channel_axis(data: AnyData, model: ModelSpec) -> int | None:
-    """Return the axis of a sample's shape that is its channels; None where it has none, as a volume of grey values.
+    """Return the channels' axis of a sample's shape; None without channels, as for grey volumes.
 
     Columns of a table and features of a series [time, features] are channels, too.
 
     Args:
         data: the schema.
-        model: the network, whose axes of space tell an image [height, width] from a series.
+        model: the network, whose spatial axes distinguish an image [height, width] from a series.
 
     Raises:
-        SpecError: the shape does not tell, or network and reader contradict each other.
+        SpecError: the axis is ambiguous, or network and reader contradict each other.
     """
     shape = data.shape
     if isinstance(data, TableData | SeriesData) or data.tokens is not None or len(shape) == 1:
@@ -51,10 +51,10 @@ def channel_axis(data: AnyData, model: ModelSpec) -> int | None:
 
 
 def network_axis(model: Spatial, shape: tuple[int, ...]) -> int | None:
-    """Return the axis that a network of images or volumes takes for channels; None where its inputs have none.
+    """Return the channels' axis of a network for images or volumes; None for inputs without channels.
 
     Raises:
-        SpecError: the shape has too few or too many axes, or does not tell where channels stand.
+        SpecError: the shape has too few or too many axes, or the channels' axis is ambiguous.
     """
     axes = ", ".join(SPACE[-model.dims :])
     if len(shape) == model.dims:
@@ -68,7 +68,7 @@ def network_axis(model: Spatial, shape: tuple[int, ...]) -> int | None:
     if model.channels is None and (shape[0] <= FEW) == (shape[-1] <= FEW):
         raise SpecError(
             "model.channels",
-            f"is missing, expected first or last: data.shape {list(shape)} does not tell where channels stand",
+            f"is missing, expected first or last: data.shape {list(shape)} does not tell the channels' axis",
             code="channels-unknown",
         )
     last = shape[-1] <= FEW if model.channels is None else model.channels == "last"
@@ -76,7 +76,7 @@ def network_axis(model: Spatial, shape: tuple[int, ...]) -> int | None:
 
 
 def space(data: AnyData, model: ModelSpec) -> tuple[int, ...]:
-    """Return the axes of a sample's shape that are of space; none of a table, tokens or a series.
+    """Return the spatial axes of a sample's shape; none for tables, tokens and series.
 
     Raises:
         SpecError: see `channel_axis`.

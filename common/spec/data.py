@@ -1,4 +1,4 @@
-"""The schema of a run's data, told apart by `reader`; where the files are is each site's business."""
+"""The schema of a run's data, by `reader`. The location of files is in each site's configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rankdad.common.spec.table_schema import (
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 from rankdad.common.spec.written import Date, Tabular
 
-MAX_FILES = 1000  # that a spec names one by one
+MAX_FILES = 1000  # named in a spec
 
 
 def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -58,53 +58,53 @@ class NpzData(Part):
     shape: Shape
     """Shape of one sample's input."""
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Factor by which inputs are multiplied (1/255 for bytes)."""
+    """Factor for inputs (1/255 for bytes)."""
     tokens: PositiveInt | None = None
-    """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
+    """Number of distinct tokens, for whole-number inputs of an embedding; null for real inputs."""
 
 
 class TableData(Tabular):
-    """What all tables have in common: columns that are inputs, and one that is the label."""
+    """Common fields of all tables: input columns and a label column."""
 
     features: Annotated[tuple[Column, ...], Field(max_length=100_000)]
-    """Inputs, in this order. With * or ? an entry stands for the columns that match, in the table's order; a run's spec
-    names them all in its place. A column's own * is written [*], its ? [?]."""
+    """Input columns, in this order. Entries with * or ? match columns, in the table's order; a run's spec names all
+    matches instead. A literal * is written [*], a literal ? [?]."""
     exclude: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Columns, or patterns of them, that no pattern in `features` stands for; nor does any for key, label or group."""
+    """Columns, or patterns, excluded from the patterns in `features`; key, label and group are always excluded."""
     categorical: dict[Column, Annotated[tuple[Level, ...], Field(min_length=1)]] = Field(default={})
-    """Inputs and kept columns that hold no numbers, each with its levels: such an input becomes one of 0 or 1 for every
+    """Categorical input and kept columns, each with its levels. An input becomes one number of 0 or 1 for every
     level."""
     missing: Literal["refuse", "drop", "impute"] = "refuse"
-    """What is done about a row that lacks an input: say so and stop, leave it out and say so, or put the mean of all
-    sites' training samples there. A row that lacks its label is left out by the latter two."""
+    """Treatment of rows with a missing input: an error, leaving them out with a note, or imputing the mean of all
+    sites' training samples. The latter two leave out rows without a label."""
     key: Column | None = None
-    """Column that names the subject in every table; null where one table has none, and rows go by their number."""
+    """Column that identifies the subject in every table; null for one table whose rows are numbered."""
     categorical_other: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Columns of `categorical`, or patterns of them, with one more level: for whatever it does not list."""
+    """Columns of `categorical`, or patterns of them, with one more level for all unlisted values."""
     dates: dict[Column, Date] = Field(default={})
-    """Columns of dates, and what number each becomes."""
+    """Columns of dates, and their conversion to numbers."""
     clip: dict[Column, tuple[Bound, Bound]] = Field(default={})
-    """Least and largest number of a column, or of those for which a pattern stands: what lies beyond becomes that; null
-    is no bound."""
+    """Smallest and largest number of a column, or of those matching a pattern; numbers beyond are clipped. null is no
+    bound."""
     log: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Columns, or patterns of them, whose natural logarithm is taken, after `clip`."""
+    """Columns, or patterns, that are replaced by their natural logarithm, after `clip`."""
     missing_indicators: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Inputs, or patterns of them, beside which stands one more: 1 where the value is missing and imputed, else 0."""
+    """Inputs, or patterns, with a further input: 1 if the value is missing and imputed, otherwise 0."""
 
     @property
     def levels_by_column(self) -> dict[str, tuple[str, ...]]:
-        """Inputs and label, each with its values; also what has a caption and may be among the inputs."""
+        """Inputs and label with their values, which may have captions."""
         of_patterns = dict.fromkeys(self.captions, ()) if self.patterns else {}
         inputs = {column: self.categorical.get(column, ()) for column in self.named}
         return of_patterns | inputs | super().levels_by_column
 
     def levels(self, column: str) -> int:
-        """Return how many levels a categorical column has; 0 of another."""
+        """Return the number of levels of a categorical column; 0 for others."""
         listed = self.categorical.get(column, ())
         return len(listed) + (bool(listed) and column in self._others)
 
     def is_logarithm(self, column: str) -> bool:
-        """Tell whether the logarithm of a column is taken."""
+        """Return whether the logarithm of a column is taken."""
         return column in self._logarithms
 
     @cached_property
@@ -121,7 +121,7 @@ class TableData(Tabular):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Entries of `features` in whose place a run needs names of columns."""
+        """Entries of `features` that are patterns."""
         return tuple(entry for entry in self.features if is_pattern(entry))
 
     @property
@@ -129,28 +129,28 @@ class TableData(Tabular):
         """Columns of the inputs, in order.
 
         Raises:
-            SpecError: a pattern stands for some of them.
+            SpecError: a pattern is not resolved yet.
         """
         if self.patterns:
             raise SpecError(
                 "data.features",
-                f"{json.dumps(self.patterns[0])} is a pattern, expected the names of the columns that it stands for: "
-                "sites must agree on them before data are read (rankdad resolve writes them)",
+                f"{json.dumps(self.patterns[0])} is a pattern, expected the names of the matching columns: sites must "
+                "agree on them before data are read (rankdad resolve writes them)",
                 code="pattern-not-resolved",
             )
         return self.named
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Columns of the inputs that have their names here."""
+        """Columns of the inputs that are named, without patterns."""
         return tuple(literal(entry) for entry in self.features if not is_pattern(entry))
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """Where each column of the inputs is, in order.
+        """Positions of the input columns, in order.
 
         Raises:
-            SpecError: a pattern stands for some inputs.
+            SpecError: a pattern is not resolved yet.
         """
         found, first = list[Place](), 0
         for column in self.inputs:
@@ -163,7 +163,7 @@ class TableData(Tabular):
         """Shape of one sample's input.
 
         Raises:
-            SpecError: a pattern stands for some inputs.
+            SpecError: a pattern is not resolved yet.
         """
         return (self.places[-1].whole.stop,)
 
@@ -174,23 +174,23 @@ class TableData(Tabular):
 
 
 class CsvData(TableData):
-    """A table with a row per sample, and optionally more: text (.csv, .tsv, .csv.gz), a workbook (.xlsx), .parquet."""
+    """One or more tables with a row per sample: text (.csv, .tsv, .csv.gz), workbook (.xlsx) or .parquet."""
 
     reader: Literal["csv"]
     """File format."""
     file: Files
-    """Name of the table in the site's data folder. A list of names, or one with * or ?, is one table: the rows of all
-    these files, which have the same columns."""
+    """Name of the table in the site's data folder. A list of names, or a name with * or ?, is one table of the rows of
+    all these files, which must have the same columns."""
     covariates: Files | None = None
-    """Name of a second table with more columns of the same subjects, or a list of several such tables."""
+    """Name of a second table with further columns of the same subjects, or a list of such tables."""
 
 
 class FreesurferData(TableData):
     """FreeSurfer's statistics, one text file per subject, and a table that lists them.
 
-    `features` are measures, or regions: of aseg.stats and wmparc.stats by StructName, which stands for the volume; of
-    aparc.stats by the names of aparcstats2table, such as lh_bankssts_thickness. Other files have a name, a tab and a
-    number on every line.
+    `features` are measures, or regions: by StructName for the volumes in aseg.stats and wmparc.stats; by the names of
+    aparcstats2table, such as lh_bankssts_thickness, for aparc.stats. Other files have a name, a tab and a number on
+    every line.
     """
 
     reader: Literal["freesurfer"]
@@ -200,11 +200,11 @@ class FreesurferData(TableData):
     key: Column
     """Column with the name of the subject's file, from the same folder."""
     covariate_features: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Columns of the table that are inputs too; they follow the regions."""
+    """Columns of the table that are also inputs, after the regions."""
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Regions, then columns of the table, that have their names here."""
+        """Regions, then columns of the table, without patterns."""
         return (*super().named, *self.covariate_features)
 
     @property
@@ -214,7 +214,7 @@ class FreesurferData(TableData):
 
     @property
     def file(self) -> str | tuple[str, ...]:
-        """Name of the table with which reading begins."""
+        """Name of the first table."""
         return self.covariates
 
 
@@ -228,10 +228,10 @@ def _consistent(data: AnyData) -> AnyData:
 
 
 def check_columns(data: TableData) -> None:
-    """Check that no column of a schema is meant for two things.
+    """Check that no column of a schema has two uses.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: one has; names the field.
     """
     inputs, patterns = data.named, data.patterns
     if not inputs and not patterns:
@@ -251,7 +251,7 @@ def check_columns(data: TableData) -> None:
         *data.categorical.items(),
     ):
         if repeated := first_repeated(names):
-            raise ValueError(f"{field}: {repeated} stands there more than once")
+            raise ValueError(f"{field}: {repeated} occurs more than once")
     taken = set(inputs)
     for target in data.targets:
         if target in taken:
@@ -283,16 +283,16 @@ def check_columns(data: TableData) -> None:
 
 
 def check_kept(data: TableData, keep: Sequence[str]) -> None:
-    """Check columns whose effect harmonisation keeps, and that every categorical column is one of them or an input.
+    """Check the columns that harmonisation keeps, and that every categorical column is one of them or an input.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: names the field.
     """
     for column in keep:
         if column in data.targets:
             raise ValueError(f"harmonise.keep: {column} is what is predicted: kept in the inputs, it would leak")
     if repeated := first_repeated(keep):
-        raise ValueError(f"harmonise.keep: {repeated} stands there more than once")
+        raise ValueError(f"harmonise.keep: {repeated} occurs more than once")
     if not data.patterns:
         used = {*data.inputs, *keep}
         for column in data.categorical:
@@ -307,31 +307,31 @@ T = TypeVar("T", bound=TableData)
 
 
 def resolve_features(data: T, columns: Sequence[str]) -> T:
-    """Return a schema with the names of columns in place of patterns.
+    """Replace the patterns in a schema by the matching columns.
 
     Args:
         data: the schema.
-        columns: all that a table has, in its order; of FreeSurfer's statistics all regions and measures.
+        columns: of a table in order, or all regions and measures of FreeSurfer's statistics.
 
     Raises:
-        SpecError: a pattern stands for no column, or for one with a name that no spec can hold.
+        SpecError: a pattern matches no column, or one whose name is not valid in a spec.
     """
     other: Collection[str | None] = {"", data.key, data.group, *data.targets}
     open_to = [name for name in columns if name not in other and not any(fits(name, entry) for entry in data.exclude)]
-    features: dict[str, None] = {}  # in order, each once
+    features: dict[str, None] = {}
     for entry in data.features:
         found = [entry]
         if is_pattern(entry):
             found = [escaped(name) for name in open_to if fits(name, entry)]
             if not found:
                 raise SpecError(
-                    "data.features", f"{json.dumps(entry)} stands for no column", code="pattern-matches-nothing"
+                    "data.features", f"{json.dumps(entry)} matches no column", code="pattern-matches-nothing"
                 )
             for name in found:
                 if not re.fullmatch(COLUMN, name):
                     raise SpecError(
                         "data.features",
-                        f"{json.dumps(entry)} stands for a column {name!r}: rename it",
+                        f"{json.dumps(entry)} matches a column {name!r}: rename it",
                         code="column-name-unusable",
                     )
         features |= dict.fromkeys(found)
@@ -344,15 +344,15 @@ def resolve_features(data: T, columns: Sequence[str]) -> T:
 
 
 def covariate_width(data: TableData, keep: Sequence[str]) -> int:
-    """Return how many numbers a sample's kept columns become: one, of a column with levels one less than it has."""
+    """Return the number of a sample's covariates: one per column, or one less than its levels."""
     return sum(data.levels(column) - 1 if column in data.categorical else 1 for column in keep)
 
 
 def check_task(data: AnyData, task: TaskSpec) -> None:
-    """Check that a schema's labels are those of a task.
+    """Check that a schema's labels fit a task.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: names the field.
     """
     if not isinstance(data, Tabular):
         return
@@ -368,7 +368,7 @@ def check_task(data: AnyData, task: TaskSpec) -> None:
 
 
 def _reader(given: Any) -> str:
-    """Return the tag of a schema; without one it is npz's."""
+    """Return a schema's tag; by default npz."""
     return str(given.get("reader", "npz") if isinstance(given, dict) else getattr(given, "reader", "npz"))
 
 

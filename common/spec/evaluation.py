@@ -1,4 +1,4 @@
-"""Which samples test the trained model."""
+"""Test sets of a run."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from rankdad.common.documents import Part
 
-MAX_FOLDS = 100  # of all repeats
+MAX_FOLDS = 100  # over all repeats
 
 Reference = Literal["local", "linear", "site"]
 
 
 class Referenced(Part):
-    """What the trained model is measured against, on the same samples; a guess from each site's labels always is."""
+    """Reference models, tested on the same samples; a guess from each site's labels is always one."""
 
     references: Annotated[tuple[Reference, ...], Field(max_length=3)] = ()
-    """local: each site alone, the run's model and settings on its own samples. linear: a logistic or ridge regression
-    of all sites' samples. site: one of each site's own samples alone."""
+    """local: the run's model and settings, trained at each site alone. linear: a logistic or ridge regression of all
+    sites' samples. site: one of each site's own samples."""
 
     @field_validator("references")
     @classmethod
     def _each_once(cls, references: tuple[Reference, ...]) -> tuple[Reference, ...]:
         if len(set(references)) < len(references):
-            raise ValueError("one of them stands there more than once")
+            raise ValueError("one of them occurs more than once")
         return references
 
 
 class Holdout(Referenced):
-    """Test once, on `training.test` of every site's samples or on what the data set aside."""
+    """Test once, on `training.test` of every site's samples or on the data's own test set."""
 
     name: Literal["holdout"] = "holdout"
 
 
 class KFold(Referenced):
-    """Test every sample once: train as often as there are folds, each time without the samples of one."""
+    """Test every sample once: train once per fold, each time without the fold's samples."""
 
     name: Literal["k-fold"]
     folds: Annotated[int, Field(ge=2, le=MAX_FOLDS)] = 5
-    """Number of folds. A sample's fold follows from a hash of its key, or of its group's, and of `seed`."""
+    """Number of folds. A sample's fold is determined by a hash of its key, or of its group's, and of `seed`."""
     repeats: Annotated[int, Field(ge=1, le=50)] = 1
-    """How often samples are dealt out anew and all folds trained again, at most 100 folds together. Figures are means
-    over repeats, and so are the ends of their intervals: samples that are tested again are no new ones."""
+    """Number of repeats with other folds, at most 100 folds in total. Metrics and ends of their intervals are means
+    over repeats, because samples that are tested again are not new."""
     stratified: bool = False
-    """Deal every class out equally, in the hashes' order, at each site; else a new sample never moves another one."""
+    """Balance classes between folds at each site; otherwise a new sample never moves another one."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Another seed makes other folds."""
+    """Seed of the folds."""
     refit: bool = True
-    """Train once more on all samples in the end: the model that is kept."""
+    """Finally train on all samples: the model that is kept."""
 
     @field_validator("repeats")
     @classmethod
     def _trains_not_too_often(cls, repeats: int, info: ValidationInfo) -> int:
         if repeats * info.data.get("folds", 1) > MAX_FOLDS:
-            raise ValueError(f"got {repeats} times {info.data['folds']} folds, expected at most {MAX_FOLDS} together")
+            raise ValueError(f"got {repeats} times {info.data['folds']} folds, expected at most {MAX_FOLDS} in total")
         return repeats
 
 
@@ -63,7 +63,7 @@ class LeaveOneSiteOut(Referenced):
 
     name: Literal["leave-one-site-out"]
     refit: bool = True
-    """Train once more at all sites in the end: the model that is kept."""
+    """Finally train at all sites: the model that is kept."""
 
     @field_validator("references")
     @classmethod
@@ -71,8 +71,8 @@ class LeaveOneSiteOut(Referenced):
         alone = [name for name in references if name != "linear"]
         if alone:
             raise ValueError(
-                f"got {' and '.join(alone)}, but a site that is left out has no samples to train on alone: expected "
-                "linear, or another evaluation"
+                f"got {' and '.join(alone)}, but a left-out site has no training samples of its own: expected linear, "
+                "or another evaluation"
             )
         return references
 

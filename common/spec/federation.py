@@ -1,4 +1,4 @@
-"""Who takes part, and how many of them a round needs."""
+"""The sites of a run, and how many of them a round needs."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ LETTERS = str.maketrans(
     {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "oe", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d"}
 )
 RESERVED = frozenset({TOP, "pooled"})
-MAX_MEMBERS = 1000  # sites and regions together: the last update names them all
-ALONE: dict[str, object] = {"quorum": "all", "staleness": 0, "regions": {}, "overrides": {}}  # of a run of one site
+MAX_MEMBERS = 1000  # sites and regions together, all named in the last update
+ALONE: dict[str, object] = {"quorum": "all", "staleness": 0, "regions": {}, "overrides": {}}  # for a run of one site
 
 
 def site_name(text: str) -> str:
-    """Return the site's name that a folder's name stands for: Köln is koeln; "" where no letter or digit is left."""
+    """Return the site's name for a folder's name: koeln for Köln; "" if no letter or digit is left."""
     plain = unicodedata.normalize("NFC", text).lower().translate(LETTERS)
     plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9._-]+", "-", plain).strip("._-")[:63]
 
 
 class Federation(Part):
-    """Who takes part."""
+    """The sites of a run, and the rounds' quorum."""
 
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
-    """Names of the sites; their order is the order of concatenation."""
+    """Names of the sites, in the order of concatenation."""
     regions: dict[SiteName, tuple[SiteName, ...]] = Field(default={})
-    """Regions, each with its own aggregator, and what they hold: sites or other regions; all else is at the top."""
+    """Regions with their own aggregators, and their members: sites or other regions; all others are at the top."""
     quorum: Literal["all"] | PositiveInt | Annotated[float, Field(gt=0, lt=1)] = "all"
-    """How many sites a round needs once all have said hello: all, a number of them, or a part of them."""
+    """Number of sites that a round needs after hello: all, a number, or a fraction."""
     grace: NonNegativeFloat = 5.0
-    """Seconds for which the others are waited for when the quorum is in."""
+    """Seconds to wait for the other sites when the quorum is reached."""
     staleness: Annotated[int, Field(ge=0, le=MAX_STALENESS)] = 0
-    """By how many steps a contribution may be late that its own step has left out: it joins the step that is open when
-    it comes, with its weight divided by one more than that number; 0 lets none join. Needs a quorum below all, and dsgd
-    or rank-dad; with local steps, moments that are reset."""
+    """Largest number of steps by which a contribution may be late, if its own step has left it out: it joins the
+    current step, with its weight divided by one plus its age; 0 for none. Requires a quorum below all, and dsgd or
+    rank-dad; with local steps, moments that are reset."""
     timeout: PositiveFloat | None = None
-    """Seconds after which a round without its quorum ends the run; null waits for as long as it takes."""
+    """Seconds after which a round without its quorum ends the run; null waits without limit."""
     compare_every: NonNegativeInt = 500
-    """Steps after which all sites' weights are compared; 0 compares them at the end alone."""
+    """Steps between two comparisons of all sites' weights; 0 compares them only at the end."""
     drift: PositiveFloat = 1e-4
-    """Largest distance between two sites' weights, relative to their size; beyond it all take over one replica."""
+    """Largest distance between two sites' weights, relative to their size; beyond it, all take over one replica."""
 
     overrides: Mapping[SiteName, Overrides] = {}
-    """What single sites do otherwise, by name. An epoch has as many steps as the site needs that needs most of them."""
+    """Settings of single sites, by name. An epoch has as many steps as the site with most."""
 
     @property
     def required_sites(self) -> int:
-        """How many sites a round needs."""
+        """Number of sites that a round needs."""
         count = len(self.sites)
         if self.quorum == "all":
             return count
@@ -67,7 +67,7 @@ class Federation(Part):
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """All aggregators by name, those above first; without regions there is one."""
+        """All aggregators by name, upper ones first; one without regions."""
         return nodes_of(self.sites, self.regions)
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class Federation(Part):
         return self
 
     @model_validator(mode="after")
-    def _somebody_may_be_late(self) -> Federation:
+    def _quorum_allows_lateness(self) -> Federation:
         check_federation(self)
         return self
 
@@ -89,14 +89,14 @@ class Federation(Part):
         return self
 
     def trains(self, site: str, epoch: int) -> bool:
-        """Tell whether a site trains in an epoch, counted from 0."""
+        """Return whether a site trains in an epoch, counted from 0."""
         return site not in self.overrides or self.overrides[site].trains(epoch)
 
     @model_validator(mode="after")
-    def _names_tell_apart(self) -> Federation:
+    def _names_are_unique(self) -> Federation:
         twice = sorted({name for name in self.sites if self.sites.count(name) > 1})
         if twice:
-            raise ValueError(f"names must differ, but {', '.join(twice)} stands there more than once")
+            raise ValueError(f"names must differ, but {', '.join(twice)} occurs more than once")
         reserved = sorted(RESERVED.intersection((*self.sites, *self.regions)))
         if reserved:
             raise ValueError(f"no site or region can be called {', '.join(reserved)}: results use that name")

@@ -1,4 +1,4 @@
-"""The schemas of images, and of what a function of the user's own reads."""
+"""The schemas of images, and of user-defined reader functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rankdad.common.user_code import FunctionName
 
 
 class ListedData(Tabular):
-    """Files of an image each, and a table that lists them; none may lie outside the table's folder."""
+    """Image files, one per sample, and a table that lists them; all must be in the table's folder."""
 
     image: Column = "image"
-    """Column with the image's file: a path from the table's folder."""
+    """Column with the path of the image's file, relative to the table's folder."""
     key: Column | None = None
-    """Column that names the sample; null where the file's path does."""
+    """Column that identifies the sample; null for the file's path."""
     missing: Literal["refuse", "drop"] = "refuse"
-    """What is done about a row that lacks its file, label or group: say so and stop, or leave it out and say so."""
+    """Treatment of rows with a missing file, label or group: an error, or leaving them out with a note."""
 
     @property
     def tokens(self) -> None:
@@ -28,10 +28,10 @@ class ListedData(Tabular):
         return None
 
     @model_validator(mode="after")
-    def _tells_columns_and_values_apart(self) -> ListedData:
+    def _columns_are_distinct(self) -> ListedData:
         for field, names in (("label", self.targets), ("values", self.values)):
             if repeated := first_repeated(names):
-                raise ValueError(f"{field}: {repeated} stands there more than once")
+                raise ValueError(f"{field}: {repeated} occurs more than once")
         for field, column in (("image", self.image), ("key", self.key)):
             if column in self.targets:
                 raise ValueError(f"{field}: {column} is the label too")
@@ -39,36 +39,36 @@ class ListedData(Tabular):
 
 
 class NiftiData(ListedData):
-    """Volumes in NIfTI files (.nii, .nii.gz), all of one shape: bring them into one space before."""
+    """Volumes in NIfTI files (.nii, .nii.gz), all of one shape and in one space."""
 
     reader: Literal["nifti"]
     """File format."""
     file: FileName
     """Name of the table in the site's data folder."""
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=3, max_length=4)]
-    """Shape of a volume: its three axes, or a number of channels before them, which is the files' last axis."""
+    """Shape of a volume: its three axes, optionally after a number of channels, the files' last axis."""
     orientation: Literal["canonical", "stored"] = "canonical"
-    """Turn every volume so that its axes go from left to right, from back to front and from below upwards (RAS), as far
-    as whole axes do; or leave all of them as they are stored, whatever their headers say."""
+    """Whether to turn every volume to canonical orientation, left to right, back to front and bottom to top (RAS), by
+    whole axes; or to leave all of them as stored, ignoring their headers."""
     normalise: Literal["none", "volume"] = "none"
-    """Leave voxels as they are, or give every volume the mean 0 and the standard deviation 1."""
+    """Whether to standardise every volume to mean 0 and standard deviation 1."""
 
 
 class ImagesData(ListedData):
-    """Pictures in PNG, JPEG, TIFF or BMP files: in a sub-folder for each class, or listed by a table."""
+    """Pictures in PNG, JPEG, TIFF or BMP files: in one sub-folder per class, or listed by a table."""
 
     reader: Literal["images"]
     """File format."""
     file: FileName | Literal["."] = "."
     """Name of the table in the site's data folder; "." is the folder itself, with a sub-folder for each of `values`."""
     label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)] = "class"
-    """Column of the label, as in other tables; of sub-folders what predictions call it."""
+    """Column of the label; for sub-folders, its name in predictions."""
     mode: Literal["grey", "rgb"] = "rgb"
-    """Colours to which all pictures are converted: one channel or three, each from 0 to 1."""
+    """Colours of the converted pictures: one or three channels, from 0 to 1."""
     size: tuple[PositiveInt, PositiveInt]
     """Height and width in pixels."""
     resize: bool = False
-    """Whether pictures of another size are scaled to this one; else they are an error."""
+    """Whether to scale pictures of another size; otherwise they are an error."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,13 +89,13 @@ class ImagesData(ListedData):
 
 
 class FunctionData(Part):
-    """Arrays that a function of the user's own returns; a site calls it only through its own allow-list."""
+    """Arrays returned by a user-defined function, which a site calls only if it allows it."""
 
     reader: Literal["function"]
-    """A function in place of a file format."""
+    """A function instead of a file format."""
     function: FunctionName
-    """Where the function is: "package.module:function". It is called with the site's data folder and returns a dict of
-    arrays under the names of a npz file: `x`, `y` and optionally `key`, `group`, `split` and `length`."""
+    """Name of the function: "package.module:function". It is called with the site's data folder and returns a dict of
+    arrays named as in a npz file: `x`, `y` and optionally `key`, `group`, `split` and `length`."""
     arguments: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the function."""
     file: Literal["."] = "."
@@ -103,4 +103,4 @@ class FunctionData(Part):
     shape: Shape
     """Shape of one sample's input."""
     tokens: PositiveInt | None = None
-    """Number of distinct tokens where inputs are whole numbers for an embedding; null where they are real."""
+    """Number of distinct tokens, for whole-number inputs of an embedding; null for real inputs."""

@@ -1,4 +1,4 @@
-"""How gradients travel: the options of one of the methods that are installed, told apart by their name."""
+"""The method of a run: the options of one of the installed methods, by name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ else:
 
 
 def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[str, Any]:
-    """Return a method as a spec has it, by its name or that of a preset.
+    """Return a method's fields, given its name or a preset's.
 
     Args:
-        method: its fields; or a name, or that of a preset that stands for one, such as fedavg for dsgd.
-        own: the method of the spec so far, whose rank is kept, and whose other fields are too if it has the same name.
+        method: its fields; or its name, or a preset's that implies a method, such as fedavg for dsgd.
+        own: the spec's method, whose rank is kept, and all other fields if it has the same name.
 
     Raises:
-        SpecError: there is none of this name.
+        SpecError: there is no method of this name.
     """
     if not isinstance(method, str):
         return dict(method)

@@ -1,4 +1,4 @@
-"""The networks of a spec, told apart by their name; `common.models` builds them."""
+"""The networks of a spec, by name; `common.models` builds them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rankdad.common.numbers import Fraction, UpToMillion
 from rankdad.common.spec.table_schema import FileName
 from rankdad.common.user_code import FunctionName
 
-Presets = Mapping[str, Mapping[str, Any]]  # by name: what fields they fill
+Presets = Mapping[str, Mapping[str, Any]]  # fields by name
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# Not strict, so that a list of JSON is still one after a preset has been filled in; what it holds is strict.
+# Not strict, so that lists from JSON are still accepted after a preset has been filled in; their items are strict.
 Widths = Annotated[tuple[UpToMillion, ...], Field(strict=False, min_length=1, max_length=100)]
 Patterns = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=1000)
@@ -22,28 +22,28 @@ Patterns = Annotated[
 
 
 class Pretrained(Part):
-    """Weights to begin with, from a file that every site and the aggregator hold."""
+    """Pretrained weights, from a file that every site and the aggregator have."""
 
     file: FileName
-    """Name of a safetensors file in the folder of weights; where that is, is each site's business."""
+    """Name of a safetensors file in the folder of weights, which each site configures."""
     sha256: Sha256
     """Digest of the file, in hexadecimal."""
     skip: Patterns = ()
-    """Parameters and buffers that are not taken from the file, such as "head.*": of ours, they keep random weights."""
+    """Parameters and buffers to skip, such as "head.*"; they keep their random weights."""
 
 
 class Network(Part):
-    """What all networks have in common."""
+    """Common fields of all networks."""
 
     presets: ClassVar[Presets] = {}
-    sized_by: ClassVar[str] = "model"  # the field that an error about the network's size names
+    sized_by: ClassVar[str] = "model"  # the field in errors about the network's size
 
     name: str
-    """Which network."""
+    """Name of the network."""
     pretrained: Pretrained | None = None
-    """Weights to begin with; null begins with random ones."""
+    """Pretrained weights; null for random ones."""
     frozen: Patterns = ()
-    """Parameters that are not trained, such as "blocks.0.*". BatchNorm's running statistics are none."""
+    """Parameters that are not trained, such as "blocks.0.*". They do not include BatchNorm's running statistics."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,7 +60,7 @@ class Network(Part):
 
 
 class Linear(Network):
-    """One layer from the flattened input to the output: linear or logistic regression."""
+    """A single layer from the flattened input to the output: linear or logistic regression."""
 
     name: Literal["linear"]
 
@@ -79,13 +79,13 @@ class Mlp(Network):
     dropout: Fraction = 0.0
     """Probability with which a hidden unit is dropped in training."""
     preset: Literal["paper", "small"] | None = None
-    """Widths: "paper" has 1024, 1024, "small" 64, 32. Another width beside it is an error."""
+    """Preset widths: "paper" has 1024, 1024, "small" 64, 32. Other widths next to it are an error."""
 
 
 class Recurrent(Network):
     """Stacked recurrent layers on a series [time, features].
 
-    Frames of nothing but NaN are padding: they change no state, and the output is that of the series without them.
+    Frames of only NaN are padding: they do not change the state or the output.
     """
 
     presets: ClassVar[Presets] = {"paper": {"hidden": (512, 256)}, "small": {"hidden": (128, 64)}}
@@ -94,11 +94,11 @@ class Recurrent(Network):
     hidden: Widths
     """Width of each layer, the first one first."""
     pooling: Literal["last", "mean"] = "last"
-    """What the output is computed from: the last layer's state after the last frame, or the mean over all frames."""
+    """Input of the last layer: the state after the last frame, or the mean of all states."""
     dropout: Fraction = 0.0
     """Probability with which a value between two layers, or before the output, is dropped in training."""
     preset: Literal["paper", "small"] | None = None
-    """Widths: "paper" has 512, 256, "small" 128, 64. Another width beside it is an error."""
+    """Preset widths: "paper" has 512, 256, "small" 128, 64. Other widths next to it are an error."""
 
 
 class Gru(Recurrent):
@@ -137,18 +137,18 @@ class Vit(Network):
     expansion: UpToMillion = 4
     """Width of a block's hidden layer, in widths of a token."""
     pooling: Literal["class", "mean"] = "class"
-    """What the output is computed from: a learned token beside the patches, or the mean over all patches."""
+    """Input of the last layer: a learned class token, or the mean over all patches."""
     dropout: Fraction = 0.0
     """Probability with which a value is dropped in training, after the positions and at the end of a block's parts."""
     channels: Literal["first", "last"] | None = None
-    """Where channels stand in an image's three dimensions; null where only one end of them is 4 or less."""
+    """Position of the channels' axis of images with three dimensions; null if only one end has size 4 or less."""
     preset: Literal["paper", "small"] | None = None
-    """Sizes: "paper" is 128 wide, 12 deep, with patches of 32, for images of 224 × 224: 50 tokens; "small" 64, 4 and 8;
-    both have 4 heads. Another size beside it is an error."""
+    """Preset sizes: "paper" is 128 wide, 12 deep, with patches of 32, for images of 224 × 224: 50 tokens; "small" 64, 4
+    and 8; both have 4 heads. Other sizes next to it are an error."""
 
     @field_validator("heads")
     @classmethod
-    def _heads_share_the_width(cls, heads: int, info: ValidationInfo) -> int:
+    def _heads_divide_width(cls, heads: int, info: ValidationInfo) -> int:
         width = info.data.get("width")
         if width is not None and width % heads:
             raise ValueError(f"got {heads}, expected a divisor of model.width, {width}")
@@ -156,7 +156,7 @@ class Vit(Network):
 
 
 class Convolutional(Network):
-    """Blocks of convolution, GroupNorm and ReLU; between blocks the largest of two neighbours, at the end the mean."""
+    """Blocks of convolution, GroupNorm and ReLU, with max pooling in between and mean pooling at the end."""
 
     sized_by = "model.filters"
 
@@ -171,7 +171,7 @@ class Convolutional(Network):
 
     @field_validator("kernel")
     @classmethod
-    def _has_a_middle(cls, kernel: int) -> int:
+    def _kernel_is_odd(cls, kernel: int) -> int:
         if kernel % 2 == 0:
             raise ValueError(f"got {kernel}, expected an odd number")
         return kernel
@@ -190,10 +190,10 @@ class Cnn(Convolutional):
 
     name: Literal["cnn"]
     channels: Literal["first", "last"] | None = None
-    """Where channels stand in an image's three dimensions; null where only one end of them is 4 or less."""
+    """Position of the channels' axis of images with three dimensions; null if only one end has size 4 or less."""
     preset: Literal["small", "deep"] | None = None
-    """Sizes: "small" has filters 32, 64, 128, "deep" 64, 128, 256, 512 in blocks of two convolutions. Another size
-    beside it is an error."""
+    """Preset sizes: "small" has filters 32, 64, 128, "deep" 64, 128, 256, 512 in blocks of two convolutions. Other
+    sizes next to it are an error."""
 
 
 class Cnn3d(Convolutional):
@@ -206,13 +206,14 @@ class Cnn3d(Convolutional):
 
     name: Literal["cnn3d"]
     channels: Literal["first", "last"] | None = None
-    """Where channels stand in a volume's four dimensions; null where only one end of them is 4 or less."""
+    """Position of the channels' axis of volumes with four dimensions; null if only one end has size 4 or less."""
     preset: Literal["small", "deep"] | None = None
-    """Sizes: "small" has filters 16, 32, 64, "deep" 32, 64, 128, 256, 256. Another size beside it is an error."""
+    """Preset sizes: "small" has filters 16, 32, 64, "deep" 32, 64, 128, 256, 256. Other sizes next to it are an
+    error."""
 
 
 class Monai(Network):
-    """A network of MONAI (pip install 'rankdad[monai]'), with random weights; no permission is needed for its code."""
+    """A network of MONAI (pip install 'rankdad[monai]'), with random weights; its code needs no permission."""
 
     sized_by = "model.network"
 
@@ -220,31 +221,31 @@ class Monai(Network):
     network: Literal[
         "DenseNet121", "DenseNet169", "DenseNet201", "ResNet10", "ResNet18", "ResNet34", "ResNet50", "EfficientNetB0"
     ]
-    """Which one."""
+    """Name of MONAI's network."""
     dims: Literal[2, 3]
-    """Axes of space: 2 for images, 3 for volumes."""
+    """Number of spatial axes: 2 for images, 3 for volumes."""
     norm: Literal["batch", "instance", "group"] = "group"
-    """Normalisation. That of batches has running statistics, of which all sites' mean is taken; sites differ in it."""
+    """Normalisation. "batch" has running statistics, which are averaged over sites but differ between them."""
     groups: UpToMillion = 8
-    """Groups of the normalisation "group"; each width of the network is a multiple."""
+    """Groups of the normalisation "group", a divisor of every width of the network."""
     dropout: Fraction = 0.0
-    """Probability with which a value is dropped in training, in a DenseNet's layers."""
+    """Dropout probability in a DenseNet's layers."""
     channels: Literal["first", "last"] | None = None
-    """Where channels stand in a sample; null where only one end of its shape is 4 or less."""
+    """Position of the channels' axis of a sample; null if only one end has size 4 or less."""
 
     @property
     def norm_layer(self) -> str | tuple[str, dict[str, int]]:
-        """Normalisation, as MONAI's layers are told."""
+        """Normalisation, in MONAI's notation."""
         return ("group", {"num_groups": self.groups}) if self.norm == "group" else self.norm
 
     @property
     def least_side(self) -> int:
-        """How long an axis of space has to be."""
+        """Smallest length of a spatial axis."""
         return 32
 
     @field_validator("dropout")
     @classmethod
-    def _is_there(cls, dropout: float, info: ValidationInfo) -> float:
+    def _dropout_applies(cls, dropout: float, info: ValidationInfo) -> float:
         network = str(info.data.get("network", "DenseNet"))
         if dropout and not network.startswith("DenseNet"):
             raise ValueError(f"got {dropout}, but {network} has none, expected 0")
@@ -252,13 +253,13 @@ class Monai(Network):
 
 
 class Factory(Network):
-    """A function of the user's that returns the model; a site resolves it only through its own allow-list."""
+    """A user-defined function that returns the model; a site calls it only if it allows it."""
 
     sized_by = "data.shape"
 
     name: Literal["factory"]
     factory: FunctionName
-    """Where the function is: "package.module:function"."""
+    """Name of the function: "package.module:function"."""
     arguments: dict[str, JsonValue] = Field(default={})
     """Keyword arguments of the function."""
 

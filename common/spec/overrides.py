@@ -1,4 +1,4 @@
-"""What single sites do otherwise than the others: fewer epochs, batches of another size, other local steps."""
+"""Settings of single sites: fewer epochs, other batch sizes, other local steps."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ if TYPE_CHECKING:
 
 
 class Overrides(Part):
-    """What one site does otherwise than the others; null as they do."""
+    """Settings of one site; null for the run's."""
 
     epochs: UpToMillion | None = None
-    """Epochs in which the site trains, at most `training.epochs`: after them it contributes nothing, and is present."""
+    """Epochs in which the site trains, at most `training.epochs`; later it contributes nothing, but counts as
+    present."""
     batch_size: UpToMillion | None = None
-    """In place of `training.batch_size`."""
+    """Replaces `training.batch_size`."""
     local_steps: UpToMillion | Literal["epoch"] | None = None
-    """In place of `method.local_steps`, where the method has them."""
+    """Replaces `method.local_steps`, if the method has them."""
 
     def trains(self, epoch: int) -> bool:
-        """Tell whether the site trains in an epoch, counted from 0."""
+        """Return whether the site trains in an epoch, counted from 0."""
         return self.epochs is None or epoch < self.epochs
 
     @property
     def settings(self) -> tuple[dict[str, object], dict[str, object]]:
-        """What the site has in place of the run's: of its training, and of its method; None keeps the run's."""
+        """The site's settings for training and for the method; None keeps the run's."""
         return {"batch_size": self.batch_size}, {"local_steps": self.local_steps}
 
 
 def ends(overrides: Mapping[str, Overrides], epochs: int) -> list[int]:
-    """Return after which epochs of a training some site ends, before the training does, in order."""
+    """Return the epochs after which a site ends before the training does, in order."""
     return sorted({own.epochs for own in overrides.values() if own.epochs and own.epochs < epochs})
 
 
 def check_overrides(federation: Federation, training: Training | None, method: MethodOptions | None) -> None:
-    """Check that what sites do otherwise can be done in a run; None of a part that is refused anyway.
+    """Check that overrides fit a run; training and method are None if they are invalid themselves.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: they do not.
     """
     for site, own in federation.overrides.items():
         if own.epochs and training and own.epochs > training.epochs:

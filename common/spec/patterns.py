@@ -1,4 +1,4 @@
-"""Names in which * stands for any characters and ? for one; [*] and [?] are the characters themselves."""
+"""Patterns of names: * matches any characters, ? a single one; [*] and [?] are literal."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterable
 
-MAX_PATTERNS = 100  # in one list: each of them is compared with every column
+MAX_PATTERNS = 100  # per list, because each is compared with every column
 MARK = re.compile(r"\[([*?])\]|[*?]")
 
 
 def is_pattern(written: str) -> bool:
-    """Tell whether a name stands for others."""
+    """Return whether a name is a pattern."""
     return any(mark[1] is None for mark in MARK.finditer(written))
 
 
 def literal(written: str) -> str:
-    """Return the name that is written without patterns."""
+    """Return the name without escapes, given one that is no pattern."""
     return MARK.sub(lambda mark: mark[1] or mark[0], written)
 
 
 def escaped(name: str) -> str:
-    """Return how a name is written where patterns may stand."""
+    """Escape a name for lists of patterns."""
     return re.sub(r"[*?]", r"[\g<0>]", name)
 
 
 def fits(name: str, written: str) -> bool:
-    """Tell whether a written name, with or without * and ?, stands for another."""
+    """Return whether a name matches a written name or pattern."""
     return fnmatch.fnmatchcase(name, _as_in_a_shell(written))
 
 
 def _as_in_a_shell(written: str) -> str:
-    return re.sub(r"\[(?![*?]\])", "[[]", written)  # no other brackets are special
+    return re.sub(r"\[(?![*?]\])", "[[]", written)  # other brackets are literal
 
 
 class Entries:
-    """Names and patterns as a schema lists them: `name in entries` tells whether one of them stands for a name.
+    """Names and patterns of a schema: `name in entries` tells whether one of them matches.
 
     Args:
-        written: of which there may be as many as names.
+        written: names and patterns; there may be as many as columns.
     """
 
     def __init__(self, written: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class Entries:
 
 
 def first_without(written: Iterable[str], names: Collection[str]) -> str | None:
-    """Return the first entry that stands for none of these names; None if each stands for some."""
+    """Return the first entry that matches none of these names; None if each matches one."""
     known = frozenset(names)
     for one in written:
         if not (any(map(Entries([one]).__contains__, known)) if is_pattern(one) else literal(one) in known):

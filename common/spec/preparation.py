@@ -1,4 +1,4 @@
-"""What is done to inputs before they are trained on; `common.preparation` does it."""
+"""The preparation of inputs; `common.preparation` implements it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rankdad.common.spec.table_schema import Column
 
 
 class Combat(Part):
-    """Remove what sites add to and multiply every feature by, as ComBat does (Johnson 2007, Fortin 2018)."""
+    """Remove each site's shift and scale of every feature, as in ComBat (Johnson 2007, Fortin 2018)."""
 
     name: Literal["combat"] = "combat"
     keep: Annotated[tuple[Column, ...], Field(max_length=100)] = ()
-    """Columns whose effect on the features stays, such as age: covariates, and never what is predicted."""
+    """Columns whose effect on the features is kept, such as age; never the label."""
     empirical_bayes: bool = True
-    """Whether a site's effects are drawn towards their mean over its features: steadier where sites are small."""
+    """Whether to shrink a site's effects towards their mean over its features, which helps small sites."""
 
 
 class Preparation(Part):
-    """What is done to inputs before they are trained on; every number of it comes from training samples alone."""
+    """The preparation of inputs, fitted on training samples only."""
 
     standardise: Literal["none", "federated", "site"] = "none"
-    """Subtract a feature's mean and divide by its standard deviation: all sites' together, or each site's own."""
+    """Whether to standardise features, by the statistics of all sites or of each site."""
     harmonise: Combat | None = None
-    """Removal of site effects; null leaves them."""
+    """Removal of site effects; null for none."""
 
     @property
     def keep(self) -> tuple[str, ...]:
-        """Columns whose effect on the features harmonisation keeps."""
+        """Columns whose effect harmonisation keeps."""
         return () if self.harmonise is None else self.harmonise.keep

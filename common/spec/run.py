@@ -32,16 +32,16 @@ from rankdad.common.staleness import check_method
 MAX_TRAININGS = 1000  # of a run
 
 P = TypeVar("P", bound=Part)
-PEOPLE = ("patient", "subject", "participant", "person")  # in the name of a group's column
+PEOPLE = ("patient", "subject", "participant", "person")  # nouns in the name of a group's column
 
 
 class RunSpec(Part):
-    """One training: what every site and the aggregator agree on."""
+    """The specification of a run, which every site and the aggregator agree on."""
 
     name: Annotated[str, Field(pattern=r"^[\w][\w .-]{0,62}$")]
     """Name of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     task: Annotated[TaskSpec, Field(discriminator="name")]
     """What is predicted."""
     model: Annotated[ModelSpec, Field(discriminator="name")] = Linear(name="linear")
@@ -49,18 +49,18 @@ class RunSpec(Part):
     data: DataSpec
     """Schema of the data."""
     preparation: Annotated[Preparation, Field(validate_default=True)] = Preparation()
-    """What is done to inputs before they are trained on."""
+    """Preparation of the inputs."""
     evaluation: Annotated[EvaluationSpec, Field(discriminator="name")] = Holdout()
-    """Which samples the trained model is tested on."""
+    """Test samples of the trained model."""
     training: Training = Training()
     """Optimizer, schedule, splits."""
     method: Annotated[MethodSpec, Field(discriminator="name", validate_default=True)] = DEFAULT
-    """How gradients travel; of a run that names none as dsgd, where no gradient has a larger rank than 2."""
+    """Method for gradients. The default is dsgd for models whose gradients have a rank of at most 2, else rank-dad."""
     federation: Federation
     tuning: Tuning | None = None
-    """Settings to choose by validation within each fold's training samples; null takes those above."""
+    """Settings to choose by validation within each fold's training samples; null uses those above."""
     record: Recording = Recording()
-    """What is kept beside metrics."""
+    """What to store besides metrics."""
 
     @classmethod
     def read(cls, path: str | Path, assignments: Sequence[str] = ()) -> RunSpec:
@@ -111,7 +111,7 @@ class RunSpec(Part):
 
     @field_validator("federation")
     @classmethod
-    def _others_train(cls, federation: Federation, info: ValidationInfo) -> Federation:
+    def _some_site_trains(cls, federation: Federation, info: ValidationInfo) -> Federation:
         if isinstance(info.data.get("evaluation"), LeaveOneSiteOut) and len(federation.sites) == 1:
             raise ValueError("sites: got one, but evaluation is leave-one-site-out: expected at least two")
         return federation
@@ -139,7 +139,7 @@ class RunSpec(Part):
 
     @field_validator("method", mode="before")
     @classmethod
-    def _suits_the_model(cls, method: Any, info: ValidationInfo) -> Any:
+    def _default_for_model(cls, method: Any, info: ValidationInfo) -> Any:
         if method is DEFAULT and {"task", "model"} <= info.data.keys():
             return default_method(info.data["task"], info.data["model"])
         return method

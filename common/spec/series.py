@@ -11,28 +11,27 @@ from rankdad.common.spec.written import Tabular
 
 
 class SeriesData(Tabular):
-    """Series in a long table: a row for each time of each series, with the values of all channels then."""
+    """Series in a long table, with a row for each time of each series and a column for each channel."""
 
     reader: Literal["series"]
     """File format: text (.csv, .tsv, .csv.gz), a workbook (.xlsx) or .parquet."""
     file: FileName | Annotated[tuple[FileName, ...], Field(min_length=1, max_length=1000)]
     """Name of the long table in the site's data folder; a list of names is one table."""
     covariates: FileName | None = None
-    """Name of a table with a row for each series, which has label and group; null where these stand in each row of the
-    long table."""
+    """Name of a table with a row for each series, with label and group; null if each row of the long table has them."""
     key: Column
-    """Column that names the series, in both tables."""
+    """Column that identifies the series, in both tables."""
     time: Column
-    """Column by which a series' rows are ordered: numbers, or dates and times such as 2020-04-03 14:05."""
+    """Column that orders a series' rows: numbers, or dates and times such as 2020-04-03 14:05."""
     features: Annotated[tuple[Column, ...], Field(min_length=1, max_length=10_000)]
-    """Channels: columns of numbers, in this order."""
+    """Channels: numeric columns, in this order."""
     frames: PositiveInt
-    """Rows of the longest series; shorter ones end before."""
+    """Largest number of rows of a series; shorter ones are padded."""
     longer: Literal["refuse", "first", "last"] = "refuse"
-    """What is done about a series of more rows: say so and stop, or take its first or its last ones."""
+    """Treatment of longer series: an error, or their first or last rows."""
     missing: Literal["refuse", "drop", "carry"] = "refuse"
-    """What is done about a row that lacks a channel: say so and stop, leave it out, or take the value before it in its
-    series. Series without a label, a group or any row are left out by the latter two."""
+    """Treatment of rows with a missing channel: an error, leaving them out, or carrying the last value of the series
+    forward. The latter two leave out series without a label, a group or any row."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,10 +44,10 @@ class SeriesData(Tabular):
         return None
 
     @model_validator(mode="after")
-    def _tells_columns_apart(self) -> SeriesData:
+    def _columns_are_distinct(self) -> SeriesData:
         for field, names in (("features", self.features), ("label", self.targets), ("values", self.values)):
             if repeated := first_repeated(names):
-                raise ValueError(f"{field}: {repeated} stands there more than once")
+                raise ValueError(f"{field}: {repeated} occurs more than once")
         own = {"key": (self.key,), "time": (self.time,), "label": self.targets, "group": (self.group,)}
         for field, taken in own.items():
             if both := sorted(set(filter(None, taken)).intersection(self.features)):

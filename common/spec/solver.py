@@ -1,4 +1,4 @@
-"""Which solver trains a linear model: exactly, by sums over all sites, or by steps."""
+"""Chooses the solver of a linear model: exact, by sums over all sites, or in steps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, Ta
 if TYPE_CHECKING:
     from rankdad.common.spec.run import RunSpec
 
-NOT_EXACT: Literal["exact-solver-not-allowed"] = "exact-solver-not-allowed"  # what a site warns of
-MAX_WEIGHTS = 256  # whose curvature a site sends in each round
-DEFAULT = RankDad(name="rank-dad", rank=2)  # method of a run that names none
+NOT_EXACT: Literal["exact-solver-not-allowed"] = "exact-solver-not-allowed"  # a site's warning
+MAX_WEIGHTS = 256  # limit for sending the curvature in each round
+DEFAULT = RankDad(name="rank-dad", rank=2)  # default method
 
 
 def lines(task: TaskSpec) -> int:
-    """Return how many linear functions a model has: one of two classes or of a number, else one for each output."""
+    """Return the number of a model's linear functions: one for two classes or a number, otherwise one per output."""
     binary = isinstance(task, Classification) and task.classes == 2
     return 1 if binary or isinstance(task, Regression) else task.outputs
 
 
 def weights_of(spec: RunSpec) -> int:
-    """Return how many weights a linear model of a run's inputs has, intercepts included."""
+    """Return the number of weights of a linear model of a run's inputs, with intercepts."""
     return lines(spec.task) * (math.prod(spec.data.shape) + 1)
 
 
 def why_steps(spec: RunSpec) -> str:
-    """Return why a run cannot be solved exactly, as a clause; "" where it can, as far as its policies allow it."""
+    """Return why a run cannot be solved exactly, as a clause; "" if it can, if its policies allow it."""
     model, task, training = spec.model, spec.task, spec.training
     if not isinstance(model, Linear):
         return f"the model is {model.name}, not linear"
@@ -54,16 +54,16 @@ def why_steps(spec: RunSpec) -> str:
         "record.spectra": spec.record.spectra,
     }
     named = next((name for name, value in settings.items() if value), "")
-    return f"{named} is of steps" if named else ""
+    return f"{named} applies to steps" if named else ""
 
 
 def is_exact(spec: RunSpec, warnings: Container[str]) -> bool:
-    """Tell whether a run is solved exactly, given what its sites have warned of."""
+    """Return whether a run is solved exactly, given its sites' warnings."""
     return spec.solver == "exact" or (spec.solver == "auto" and NOT_EXACT not in warnings)
 
 
 def default_method(task: TaskSpec, model: ModelSpec) -> MethodSpec:
-    """Return the method of a run that names none: full gradients where none has a larger rank than the default one."""
+    """Return the default method: full gradients if their rank is at most that of the default."""
     if isinstance(model, Linear) and task.outputs <= DEFAULT.rank:
         return Dsgd(name="dsgd")
     return DEFAULT

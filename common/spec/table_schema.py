@@ -1,4 +1,4 @@
-"""Names and values in the columns of tables: what the schemas of several readers have in common."""
+"""Names and values in columns of tables, for the schemas of several readers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic import BeforeValidator, Field
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
 FileName = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
-# Letters of other alphabets that look like Latin ones, as a keyboard that was not switched writes them.
+# Letters of other alphabets that look like Latin ones, typed with another keyboard layout.
 LOOKALIKES = str.maketrans("авекмнорстухіαβεζηικνορτυχı", "abekmhopctyxiabezhiknoptyxi")
 COLUMN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,198}[^\s\x00-\x1f\x7f])?$"
 
 
 def composed(text: str) -> str:
-    """Return text with one character for each letter with its accents, however it was written (Unicode's NFC)."""
+    """Return text with composed accents (Unicode's NFC)."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
@@ -28,9 +28,9 @@ Column = Annotated[
 
 
 def canonical(value: object) -> str:
-    """Return a cell's value as the text by which it is compared: 1, "1", " 1.0" and "01" are the same."""
+    """Return a cell's value as text for comparison: 1, "1", " 1.0" and "01" are equal."""
     text = composed(str(value).strip())
-    if len(text) > 18:  # digits that a float would lose
+    if len(text) > 18:  # too many digits for a float
         return text
     if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
         return str(int(text.partition(".")[0]))
@@ -41,10 +41,10 @@ def canonical(value: object) -> str:
 
 
 def spelling(text: str) -> str:
-    """Return what a value has in common with other ways to write it.
+    """Return a normal form of a value, equal for different spellings.
 
-    They differ in case, in blanks, hyphens or underscores between words, in characters that are not seen, in forms of
-    one character, or in letters of another alphabet that look alike.
+    Spellings differ in case, in spaces, hyphens or underscores between words, in invisible characters, in forms of one
+    character, or in look-alike letters of another alphabet.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
@@ -63,7 +63,7 @@ Level = Annotated[str, BeforeValidator(_level), Field(min_length=1, max_length=2
 
 
 def first_repeated(names: Iterable[str]) -> str:
-    """Return the first name that stands somewhere before; "" if none does."""
+    """Return the first name that occurs twice; "" if there is none."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -73,13 +73,13 @@ def first_repeated(names: Iterable[str]) -> str:
 
 
 class Place(NamedTuple):
-    """Where a column is among a sample's inputs.
+    """The position of a column among a sample's inputs.
 
     Args:
         column: its name.
-        first: place of its number, or of its first level.
-        levels: how many it has; 0 of numbers.
-        is_indicated: whether an indicator of missing values stands behind it.
+        first: index of its number, or of its first level.
+        levels: number of its levels; 0 for numbers.
+        is_indicated: whether an indicator of missing values follows it.
     """
 
     column: str
@@ -89,10 +89,10 @@ class Place(NamedTuple):
 
     @property
     def values(self) -> slice:
-        """Its number, or its levels."""
+        """Indices of its number, or its levels."""
         return slice(self.first, self.first + (self.levels or 1))
 
     @property
     def whole(self) -> slice:
-        """All of it, an indicator among it."""
+        """Indices of the column including its indicator."""
         return slice(self.first, self.values.stop + self.is_indicated)

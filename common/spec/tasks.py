@@ -1,4 +1,4 @@
-"""What is predicted: how wide a network's output is, which loss it is trained by, which figures say how well."""
+"""The task of a run: outputs, loss and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 
-Monitor = Literal["loss", "accuracy", "auc_within", "mae", "r2", "pearson_r"]  # what is measured between epochs
+Monitor = Literal["loss", "accuracy", "auc_within", "mae", "r2", "pearson_r"]  # measured between epochs
 Metric = Literal[Monitor, "auc", "balanced_accuracy", "f1", "calibration_error"]
 OF_CLASSES: tuple[Metric, ...] = ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
 OF_NUMBERS: tuple[Monitor, ...] = ("loss", "mae", "r2", "pearson_r")
@@ -25,7 +25,7 @@ class Classification(Part):
     classes: Annotated[int, Field(ge=2, le=1000)]
     """Number of classes; labels are 0 to classes − 1."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weight of a sample's loss: the same for all, or the inverse of how many training samples all sites have of it."""
+    """Weight of a sample's loss: 1, or the inverse of its class's number of training samples at all sites."""
 
     @property
     def outputs(self) -> int:
@@ -43,7 +43,7 @@ class MultiLabel(Part):
     labels: Annotated[int, Field(ge=1, le=1000)]
     """Number of labels, each 0 or 1."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weight of a positive label's loss: 1, or negatives by positives among all sites' training samples."""
+    """Weight of a positive label's loss: 1, or negatives / positives among all sites' training samples."""
 
     @property
     def outputs(self) -> int:
@@ -52,7 +52,7 @@ class MultiLabel(Part):
 
 
 class Regression(Part):
-    """Predict a number; the network learns it in standard deviations from the mean of all sites' training samples."""
+    """Predict a number; the network learns it standardised by all sites' training samples."""
 
     metrics: ClassVar[tuple[Metric, ...]] = OF_NUMBERS
     monitors: ClassVar[tuple[Monitor, ...]] = OF_NUMBERS
@@ -60,9 +60,9 @@ class Regression(Part):
 
     name: Literal["regression"]
     loss: Literal["mse", "mae", "huber"] = "mse"
-    """Squared error, absolute error, or the first near 0 and the second beyond `delta`."""
+    """Squared error, absolute error, or squared near 0 and absolute beyond `delta`."""
     delta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Where huber turns from the squared to the absolute error, in standard deviations of the label."""
+    """Where huber changes from squared to absolute error, in standard deviations of the label."""
 
 
 TaskSpec = Classification | MultiLabel | Regression
@@ -71,10 +71,10 @@ LABELS = {"auc": "AUC", "auc_within": "AUC within sites", "f1": "F1", "mae": "MA
 
 
 def measured(task: TaskSpec) -> tuple[Metric, ...]:
-    """Return all metrics of a task: those of a test, then those that epochs alone have."""
+    """Return all metrics of a task: those of tests, then those between epochs."""
     return tuple(dict.fromkeys((*task.metrics, *task.monitors)))
 
 
 def shown(metric: str) -> str:
-    """Return a metric's name as people read it."""
+    """Return a metric's name for people."""
     return LABELS.get(metric, metric.replace("_", " "))

@@ -1,4 +1,4 @@
-"""How every replica is trained: optimizer, schedule, splits."""
+"""The training of every replica: optimizer, schedule, splits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rankdad.common.spec.augmentation import Augmentation
 from rankdad.common.spec.tasks import Monitor
 
 Varied = Annotated[Augmentation, Field(discriminator="name")]
-OF_STEPS = (  # settings that the exact solver has no use for
+OF_STEPS = (  # settings without effect on the exact solver
     *("epochs", "batch_size", "batches", "accumulate", "optimizer", "schedule", "lr_scaling", "clip"),
     *("early_stopping", "augmentation", "autocast"),
 )
 
 
 def _named(monitor: object) -> object:
-    """Return a metric's name: earlier files say null for the default."""
+    """Return a metric's name; earlier files have null for the default."""
     return "loss" if monitor is None else monitor
 
 
@@ -41,10 +41,10 @@ class Adam(Part):
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     second_moment: Literal["elementwise", "factored"] = "elementwise"
-    """What a step is divided by: the running mean of each square of the gradient that is applied; or, of a matrix, the
-    outer product of its rows' and columns' mean squares, from a random projection that sites send as one pair of rows
-    more for each, which a site's policy counts. That does not take a direction for noise because feedback brings it
-    late and all at once. Not with `local_steps`."""
+    """Divisor of a step: the running mean of squares of the applied gradient, elementwise; or, for a matrix, the outer
+    product of mean squares over rows and columns. The latter comes from random projections, which sites send as one
+    more pair of rows per matrix, counted by policies. It is not misled by directions that feedback applies late. Not
+    with `local_steps`."""
 
 
 class Sgd(Part):
@@ -60,13 +60,13 @@ class Sgd(Part):
 
 
 class Constant(Part):
-    """Keep the learning rate."""
+    """A constant learning rate."""
 
     name: Literal["constant"] = "constant"
 
 
 class Cosine(Part):
-    """Warm up linearly, then fall along a cosine over the whole run."""
+    """Linear warm-up, then a decay along a cosine over the whole run."""
 
     name: Literal["cosine"]
     warmup: NonNegativeInt = 0
@@ -76,7 +76,7 @@ class Cosine(Part):
 
 
 class StepDecay(Part):
-    """Multiply the learning rate by gamma every so many epochs."""
+    """Multiply the learning rate by gamma at regular intervals."""
 
     name: Literal["step"]
     epochs: PositiveInt
@@ -89,29 +89,29 @@ class EarlyStopping(Part):
     """Stop when the monitored validation metric has not improved for some epochs."""
 
     patience: PositiveInt
-    """Epochs without improvement after which training stops."""
+    """Epochs without improvement before training stops."""
 
 
 class Training(Part):
-    """How every replica is trained."""
+    """The training of every replica."""
 
     solver: Literal["exact", "steps", "auto"] | None = None
     """\"steps\" trains by gradients, with the settings below. \"exact\" fits a linear model by Newton's method on sums
-    over all sites: no rate, no epochs, no samples for validation; weights of standardised inputs are held small as by
-    scikit-learn's defaults (C = 1, alpha = 1), whatever the optimizer's weight decay. \"auto\" is exact where the model
-    has at most 256 weights and every site's policy lets the sums out, else steps. Null is auto for a linear model whose
-    settings of steps and method are the defaults, else steps."""
+    over all sites, without learning rate, epochs or validation samples; weights of standardised inputs are regularised
+    as by scikit-learn's defaults (C = 1, alpha = 1), independent of the optimizer's weight decay. \"auto\" is exact if
+    the model has at most 256 weights and every site's policy allows the sums, otherwise steps. Null is auto for a
+    linear model with default settings of steps and method, otherwise steps."""
     epochs: UpToMillion = 30
     """Passes over the data."""
     batch_size: UpToMillion = 32
     """Samples per site and forward pass."""
     batches: Literal["full", "even"] | None = None
     """\"even\": every site makes as many batches as the largest, so that all take part in every step; a small site
-    draws its samples several times an epoch, and each counts as much as one of a large site. \"full\": a site makes as
-    few batches as its samples allow, and is out of data after them. Null is full where sites exchange once an epoch,
-    else even."""
+    uses its samples several times an epoch, each with the weight of a large site's. \"full\": a site makes as few
+    batches as its samples allow, and has no data for later steps. Null: full if sites exchange once an epoch, otherwise
+    even."""
     accumulate: UpToMillion = 1
-    """Batches per site and step: their gradients travel together, as those of one batch so many times as large."""
+    """Batches per site and step: their gradients are sent together, as for one batch of this many times the size."""
     optimizer: Annotated[Adam | Sgd, Field(discriminator="name")] = Adam(name="adam", lr=0.01, weight_decay=0.01)
     """Optimizer, equal at every site."""
     schedule: Annotated[Constant | Cosine | StepDecay, Field(discriminator="name")] = Constant()

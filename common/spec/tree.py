@@ -1,23 +1,23 @@
-"""The tree of a run's aggregators: which sites and regions send to which. Pure functions of the spec."""
+"""The tree of a run's aggregators: sites and regions with their parents. Pure functions of the spec."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-TOP = "aggregator"  # the name of the one above all
+TOP = "aggregator"  # name of the root
 
 
 @dataclass(frozen=True)
 class Node:
-    """An aggregator in the tree, and who sends to it.
+    """An aggregator in the tree, with its children.
 
     Args:
-        name: of its region; `TOP` of the one above all.
-        above: name of the aggregator that it sends to; None of the one above all.
-        level: how many aggregators stand above it.
-        places: of each child's sites in the plan, by the child's name, in the order of their first sites.
-        regions: which of the children are aggregators themselves.
+        name: of its region; `TOP` for the root.
+        above: name of its parent; None for the root.
+        level: distance from the root.
+        places: indices in the plan of each child's sites, by child, in the order of their first sites.
+        regions: the children that are aggregators.
     """
 
     name: str
@@ -28,21 +28,21 @@ class Node:
 
     @property
     def children(self) -> tuple[str, ...]:
-        """Names of those that send to it, in order."""
+        """Names of the children, in order."""
         return tuple(self.places)
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """Places in the plan of all sites below it, in order."""
+        """Indices in the plan of all sites below it, in order."""
         return tuple(sorted(place for places in self.places.values() for place in places))
 
 
 def nodes_of(sites: Sequence[str], regions: Mapping[str, Sequence[str]]) -> dict[str, Node]:
-    """Return all aggregators of a run by name, those above first.
+    """Return all aggregators of a run by name, parents first.
 
     Args:
         sites: of the run, in the plan's order.
-        regions: the members of each, as `problem_of` has found them right.
+        regions: their members, checked by `problem_of`.
     """
     holder = {member: name for name, members in regions.items() for member in members}
     below: dict[str, list[int]] = {name: [] for name in (*sites, *regions)}
@@ -63,19 +63,19 @@ def nodes_of(sites: Sequence[str], regions: Mapping[str, Sequence[str]]) -> dict
 
 
 def names_in(nodes: Mapping[str, Node], region: str) -> list[str]:
-    """Return the names of a region and of all sites and regions in it, those above first."""
+    """Return the names of a region and of all sites and regions in it, parents first."""
     names = [region]
-    for name in names:  # which grows meanwhile
+    for name in names:  # which is extended in the loop
         names += nodes[name].children if name in nodes else ()
     return names
 
 
 def problem_of(sites: Sequence[str], regions: Mapping[str, Sequence[str]], most: int) -> str | None:
-    """Return what makes regions no tree over the sites, beginning with the region's name; None if nothing."""
+    """Return why regions are not a tree over the sites, beginning with the region's name; None if they are."""
     holder: dict[str, str] = {}
     for name, members in regions.items():
         if name in sites:
-            return f"{name}: is a site's name too: names must differ"
+            return f"{name}: is also a site's name: names must differ"
         if not members:
             return f"{name}: has no members, expected sites or other regions"
         for member in members:
@@ -89,7 +89,7 @@ def problem_of(sites: Sequence[str], regions: Mapping[str, Sequence[str]], most:
         while (above := holder.get(above, "")) not in seen and above:
             seen.append(above)
         if above == name:
-            return f"{name}: is a member of itself, by way of {' and '.join(seen)}"
+            return f"{name}: is a member of itself, through {' and '.join(seen)}"
     if len(sites) + len(regions) > most:
-        return f"are {len(regions)}, with the {len(sites)} sites more than {most}"
+        return f"are {len(regions)}, which with the {len(sites)} sites is more than {most}"
     return None

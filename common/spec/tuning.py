@@ -1,4 +1,4 @@
-"""Settings that are chosen by validation within the training samples of each fold."""
+"""Settings chosen by validation within the training samples of each fold."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MAX_CANDIDATES = 16
 
 
 class Candidate(NamedTuple):
-    """One choice of settings; None keeps the run's own.
+    """One combination of settings; None keeps the run's.
 
     Args:
         weight_decay: of the optimizer.
         rank: of the method.
-        epochs: at most.
+        epochs: largest number.
     """
 
     weight_decay: float | None
@@ -29,17 +29,17 @@ class Candidate(NamedTuple):
 
 
 class Tuning(Part):
-    """Train every combination of the settings without `training.validation` of a fold's training samples, choose the
-    best by `training.monitor` on these, and train it again on all training samples, for as many epochs as were best.
+    """Train every combination of settings on a fold's training samples without `training.validation`, choose the best
+    by `training.monitor` on these, and train it again on all training samples, for the best number of epochs.
     """
 
     weight_decay: Annotated[tuple[NonNegativeFloat, ...], Field(max_length=MAX_VALUES)] = ()
-    """Weight decays to try; none keep the optimizer's."""
+    """Weight decays to try; none for the optimizer's."""
     rank: Annotated[tuple[UpToMillion, ...], Field(max_length=MAX_VALUES)] = ()
-    """Ranks of rank-dad to try, up to `method.rank`; none keep that."""
+    """Ranks of rank-dad to try, up to `method.rank`; none for that."""
     epochs: Annotated[tuple[UpToMillion, ...], Field(max_length=MAX_VALUES)] = ()
-    """Numbers of epochs to try, up to `training.epochs`; none keep that. A schedule that falls over the whole run
-    falls over these. Without one, the best epoch of the longest training says as much."""
+    """Numbers of epochs to try, up to `training.epochs`; none for that. A decay over the whole run uses these. Without
+    one, the best epoch of the longest training tells as much."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -48,11 +48,11 @@ class Tuning(Part):
         return tuple(Candidate(*one) for one in product(*values))
 
     @model_validator(mode="after")
-    def _several(self) -> Tuning:
+    def _has_combinations(self) -> Tuning:
         for name in ("weight_decay", "rank", "epochs"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name}: one of the values stands there more than once")
+                raise ValueError(f"{name}: one of the values occurs more than once")
         if not 2 <= len(self.candidates) <= MAX_CANDIDATES:
             raise ValueError(f"got {len(self.candidates)} combinations, expected 2 to {MAX_CANDIDATES} to choose from")
         return self

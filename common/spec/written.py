@@ -1,4 +1,4 @@
-"""How tables are written, and what their cells mean: the same at every site, though their files may differ."""
+"""How tables are written, and what their cells mean, the same at every site although files may differ."""
 
 from __future__ import annotations
 
@@ -38,27 +38,26 @@ YEAR = 365.25  # days
 
 
 class Written(Part):
-    """How the cells of tables are written; what is null is found in each file."""
+    """How the cells of tables are written; null values are detected in each file."""
 
     delimiter: Literal[",", ";", "\t", "|", " "] | None = None
-    """What separates a table's columns, " " being any number of blanks; null finds it, in each file by itself."""
+    """Delimiter of a table's columns, " " for one or several spaces; null detects it in each file."""
     decimal: Literal[".", ","] | None = None
-    """What stands before a number's decimals; null finds it, in each file by itself, and refuses what could be read in
-    two ways, such as 1,234."""
+    """Decimal mark; null detects it in each file, and refuses ambiguous numbers, such as 1,234."""
     encoding: Encoding | None = None
-    """How letters are written in files that are not in UTF-8, such as cp1252, which Excel writes in the west of Europe;
-    null refuses them."""
+    """Encoding of files that are not in UTF-8, such as cp1252, which Excel writes in western Europe; null refuses
+    them."""
     columns: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Names of a table's columns, in order, where its first row names none; nothing where it does. A file whose first
-    row has these very names, in any order, is read by that."""
+    """Column names, in order, for tables without a header row; empty for others. A file whose first row consists of
+    these names, in any order, is read by its header."""
     sheet: Annotated[str, Field(min_length=1, max_length=31)] | None = None
-    """Name of a workbook's sheet; null takes the only one that is not empty."""
+    """Name of a workbook's sheet; null for the only one that is not empty."""
     missing_values: tuple[Level, ...] | dict[Column, tuple[Level, ...]] = ()
-    """What else says that a value is missing, in all columns or by column (or pattern of columns). Always missing are:
-    nothing, NA, N/A, #N/A, <NA>, NaN, null and none, in letters of either case."""
+    """Further values that mean missing, in all columns or by column (or pattern). Always missing are: empty cells, NA,
+    N/A, #N/A, <NA>, NaN, null and none, in upper or lower case."""
 
     def tokens_of(self, column: str) -> frozenset[str]:
-        """Return what else says that a column's value is missing."""
+        """Return the further values that mean missing in a column."""
         if not isinstance(self.missing_values, dict):
             return frozenset(self.missing_values)
         return frozenset(token for entry, own in self.missing_values.items() if fits(column, entry) for token in own)
@@ -68,7 +67,7 @@ class Comparison:
     """A rule such as "> 0".
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no rule.
     """
 
     def __init__(self, text: str) -> None:
@@ -78,7 +77,7 @@ class Comparison:
         self.sign, self.bound = found[1], float(found[2])
 
     def holds(self, numbers: Any) -> Any:
-        """Return of each number whether it fulfils the rule; NaN does not."""
+        """Return whether each number fulfils the rule; NaN does not."""
         greater = self.sign.startswith(">")
         strict = numbers > self.bound if greater else numbers < self.bound
         return strict | (numbers == self.bound) if self.sign.endswith("=") else strict
@@ -93,44 +92,44 @@ class Tabular(Written):
     """A table with a row per sample."""
 
     label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)]
-    """Column of the label; of the task multi-label a list of columns, each 0 or 1."""
+    """Label column; for the task multi-label a list of columns, each 0 or 1."""
     values: Annotated[tuple[Level, ...], Field(max_length=1000)] = ()
-    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. None
-    for the tasks regression, whose label is a number, and multi-label."""
+    """Values of the label, in the order of the classes; numbers are compared as numbers, everything else as text. Empty
+    for the tasks regression and multi-label."""
     group: Column | None = None
-    """Column of what belongs together, such as a family: its samples are all in one fold."""
+    """Column of groups, such as families: all samples of a group are in one fold."""
     positive: Annotated[str, AfterValidator(_comparison)] | None = None
-    """Rule such as "> 0" for a label of numbers: those that fulfil it are the second of the two classes that
-    `values` then only names."""
+    """Rule such as "> 0" for a numeric label: numbers that fulfil it are the second of the two classes, whose names are
+    in `values`."""
     merge: Annotated[dict[Level, tuple[Level, ...]], Field(max_length=1000)] = Field(default={})
-    """Values of the label that are one class, by its name among `values`: {"ill": [1, 2, 3]}. A class without an entry
-    is the value of its name."""
+    """Values of the label that belong to one class, by its name in `values`: {"ill": [1, 2, 3]}. A class without an
+    entry is the value of its name."""
     captions: Annotated[dict[Column, Caption], Field(max_length=10_000)] = Field(default={})
-    """What reports call a column, or one of its values: {"num": "heart disease", "cp = 4": "no chest pain"}. Of two
-    classes the second is called what the label is. Only reports and warnings use captions."""
+    """Names in reports for a column or one of its values: {"num": "heart disease", "cp = 4": "no chest pain"}. The
+    second of two classes has the label's name. Captions are used only in reports and warnings."""
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Columns of what is predicted."""
+        """Label columns."""
         return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
     def members(self) -> tuple[tuple[str, ...], ...]:
-        """For each class the label's values that mean it."""
+        """The label's values of each class."""
         return tuple(self.merge.get(value, (value,)) for value in self.values)
 
     @property
     def levels_by_column(self) -> dict[str, tuple[str, ...]]:
-        """Columns that a report may name, each with the values that it may name."""
+        """Columns that may have captions, with their values."""
         return dict.fromkeys(self.targets, self.values)
 
     def called(self, column: str, value: str | None = None) -> str:
-        """Return what reports call a column, or one of its values."""
+        """Return the caption of a column, or of one of its values."""
         name = self.captions.get(column, column)
         return name if value is None else self.captions.get(f"{column} = {value}", f"{name} = {value}")
 
     def outcome(self, place: int) -> str:
-        """Return what reports call a class."""
+        """Return the caption of a class."""
         label, value = self.targets[0], self.values[place]
         is_event = place == 1 and len(self.values) == 2 and label in self.captions
         return self.captions.get(f"{label} = {value}", self.captions[label] if is_event else self.called(label, value))
@@ -165,20 +164,21 @@ class Tabular(Written):
 
 
 class Date(Part):
-    """What number a date becomes: the time since another, so that a date of visit can be an age."""
+    """The conversion of a date to the time since another one, for example to an age."""
 
     since: Column
-    """A date, such as "2000-01-31", or the name of a column with one, such as that of birth."""
+    """A date, such as "2000-01-31", or the name of a column with one, such as the date of birth."""
     unit: Literal["years", "days"] = "years"
     """Years of 365.25 days, or days."""
     order: Literal["day/month/year", "month/day/year"] | None = None
-    """What 03/04/2020 means; null refuses dates with slashes. Read in any case: 2020-04-03 and 3.4.2020 (day first)."""
+    """Order of day and month in 03/04/2020; null refuses dates with slashes. 2020-04-03 and 3.4.2020 (day first) are
+    always valid."""
 
     def day(self, text: str) -> float:
-        """Return a date's number of days.
+        """Return a date as a number of days.
 
         Raises:
-            ValueError: it is none, or might be two; says what would be read.
+            ValueError: it is no date, or ambiguous; says what is expected.
         """
         parts = re.fullmatch(
             r"(\d{4})-(\d\d?)-(\d\d?)(?:[T ][\d:.]*)?|(\d\d?)\.(\d\d?)\.(\d{4})|(\d\d?)/(\d\d?)/(\d{4})", text
@@ -199,11 +199,11 @@ class Date(Part):
 
     @property
     def start(self) -> float | None:
-        """Number of days of a fixed beginning; None where it is a column's."""
+        """Start as a number of days; None if it is a column's."""
         return self.day(self.since) if re.fullmatch(r"\d{4}-\d\d-\d\d", self.since) else None
 
     @model_validator(mode="after")
-    def _begins_in_the_calendar(self) -> Date:
+    def _start_is_a_date(self) -> Date:
         try:
             _ = self.start
         except ValueError as error:

@@ -41,7 +41,7 @@ def test_auto_says_what_it_has_chosen(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with caplog.at_level(logging.INFO, logger="rankdad"):
         device_here("auto")
-    assert caplog.messages == [f"device auto: computes on {chosen}"]
+    assert caplog.messages == [f"device auto: computing on {chosen}"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_assignments_pass_the_same_door(value: str) -> None:
     with pytest.raises(SpecError, match=r"--set: training\.epochs: ") as error:
         replace(run_document(), [f"training.epochs={value}"])
     visible(str(error.value)).encode()
-    with pytest.raises(SpecError, match="leads deeper than 100 levels"):
+    with pytest.raises(SpecError, match="is nested deeper than 100 levels"):
         replace({}, [".".join("a" * 5000) + "=1"])
 
 

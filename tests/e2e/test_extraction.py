@@ -204,8 +204,8 @@ def test_trap_weights_after_a_comparison_are_refused_and_nothing_is_taken_over(t
 
     attack = Attack(ALONE, lie)
     said = (
-        r"^federation.drift: in the run small the aggregator gives alpha other weights, those of 1.bias \S+ of their "
-        r'size from .* own, .* none beyond 0.001 \(accept_replica\), .*; "accept_replica": null in its .* lets in'
+        r"^federation.drift: in the run small the aggregator gives alpha other weights; those of 1.bias differ .* of "
+        r'their size from .* no more than 0.001 \(accept_replica\). .*; "accept_replica": null in its policy accepts'
     )
     with pytest.raises(PolicyError, match=said):
         attack.go(spec, data, tmp_path / "default")

@@ -254,7 +254,7 @@ def test_whatever_weights_there_are_are_taken_and_named(hospitals: Path, tmp_pat
         ("model.onnx", b"", "is for other programs"),
         ("model.pt2", b"PK\x03\x04", "is no file of `rankdad export --torch`"),
         ("weights.bin", b"", "holds no weights that can be predicted with; expected a run's or a site's directory"),
-        ("000000000001-0000000000000000.safetensors", b"x" * 64, "is no checkpoint that can be predicted with"),
+        ("000000000001-0000000000000000.safetensors", b"x" * 64, "is no checkpoint with a model"),
         ("folder/x", b"", "holds no trained model; expected a run's"),
     ],
 )

@@ -88,7 +88,7 @@ pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded project
 distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage
 tested trains totals_of comparison_due batch_sizes weight share check_weight epochs_since_best weight_without follow
 _begin next_fold _finish_step end_epoch _value tensors snapshot load batches next_batches has_steps next exchange add_up
-due contribution pooled combined aggregate combine apply remember record introduced _as_region ended _total _of_all
+due contribution pooled combined aggregate combine apply remember record merge_hellos _as_region ended _total _of_all
 compares rivals within_site least pooled_scores scores_shape raw_bytes unpack_scores joined __new__ __repr__
 check_weight next_batch batches_per_step samples _begin_epoch entries_of _solve where
 payload_bytes largest sparse encode_places _cut _missing _late _places late_weight

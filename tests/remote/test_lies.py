@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     ),
     "sums up": (
         always(Kind.SUMS, Sums(stage="labels", values=torch.empty(0))),
-        "422 d.values: no stage of preparation is called",
+        "422 d.values: there is no preparation stage",
     ),
 }
 TAKEN: dict[str, Lie] = {

@@ -38,7 +38,7 @@ def of(**changes: float) -> torch.Tensor:
     ("stage", "values", "status", "said"),
     [
         ("sums", pack_sums(torch.ones(2, 12)), 409, "d.stage: got sums, expected labels"),
-        ("means", pack_sums(TRUE), 422, "d.values: no stage of preparation is called 'means'"),
+        ("means", pack_sums(TRUE), 422, "d.values: there is no preparation stage 'means'"),
         ("x" * 64, pack_sums(TRUE), 422, "d.stage: "),
         ("labels", pack_sums(TRUE[0]), 422, "d.values: got 32 bytes, expected 64"),
         ("labels", pack_sums(of(_0=math.nan)), 422, "d.values: a number is NaN"),

@@ -155,9 +155,7 @@ def test_bad_data_at_one_rank_are_named_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("killed", "named"), [(2, "gamma failed: its process, rank 2 on "), (0, "rank 0 has ended")]
-)
+@pytest.mark.parametrize(("killed", "named"), [(2, "gamma failed: its process, rank 2 on "), (0, "rank 0 has ended")])
 def test_a_rank_that_is_killed_ends_the_run_in_one_sentence_at_all_others(
     tmp_path: Path, killed: int, named: str
 ) -> None:

@@ -284,7 +284,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> N
         (lambda document: "[]", "is no checkpoint of rankdad"),
         (lambda document: "{" + document, "is no checkpoint of rankdad"),
         (lambda document: document.replace('"format"', '"form"'), "is a checkpoint of format None"),
-        (lambda document: document.replace('"format": ', '"format": 1'), "finish the run with the one that began it"),
+        (lambda document: document.replace('"format": ', '"format": 1'), "finish the run with its own version"),
         (
             lambda document: document.replace('"progress"', '"process"'),
             "is no checkpoint of this run: KeyError: 'progress'",

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rankdad.common.lowrank import capture as capture_module
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.layers import unfollowed
+from rankdad.common.lowrank.layers import uncaptured_layers
 from tests.conftest import examples, sampled
 
 Input = Tensor | PackedSequence
@@ -385,7 +385,7 @@ def test_hooks_leave_no_trace() -> None:
 
 
 def test_layers_that_look_like_linear_and_are_not_followed_are_named() -> None:
-    assert unfollowed(Doubled(4, 4)) == {"": "Doubled is a subclass of Linear"}
+    assert uncaptured_layers(Doubled(4, 4)) == {"": "Doubled is a subclass of Linear"}
     model = nn.Sequential(
         parametrizations.orthogonal(linear()),
         weight_norm(linear()),
@@ -393,7 +393,7 @@ def test_layers_that_look_like_linear_and_are_not_followed_are_named() -> None:
         tied(linear(), Doubled(4, 4)),
         *(mlp(), nn.TransformerEncoderLayer(4, 2, 8), nn.Bilinear(4, 4, 4), nn.Conv1d(4, 4, 1), nn.GRU(4, 4)),
     )
-    assert unfollowed(model) == {"0": "it is parametrised", "1": "it is parametrised"}
+    assert uncaptured_layers(model) == {"0": "it is parametrised", "1": "it is parametrised"}
 
 
 def test_the_docstrings_example_works() -> None:

@@ -201,7 +201,7 @@ def hello(**changes: Any) -> bytes:
         (evaluation(split="validation"), "d.tally: got"),
         (evaluation(split="validation", tally=MONITORED, baseline=b"1"), "d.baseline: got 1 bytes"),
         (evaluation(fold=-1), "d.fold: "),
-        (msgpack.packb({"k": 9, "r": ROUND, "p": 0, "d": {"stage": "sums", "values": b""}}), "no stage of preparation"),
+        (msgpack.packb({"k": 9, "r": ROUND, "p": 0, "d": {"stage": "sums", "values": b""}}), "no preparation stage"),
         (hello(samples=b"1234"), "d.samples: got 4 bytes, expected 12"),
         (hello(warnings=["x"]), "d.warnings.0: "),
         (hello(warnings=["one-class"] * 11), "d.warnings: "),
@@ -368,5 +368,5 @@ def test_projections_that_are_not_finite_are_refused_and_named() -> None:
         wrong = Projections(*(number * part.double() for part in projections[-1]))
         with pytest.raises(RankdadError, match=rf"the gradient of 5\.weight {said}"):
             pack(replace(message, body=replace(got, projections=(*projections[:-1], wrong))), plan, up=True)
-    with pytest.raises(RuntimeError, match="projections are not those of the plan"):
+    with pytest.raises(RuntimeError, match="the projections do not match the plan"):
         pack(replace(message, body=Step(1.0, 0.5, 99.0, payload_of(plan, 1))), plan, up=True)

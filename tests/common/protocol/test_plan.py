@@ -119,7 +119,7 @@ def test_the_plan_follows_from_spec_and_model_alone() -> None:
 def test_a_rank_beyond_every_layers_sends_gradients_whole_and_says_so(name: str, rank: int) -> None:
     plan = plan_of({"name": name, "rank": rank})
     assert all(route.up is None for route in plan.routes)
-    assert plan.warnings == (f"rank {rank} makes no layer smaller: everything travels dense",)
+    assert plan.warnings == (f"rank {rank} makes no layer smaller: all gradients are dense",)
 
 
 @pytest.mark.parametrize(("solver", "warnings"), [("exact", 0), ("auto", 0), ("steps", 1)])

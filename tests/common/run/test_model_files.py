@@ -51,7 +51,7 @@ def test_what_takes_a_models_place_is_on_the_disk(tmp_path: Path, monkeypatch: p
 def test_the_model_of_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
     spec = run_spec(evaluation={"name": "k-fold", "folds": 3})
     weights = dict(build_model(spec).state_dict())
-    where_, said = artifacts.place_in(spec, 7, 1), ", of a run that was cut short after step 7, in fold 2 of 3"
+    where_, said = artifacts.place_in(spec, 7, 1), ", of a run that was interrupted after step 7, in fold 2 of 3"
     for where, words in ((where_, said), ("", "")):
         artifacts.save_model(tmp_path, spec, weights, weights, Fit(), cut_short=where)
         assert artifacts.load_model(tmp_path, "best", ()).source == f"{tmp_path}/best.safetensors{words}"

@@ -147,7 +147,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path, monkeypat
         ):
             save(model, tmp_path / "model")
     harmonised = trained(**CLASSES | {"preparation": {"harmonise": {"name": "combat"}}})
-    with pytest.raises(UserError, match=r"preparation\.harmonise: takes away what is each site's own"):
+    with pytest.raises(UserError, match=r"preparation\.harmonise: removes each site's own effects"):
         save_torch(harmonised, tmp_path / "model.pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"pip install 'rankdad\[onnx\]'"):

@@ -91,7 +91,7 @@ def test_a_drift_is_made_equal_by_default_where_a_policy_still_takes_it_over() -
     assert not policy_warnings(Policy(), spec)
     (said,) = policy_warnings(Policy(accept_replica=1e-5), spec)
     assert said.startswith(
-        "a comparison of weights may end the run: they are made equal where they are more than 0.0001"
+        "a comparison of weights may end the run: weights that differ by more than 0.0001 are made equal"
     )
 
 
