@@ -1,4 +1,4 @@
-"""`python -m benchmarks check`: how long `rankdad check SITE.json` takes beside a log of many earlier runs."""
+"""`python -m benchmarks check`: duration of `rankdad check SITE.json` with a log of many earlier runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from rankdad.local.privacy.dealing import dealing_of
 from rankdad.local.privacy.log import DisclosureLog
 
 SITE, FILE, LABEL = "hospital-a", "patients.csv", "event"
-WARDS = 5  # in each of which a column of its own is not measured: a run that reads it leaves the ward out
+WARDS = 5  # each lacks one column: a run that reads it leaves the ward out
 MOST_LEFT_OUT = 2  # wards, by an earlier run
 MOST_SECONDS = 5.0
-FEW_ROWS = 300  # of a site with no earlier runs, whose check is little but its start
+FEW_ROWS = 300  # of a site without earlier runs, whose check is mostly start-up
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def recovery(
     set_: SetOption = None,
     data: DataOption = None,
 ) -> None:
-    """Measure what ledger, checkpoints and tokens add to a step."""
+    """Measure the cost of ledger, checkpoints and tokens in a step."""
     from rich.console import Console
 
     from benchmarks.recovery import bench_recovery
@@ -142,7 +142,7 @@ def staleness(
     set_: SetOption = None,
     data: DataOption = None,
 ) -> None:
-    """Train with a site whose every step comes one round late: waited for, left out, or joining the next step."""
+    """Train with a site that is always one round late: waited for, left out, or joining the next step."""
     from benchmarks.staleness import bench_staleness
     from rankdad.simulations.spec import read_simulation
 
@@ -297,7 +297,7 @@ def adversary(
     strict: Annotated[bool, typer.Option("--strict", help="Move what few patients of a part have, too.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Attack a site without rules: single patients are found.")] = False,
 ) -> None:
-    """Ask one site for random runs, and look for sets below a part in all that leaves it: forty minutes.
+    """Ask one site for random runs, and look for sets below a part in its disclosures: forty minutes.
 
     Two minutes, as a first look: --seconds 120.
     """
@@ -382,7 +382,7 @@ def memberships(
     models: Annotated[str, typer.Option(help="Which networks, by their numbers in the order of the table.")] = "1,2,3",
     epochs: Annotated[int, typer.Option(help="Of each training.", min=2)] = 160,
 ) -> None:
-    """Solve batches at weights that move slowly for who is in which: a quarter of an hour."""
+    """Recover the members of batches at slowly moving weights: a quarter of an hour."""
     from rich.console import Console
 
     from benchmarks.privacy.differences import bench_differences
@@ -405,7 +405,7 @@ def parts(
         "runs/parts"
     ),
 ) -> None:
-    """Cross-validate with free folds, with parts, and with merged levels; print what that costs: half an hour."""
+    """Cross-validate with free folds, with parts, and with merged levels; print the cost: half an hour."""
     from rich.console import Console
 
     from benchmarks.parts import METRICS, bench_parts

@@ -29,7 +29,7 @@ Story = dict[str, Any]
 
 
 def bench_faults(kills: int, flips: int, seed: int, console: Console) -> int:
-    """Kill and flip, and print what became of it; return how often a run came to anything else than undisturbed.
+    """Kill processes and flip bits; print outcomes and return the number of runs that differ from an undisturbed one.
 
     Args:
         kills: processes to kill by SIGKILL.
@@ -50,7 +50,7 @@ def bench_faults(kills: int, flips: int, seed: int, console: Console) -> int:
 
 
 def command(directory: Path, *, resumes: bool) -> list[str]:
-    """Return the command of a simulation that begins, or goes on."""
+    """Return the command that begins or resumes a simulation."""
     words = ["--resume", str(directory)]
     if not resumes:
         words = [str(SPEC), "--ledger", "--output", str(directory)]
@@ -59,7 +59,7 @@ def command(directory: Path, *, resumes: bool) -> list[str]:
 
 
 def simulated(directory: Path, *, resumes: bool = False) -> tuple[int, str]:
-    """Run a simulation to its end; return its status and what it says."""
+    """Run a simulation to its end; return its status and output."""
     end = time.monotonic() + PATIENCE
     while True:
         done = subprocess.run(command(directory, resumes=resumes), capture_output=True, text=True, timeout=PATIENCE)
@@ -69,7 +69,7 @@ def simulated(directory: Path, *, resumes: bool = False) -> tuple[int, str]:
 
 
 def story_of(directory: Path) -> Story:
-    """Return weights and tables, without what a clock has measured."""
+    """Return weights and tables without times."""
     summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     found: Story = {"weights": summary["weights_sha256"], "status": summary["status"]}
     for name in TABLES:
@@ -86,7 +86,7 @@ def _kill(
     directory, victims, end = root / "killed", Counter[str](), rounds_of(root / "undisturbed")
     while victims.total() < kills:
         resumes = (directory / "run.sqlite").exists()
-        if not resumes:  # a run that was killed before it had begun left nothing to go on with
+        if not resumes:  # a run killed before its start has nothing to resume
             shutil.rmtree(directory, ignore_errors=True)
         ahead = round(drawn.expovariate(4 / end))  # rounds until the kill: about four kills a run
         process, said = killed_after(directory, ahead, drawn, victims, resumes=resumes)

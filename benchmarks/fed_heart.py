@@ -25,7 +25,7 @@ from rankdad.simulations.lockstep import simulate
 Arrays = dict[str, NDArray[Any]]
 SPLIT, TRAINED = 43, 0.66  # its own split, and which part of a centre's rows it trains on
 LEAST = 0.80  # mean accuracy of the centres, of ours on that split
-LEVELS = {"cp": (2, 3, 4), "restecg": (1, 2)}  # of which its inputs lack the first
+LEVELS = {"cp": (2, 3, 4), "restecg": (1, 2)}  # without the first level
 STEPS = {"epochs": 60, "batch_size": 8, "batches": "even", "optimizer": {"name": "adam", "lr": 0.003}}
 # Accuracy of the centres in HEART's order, means over five seeds; their mean, its deviation over seeds, and the mean
 # that the same files held until September 2022, while it standardised by all centres' rows, tested ones included.

@@ -47,7 +47,7 @@ def files_of(root: Path, room: str) -> list[Path]:
 
 
 def room_of(root: Path, room: str, without: str = "/privacy/") -> Room:
-    """Return what a room comes to, without what has its own limits."""
+    """Return a folder's totals, without subfolders that have separate limits."""
     texts = {
         file: file.read_text(encoding="utf-8")
         for file in files_of(root, room)
@@ -77,7 +77,7 @@ def imports(root: Path) -> dict[str, set[str]]:
 
 
 def _among(files: Container[str], module: str, name: str) -> str:
-    """Return the module that is meant: one of that name in a package, or the one in which the name is; "" of none."""
+    """Return the imported module: a package's submodule, or the module that defines the name; "" for none."""
     meant = (f"{module}.{name}", module, f"rankdad.{module}.{name}", f"rankdad.{module}")
     return next((one for one in meant if one in files), "")
 
@@ -88,7 +88,7 @@ def _name(root: Path, file: Path) -> str:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield from which module of ours what is imported."""
+    """Yield imports of our modules."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
@@ -108,7 +108,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def bench_house(root: Path, console: Console) -> None:
-    """Print what a checkout comes to."""
+    """Print a checkout's totals."""
     shown = Table(
         "room",
         "lines",

@@ -1,4 +1,4 @@
-"""A command whose memory is limited, all its processes together, where a control group can be made."""
+"""Run a command with a memory limit for all its processes, if control groups are available."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _made(group: Path, limit: str, mib: int) -> Path | None:
             if (group / swap).exists():
                 (group / swap).write_text(value)
         return group
-    except OSError:  # it belongs to somebody else, or memory is not among what can be limited here
+    except OSError:  # not ours, or without a memory controller
         _removed(group)
         return None
 

@@ -70,7 +70,7 @@ class Contender:
         self._optimizer.step()
 
     def measure(self, x: Tensor, y: Tensor) -> None:
-        """Take a step, and note what it took."""
+        """Take a step and record its time."""
         dist.barrier()
         before, began, busy = sent_bytes(), perf_counter(), process_time()
         self.step(x, y)
@@ -163,7 +163,7 @@ def _group(place: int, places: int, port: int) -> Iterator[None]:
     dist.init_process_group("gloo", store=store, rank=place, world_size=places, timeout=PATIENCE)
     yield
     dist.barrier()
-    gc.collect()  # what holds the group would keep its threads, and one that lets go of a hook while Python ends aborts
+    gc.collect()  # references to the group keep its threads, which abort at exit
     dist.destroy_process_group()
 
 

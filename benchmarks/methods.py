@@ -53,7 +53,7 @@ def bench_methods(
         methods: each as JSON; dsgd and the file's own without them. Bytes compare with the first.
         lockstep: train all in one process, where only quality and bytes are asked for.
     """
-    assignments = [f"simulation.policy={EVERYTHING.text()}", *assignments]  # what is compared leaves no house
+    assignments = [f"simulation.policy={EVERYTHING.text()}", *assignments]  # no data leave a site here
     own = read_simulation(file, assignments, data=data).run.method.model_dump_json(exclude_defaults=True)
     methods = methods or ['{"name": "dsgd"}', own]
     rows: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def _bytes(summary: dict[str, Any]) -> float:
 
 
 def words(method: str) -> str:
-    """Name a method by what it sets."""
+    """Name a method by its settings."""
     spec: dict[str, Any] = json.loads(method)
     rank = f" r={spec.pop('rank')}" if "rank" in spec else ""
     named = [spec.pop("name") + rank]

@@ -21,7 +21,7 @@ RANKDAD = [sys.executable, "-m", "rankdad"]
 
 
 def call(words: list[str], environment: Mapping[str, str], cwd: Path, seconds: float = 120) -> str:
-    """Run a command, and return what it prints on both streams; it may fail."""
+    """Run a command, which may fail, and return both output streams."""
     done = subprocess.run(
         words, env=dict(environment), cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False
     )
@@ -62,7 +62,7 @@ class Poc:
             self.stop()
 
     def stop(self) -> None:
-        """Stop all nodes; what NVFlare leaves behind is killed, since the next ones need its port."""
+        """Stop all nodes, and kill leftover processes, as the next nodes need their port."""
         self.nvflare("poc", "stop")
         for name in ("daemon_pid.fl", "pid.fl"):
             for path in self.kits.glob(f"*/{name}"):
@@ -76,7 +76,7 @@ class Poc:
             (self.kits / node / "local" / "rankdad.json").write_text(json.dumps(document))
 
     def submit(self, job: Path, seconds: float = 200) -> tuple[str, str]:
-        """Submit a job, wait for its end, and return its status and what the server's log says has ended it."""
+        """Submit a job, wait for its end, and return its status and the reason in the server's log."""
         number = self.begin(job)
         said = self.nvflare("job", "wait", number, "--interval", "1", seconds=seconds)
         found = re.search(r"status: (\S+)", said)

@@ -91,7 +91,7 @@ def study(way: str, number: int) -> dict[str, Any]:
 
 
 def both_studies(count: int, way: str, folder: Path, seed: int = 0) -> list[Taken]:
-    """Return what both studies have of hospitals of so many patients, or the first alone, if that is refused.
+    """Return both studies' results with hospitals of a size, or only the first one's if the second is refused.
 
     Args:
         count: patients of each at first.
@@ -147,7 +147,7 @@ def _of_site(hospitals: Hospitals, seen: Seen, way: str, number: int, site: str,
 
 
 def _read(hospitals: Hospitals, seen: Seen, site: str) -> SiteData:
-    """Return what the run has read at a hospital, which goes on with the same patients."""
+    """Return a hospital's data after the run, with the same patients."""
     folder, spec = hospitals.folder / site, seen.spec
     dealing = dealing_of(folder / "privacy", site, RULES, spec, f"run-{hospitals.runs}")
     return admitted(RULES, spec, seen.plan, read_site(spec, folder / "data", SITES.index(site), dealing=dealing))
@@ -211,7 +211,7 @@ def _admits(way: str, count: int, one_in: int) -> bool:
 
 
 def bench_ordinary(counts: Sequence[int], console: Console, ways: Sequence[str] = tuple(REFERENCES)) -> list[Taken]:
-    """Print and return what two studies have of three hospitals of each size, numbers beside cells.
+    """Print and return the results of two studies with three hospitals of each size.
 
     Args:
         counts: patients of each hospital.

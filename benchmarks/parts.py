@@ -1,4 +1,4 @@
-"""`python -m benchmarks parts`: what folds of parts and merged levels cost, beside free folds and all levels."""
+"""`python -m benchmarks parts`: cost of folds from parts and of merged levels, against free folds and all levels."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Merged:
-    """What is moved to what is usual at a hospital.
+    """Values replaced by common ones at a hospital.
 
     Args:
         site: the hospital.
@@ -153,7 +153,7 @@ def write_heart(source: Path, folder: Path) -> None:
 
 
 def merged(file: SimulationFile, policy: str) -> list[Merged]:
-    """Return what a run's policy moves at each hospital."""
+    """Return the values that a run's policy replaces at each hospital."""
     with tempfile.TemporaryDirectory() as folder:
         read = partitioned_data(file, Path(folder))
     return [_merged_at(site, policy, file.run, data) for site, data in read.items()]
@@ -216,7 +216,7 @@ def runs_of(
 def bench_parts(
     names: Sequence[str], seeds: Sequence[int], source: Path, output: Path, console: Console, epochs: int | None = None
 ) -> list[Found]:
-    """Print and return figures by policy, their differences from free folds, and what is merged at heart's hospitals.
+    """Print and return figures by policy, their differences from free folds, and merged levels at heart's hospitals.
 
     Args:
         names: of the data, of `METRICS`.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks recovery`: what a step costs more with ledger, checkpoints and tokens."""
+"""`python -m benchmarks recovery`: additional cost of a step with ledger, checkpoints and tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cost:
 
 
 def bench_recovery(file: SimulationFile, epochs: int, console: Console) -> Cost:
-    """Measure and print the cost of a run that can go on after a crash.
+    """Measure and print the cost of a run that can be resumed after a crash.
 
     Args:
         file: simulation.
@@ -63,7 +63,7 @@ def bench_recovery(file: SimulationFile, epochs: int, console: Console) -> Cost:
 
 
 def measure(file: SimulationFile, epochs: int) -> Cost:
-    """Return what the same run costs per step, with and without."""
+    """Return the cost of a step of the same run, with and without."""
     document = file.run.model_dump(mode="json")
     document["training"]["epochs"] = epochs
     one = SimulationFile(run=validate(RunSpec, document), simulation=file.simulation)

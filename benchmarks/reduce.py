@@ -1,4 +1,4 @@
-"""`python -m benchmarks reduce`: what a reduction costs beside the backward pass, and how near it comes to optimal.
+"""`python -m benchmarks reduce`: cost of a reduction relative to the backward pass, and its distance from optimal.
 
 One site of four trains each of the paper's networks, with every method in turn; the other sites send the same.
 """
@@ -125,7 +125,7 @@ class Contender:
         self.replica.apply(scatter(self.plan.routes, applied))
 
     def _exchange(self, own: Payload) -> tuple[Payload, float]:
-        """Return the pooled gradients, and the seconds in which the aggregator was at work."""
+        """Return the pooled gradients, and the seconds of aggregation."""
         seed = derive(self.plan.seed, "site", 0, len(self.reduction))
         exchange = self.method.step(own, 1 / SITES, self.site, seed)
         payload, updates, waited = next(exchange), list[Payload](), 0.0

@@ -29,7 +29,7 @@ from rankdad.local.drivers.http_library import httpx
 
 MOST_OFFERS, MOST_HEALTHZ = 5.0, 50.0  # milliseconds that are promised
 POLLS = 40  # of every site, between which memory is read
-LOCKED, FREE = 1.0, 1.0  # seconds in which the queue's lock is held, and is not, in turn
+LOCKED, FREE = 1.0, 1.0  # seconds with and without the queue's lock held, alternating
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def bench_service(runs: int, sites: int, clients: int, seconds: float, console: 
 
 @contextmanager
 def serving(folder: Path, sites: list[str]) -> Iterator[tuple[str, Callable[[], float]]]:
-    """Start a service; yield its address, and what returns the MiB that it has in memory."""
+    """Start a service; yield its address, and a function that returns its memory in MiB."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     document = {"name": "bench", "aggregator": "https://unused.example", "sites": sites, "max_queue": 10_000}

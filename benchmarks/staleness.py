@@ -1,4 +1,4 @@
-"""`python -m benchmarks staleness`: a site whose every step is a round late, waited for, left out, or joining."""
+"""`python -m benchmarks staleness`: a site that is always a round late, waited for, left out, or joining."""
 
 from __future__ import annotations
 

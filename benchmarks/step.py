@@ -1,4 +1,4 @@
-"""`python -m benchmarks step`: where a step's time goes, and what it costs beyond the floor of the same bytes."""
+"""`python -m benchmarks step`: time of a step by part, and its excess over the floor of the same bytes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def measure_step(file: SimulationFile, sites: int) -> list[str]:
     run = file.run.model_dump(mode="json")
     run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has
     run["federation"]["sites"] = [f"site-{i + 1}" for i in range(sites)]
-    policy = file.simulation.policy.model_copy(update={"min_sites": 1})  # what is measured leaves no house
+    policy = file.simulation.policy.model_copy(update={"min_sites": 1})  # no data leave a site here
     simulation = file.simulation.model_copy(update={"policy": policy})
     one = SimulationFile(run=validate(RunSpec, run), simulation=simulation)
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
@@ -132,7 +132,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
-    """Return what a step costs without training, through our own barrier and through the barest ones."""
+    """Return the cost of a step without training, through our barrier and through minimal ones."""
     from benchmarks import floor
 
     kinds: dict[str, tuple[Callable[..., None], Callable[..., list[float]]]] = {

@@ -28,22 +28,22 @@ from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_reader import FILE
 
 ID = r"[0-9a-f]{16}"
-TICK = 0.25  # seconds between two looks at the clock
-SILENCE = 60.0  # seconds after a run's end in which sites that say nothing are waited for
+TICK = 0.25  # seconds between ticks
+SILENCE = 60.0  # seconds after a run's end to wait for silent sites
 _log = logging.getLogger(__name__)
 
 
 class ServerSettings(Part):
-    """Of the server. Relative paths start at the file's folder."""
+    """Settings of the server. Relative paths start at the file's folder."""
 
     directory: str
-    """Folder of the runs' directories: it lasts, and no job's workspace lies in it."""
+    """Persistent folder of the runs' directories, outside of jobs' workspaces."""
     allow_factories: tuple[Permitted, ...] = ()
-    """Model factories whose code somebody here has read and permits to run."""
+    """Permitted model factories."""
     weights: str | None = None
     """Folder of the pretrained weights that a run's spec may name."""
     device: Device = CPU
-    """Where the aggregator reduces: cpu, cuda:N, cuda or auto."""
+    """Device of reductions: cpu, cuda:N, cuda or auto."""
 
 
 def host(
@@ -54,18 +54,18 @@ def host(
     stops: Callable[[], bool],
     say: Callable[[str], None],
 ) -> str:
-    """See a run through, and return in a sentence how it has ended.
+    """Run a job's aggregator to its end, and return a sentence about it.
 
     Args:
-        document: what the job's file says: the run and its identity.
-        settings: of the server.
-        inbox: what nodes say: a node's name, and the bytes that it sent, or a `Lost`.
-        post: hands a reply over to a node.
-        stops: tells whether the engine ends the job.
-        say: told what the engine's log should have.
+        document: the job's file: the run and its identity.
+        settings: the server's.
+        inbox: messages of nodes: a node's name, and bytes or a `Lost`.
+        post: sends a reply to a node.
+        stops: returns whether the engine ends the job.
+        say: writes a line to the engine's log.
 
     Raises:
-        RankdadError: what ends the job, in words that may be shown.
+        RankdadError: the reason for the job's end, with a public message.
     """
     aggregator = _open(document, settings)
     name, progress = f"{aggregator.spec.name} ({aggregator.run_id})", aggregator.recorder.progress
@@ -97,10 +97,10 @@ def host(
 
 
 def _open(document: object, settings: ServerSettings) -> Aggregator:
-    """Return the aggregator of a job's run, where its ledger left it.
+    """Create or resume the aggregator of a job's run.
 
     Raises:
-        UserError: the job, or what lies in the run's directory, cannot be used.
+        UserError: the job or the run's directory is invalid.
     """
     number, spec = read_job(document)
     limit_threads(spec.training.threads)
@@ -119,16 +119,16 @@ def _open(document: object, settings: ServerSettings) -> Aggregator:
 
 
 def read_job(document: object) -> tuple[str, RunSpec]:
-    """Return the identity and the run that a job's file holds.
+    """Parse a job's file: the run and its identity.
 
     Raises:
-        SpecError: it was edited, and holds something else.
+        SpecError: it is invalid.
     """
     number = document.get("id") if isinstance(document, dict) else None
     if not isinstance(document, dict) or set(document) != {"id", "run"}:
-        raise SpecError("the job", "holds other keys than id and run: make it again", code="job-malformed")
+        raise SpecError("the job", "has other keys than id and run: create it again", code="job-malformed")
     if not isinstance(number, str) or not re.fullmatch(ID, number):
-        raise SpecError("id", "is no identity of 16 hexadecimal digits: make the job again", code="id-malformed")
+        raise SpecError("id", "is not 16 hexadecimal digits: create the job again", code="id-malformed")
     spec = validate(RunSpec, document["run"], under="run")
     if spec.federation.regions:
         said = "an engine's server has no regions below it: expected none"

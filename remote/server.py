@@ -248,7 +248,7 @@ async def run_until_finished(
     Args:
         host: the run's session.
         view: shows progress.
-        stays: returns whether the run is resumed later, so that sites are not told of an end.
+        stays: returns whether the run is resumed later, so that sites do not learn of an end.
         last: called after all sites have been answered, before the files are closed.
     """
     display = _Display(view)

@@ -360,7 +360,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[RankdadError], str]] = {
     "taken": (
         lambda folder: simulated(data=patients(40, 0), output=folder / "run"),
         rankdad.UserError,
-        "already holds a run",
+        "already has a run",
     ),
     "not finite": (
         lambda folder: rankdad.simulate(
@@ -615,7 +615,7 @@ def test_processes_of_their_own_give_the_same_weights_and_the_same_sentences(
     with pytest.raises(rankdad.UserError, match="has no column chol; it has") as caught:
         simulated(data={"alpha": frame, "beta": frame.drop(columns="chol")}, processes=True, output=tmp_path / "bad")
     assert caught.value.code == "column-missing"
-    with pytest.raises(rankdad.UserError, match="already holds a run"):
+    with pytest.raises(rankdad.UserError, match="already has a run"):
         simulated(data=frame, processes=True, output=run.directory)
 
 

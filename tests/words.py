@@ -29,6 +29,20 @@ PHRASES = (
     "does not matter",
     "says no word",
     "nothing of",
+    "take note",
+    "tell whether",
+    "goes on",
+    "of what",
+    "told of",
+    "likewise",
+    "dealt out",
+    "keeps back",
+    "as it came",
+    "the run stands",
+    "log says more",
+    "aggregator's own",
+    "behind anything",
+    "who is in",
 )
 WIDTH = 120  # characters of a line; tables and addresses may be longer
 

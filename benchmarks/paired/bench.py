@@ -23,7 +23,7 @@ ERROR, ENOUGH = (0.04, 0.06), 5000  # type I error, and of how many data sets; o
 IN_FOLDS, ENOUGH_RUNS = (0.035, 0.065), 1000  # the same of cross-validated runs
 ROWS = 200  # that each null data set is tested on
 NULLS: dict[str, dict[str, Any]] = {"AUC, two classes": data.CLASSES["task"], "MAE, a number": data.NUMBER["task"]}
-FEW, MANY = 3, 20  # inputs of a model; with many it depends on its training rows what a model is worth
+FEW, MANY = 3, 20  # inputs of a model; with many, its quality depends on the training rows
 
 
 @dataclass(frozen=True)

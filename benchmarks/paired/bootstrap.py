@@ -30,7 +30,7 @@ def drawn(groups: NDArray[np.int64], draws: int, seed: int = 0, places: NDArray[
 def auc(
     scores: Floats, positive: NDArray[np.bool_], folds: NDArray[np.int64], places: NDArray[np.int64] | None = None
 ) -> Metric:
-    """Return what takes weights [draws, n] of rows to the AUC within folds: the folds' mean by their rows.
+    """Return a function from weights [draws, n] of rows to the AUC within folds, averaged by rows.
 
     Args:
         scores: of one output, [n].
@@ -59,7 +59,7 @@ def auc(
 
 
 def mean(values: Floats) -> Metric:
-    """Return what takes weights [draws, n] of rows to the mean of their values [n]."""
+    """Return a function from weights [draws, n] of rows to the mean of their values [n]."""
 
     def weighted(weights: Floats) -> Floats:
         average: Floats = weights @ values / weights.sum(1)

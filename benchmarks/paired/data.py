@@ -1,4 +1,4 @@
-"""Real data dealt out to hospitals: what the intervals of differences are tried on."""
+"""Real data partitioned among hospitals, for tests of intervals of differences."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def abide(folder: Path, label: str) -> list[pd.DataFrame]:
 
 
 def written(tables: list[pd.DataFrame], folder: Path, task: dict[str, Any]) -> tuple[RunSpec, dict[str, SiteData]]:
-    """Return a cross-validated run on tables, and what each site reads of its own.
+    """Return a cross-validated run on tables, and each site's data.
 
     Args:
         tables: of the sites.

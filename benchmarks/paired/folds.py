@@ -90,7 +90,7 @@ def drawn_pair(spec: RunSpec, rng: np.random.Generator) -> list[dict[str, SiteDa
 
 
 def _totals(spec: RunSpec, data: dict[str, SiteData]) -> list[dict[str, Tensor]]:
-    """Return of every fold what sites have sent in all rounds before its test, added up."""
+    """Return the sums of all sites' contributions before the test of every fold."""
     preparing, totals = Preparing(spec), dict[str, Tensor]()
 
     def of_fold(fold: int) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def _totals(spec: RunSpec, data: dict[str, SiteData]) -> list[dict[str, Tensor]]
 def _tests(
     spec: RunSpec, pair: list[dict[str, SiteData]], totals: list[list[dict[str, Tensor]]], fold: int
 ) -> dict[str, Tested]:
-    """Return what every site's test samples of a fold come to by the first model, a guess, and the second."""
+    """Return every site's tallies of a fold's test by the first model, a guess, and the second model."""
     found = dict[str, Tested]()
     for site in SITES:
         made = [_model(spec, own[site], known, fold) for own, known in zip(pair, totals, strict=True)]
@@ -120,7 +120,7 @@ def _tests(
 
 
 def _model(spec: RunSpec, data: SiteData, totals: list[dict[str, Tensor]], fold: int) -> tuple[Prepared, Tensor]:
-    """Return a fold's samples at a site, and what the solution says of those that it is tested on."""
+    """Return a fold's samples at a site, and the solution's outputs for its test samples."""
     preparing = Preparing(spec)
     fit, split = preparing.fit(totals[fold]), data.splits[fold]
     transform = preparing.transform(fit, preparing.own(fit, data.rows(fold)))

@@ -29,9 +29,9 @@ from rankdad.remote.results.run_results import PlanSummary, RunResults
 from rankdad.remote.results.run_summary import RunSummary
 
 SITES, REFERENCE = ("north", "south"), "linear"
-SHARED, OWN = 0.8, 0.6  # of the noise of a score: what both models have, and what each has alone
+SHARED, OWN = 0.8, 0.6  # shared and separate parts of the scores' noise
 Z = 1.959964
-Tested = tuple[Tensor, list[tuple[Rows, Tally]]]  # labels; what the model, a guess and the reference come to
+Tested = tuple[Tensor, list[tuple[Rows, Tally]]]  # labels; rows and tallies of the model, a guess and the reference
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def drawn_runs(spec: RunSpec, count: int, size: int, seed: int) -> Iterator[RunR
 
 
 def compared(spec: RunSpec, sites: tuple[str, ...], folds: Iterable[Mapping[str, Tested]]) -> RunResults:
-    """Return a run whose tests are summed up by sites and compared as those of a real one are.
+    """Return a run whose tests are tallied and compared like those of a real run.
 
     Args:
         spec: of the run.
@@ -125,7 +125,7 @@ def compared(spec: RunSpec, sites: tuple[str, ...], folds: Iterable[Mapping[str,
 
 
 def _scores(spec: RunSpec, size: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    """Return labels, and what the model, a guess and a reference say: first and last are exchangeable."""
+    """Return labels, and scores of the model, a guess and a reference; the first and last are exchangeable."""
 
     def noise() -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64)

@@ -51,13 +51,13 @@ class Width:
         return self.half / self.bootstrap
 
     def within(self, apart: float) -> bool:
-        """Tell whether both are as wide, to a part of the width or to what steps of a row let tell."""
+        """Return whether both are equally wide, within a share of the width or the resolution of a row."""
         return abs(self.half - self.bootstrap) <= max(apart * self.bootstrap, self.step / 2)
 
 
 @contextmanager
 def rows_kept() -> Iterator[list[tuple[list[Rows | None], Tensor]]]:
-    """Yield what sites compare and never send: every model's rows, and labels, by fold and site."""
+    """Yield sites' private comparisons: every model's rows, and labels, by fold and site."""
     kept: list[tuple[list[Rows | None], Tensor]] = []
     real = paired.contribution
 

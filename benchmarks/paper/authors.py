@@ -1,4 +1,4 @@
-"""rank-dAD as the authors' published code has it, its faults included: what their numbers were measured with."""
+"""rank-dAD as in the authors' published code, with its faults."""
 
 from __future__ import annotations
 

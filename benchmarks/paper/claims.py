@@ -80,7 +80,7 @@ NEAR = (
     Near("pendigits", "rank-dad-4", 0.01),
     Near("cifar10", "rank-dad-4", 0.02),
 )
-WITHIN = {near.panel: near.within for near in NEAR if near.method == "rank-dad-4"}  # what counts as dSGD's AUC
+WITHIN = {near.panel: near.within for near in NEAR if near.method == "rank-dad-4"}  # tolerance from dSGD's AUC
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Claim:
 
 
 def claims(tables: Tables) -> list[Claim]:
-    """Judge every claim of the figures whose tables are there.
+    """Judge every claim of the figures with existing tables.
 
     Args:
         tables: by the name of their file.
@@ -354,7 +354,7 @@ def _lag(gaps: Sequence[Difference]) -> str:
 
 
 def _forgotten(table: pd.DataFrame, panel: str, key: str) -> str:
-    """Say what a method forgets, if the same rank with residuals as matrices, which forget nothing, does better."""
+    """Report the loss by a method's truncated residuals, if residuals as matrices do better at the same rank."""
     method = METHODS[key]
     gaps = differences(table, panel, f"rank-dad-{method.rank}", key)
     if method.family in FORGOTTEN and gaps and gaps[-1].mean > NOISE * gaps[-1].error:

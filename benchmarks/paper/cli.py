@@ -26,7 +26,7 @@ def paper(
         int | None, typer.Option(min=1, help="Trainings at a time; as many as processors without it.")
     ] = None,
 ) -> None:
-    """Measure the paper's claims again: tables, figures and a page that says what holds; goes on where it was."""
+    """Measure the paper's claims again: tables, figures and a page of results; resumes where it stopped."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # of each training: as many as processors run at a time
         os.environ.setdefault(name, "1")
     from rich.console import Console

@@ -17,7 +17,7 @@ from benchmarks.paper.panels import Panel
 THRESHOLD = 0.2
 ENDS = 0.1  # part of the epochs that is the beginning, and the end
 CRUDE = "top-rows"  # the paper's baseline, whose last AUC the others are to reach
-REFERENCES = ("dsgd", "dsgd-per-tensor")  # what a method's time is divided by
+REFERENCES = ("dsgd", "dsgd-per-tensor")  # denominators of times
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -88,12 +88,12 @@ def ends(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def threshold_of(spectra: pd.DataFrame) -> float:
-    """Return what part of the largest a singular value has to be: none in the authors' code, whose stop leaves rows."""
+    """Return the smallest counted singular value relative to the largest; 0 for the authors' code."""
     return 0.0 if {METHODS[key].family for key in spectra["method"]} == {"authors"} else THRESHOLD
 
 
 def counted(spectra: pd.DataFrame) -> str:
-    """Say what an effective rank counts."""
+    """Describe the definition of the effective rank."""
     threshold = threshold_of(spectra)
     return f"values ≥ {threshold:g} of the largest" if threshold else "rows on the wire"
 

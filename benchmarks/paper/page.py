@@ -1,4 +1,4 @@
-"""The page about everything that was measured: each claim of the paper, what came out, and the command for it."""
+"""The page of all measurements: each claim of the paper, its result, and the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the page's tables: what was trained and judged, as text, from the tables of measurements."""
+"""Rows of the page's tables as text, from the tables of measurements."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judged(claims: Sequence[Claim], figure: str) -> Iterator[tuple[str, Rows, di
 
 
 def trained(curves: pd.DataFrame, panels: Mapping[str, Panel]) -> Rows:
-    """Return what was trained: a row for each panel."""
+    """Return a row about training for each panel."""
     rows = []
     for panel, last in _last(curves, panels):
         folds = last.groupby("method")["fold"].nunique()
@@ -166,7 +166,7 @@ def batch_seconds(timings: pd.DataFrame) -> tuple[list[str], Rows]:
 
 
 def relayed(timings: pd.DataFrame) -> list[str]:
-    """Return where the relay, and no longer the link, was what took time."""
+    """Return the settings in which the relay, not the link, was the bottleneck."""
     beyond = timings.assign(beyond=unaccounted(timings)).query("beyond > @RELAY_SHARE")
     return [
         f"{link}, {METHODS[method].label}: {', '.join(rows['sites'].astype(str))} sites"

@@ -1,4 +1,4 @@
-"""How much is measured: everything as in the paper, what fits a night, or what fits a coffee break."""
+"""Sizes of measurements: as in the paper, for a night, or for a coffee break."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _ROWS = tuple(f"rank-dad-rows-{rank}" for rank in _RANKS)
 
 
 def _compared(*others: str, ranks: tuple[int, ...] = _RANKS) -> tuple[str, ...]:
-    """Return the methods of one panel: ours and PowerSGD at several ranks, and what they are measured against."""
+    """Return the methods of one panel: ours and PowerSGD at several ranks, and references."""
     ranked = (f"{name}-{rank}" for name in ("rank-dad", "powersgd") for rank in ranks)
     return ("pooled", "dsgd", *ranked, "rank-dad-int8-8", "published-4", "powersgd-plain-4", "top-rows", *others)
 

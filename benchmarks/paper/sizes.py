@@ -37,7 +37,7 @@ SAMPLES = 64  # of a site in the step
 CLASSES = 2
 NUMBER_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 BLOCK, SCALE_BYTES = 64, 4  # of int8: every so many numbers of a row share a scale
-CHUNK = 4096  # numbers of a sparse matrix, of which equally many travel
+CHUNK = 4096  # entries of a sparse matrix, with equal numbers sent of each chunk
 
 # A step's message is a msgpack map of six entries: 1 byte, and 2 for each key. Kind and phase take 1 byte each, the
 # round 2 + 8, weight, loss and norm 2 + 24. Before the rows stand 2 bytes, before the numbers 2, 3 or 5. Every entry

@@ -128,7 +128,7 @@ def _shortened(document: dict[str, Any], steps: int, pool: Path) -> dict[str, An
 
 
 def _timing(run: Path) -> Timing:
-    """Return what a run's directory says of its steps."""
+    """Return the times of steps in a run's directory."""
     sites = sorted((run / "sites").iterdir())
     steps = pd.read_csv(run / "steps.csv")[WARM_UP:]
     stretches = pd.concat(pd.read_csv(site / "timings.csv")[WARM_UP:] for site in sites)
@@ -154,7 +154,7 @@ def _timing(run: Path) -> Timing:
 
 
 def unaccounted(timings: pd.DataFrame) -> pd.Series[float]:
-    """Return by which part a step is longer than the unshaped one and its bytes' time on the link together.
+    """Return a step's excess over the unshaped step plus the transfer time of its bytes, as a share.
 
     Links do not account for more: the rest is the relay's, which then limits the step. 0 where a link has no limit, NaN
     where the unshaped step is not known.

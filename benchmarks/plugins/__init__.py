@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def put_on_path() -> None:
-    """Have this process, before it imports rankdad, and all that it starts find the methods."""
+    """Register the methods for this process, before it imports rankdad, and for its children."""
     folder = Path(__file__).parent
     paths = [str(folder.parents[1]), str(folder)]
     sys.path += [path for path in paths if path not in sys.path]

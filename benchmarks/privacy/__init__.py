@@ -1,1 +1,1 @@
-"""Programs that attack a run as an aggregator, a member or an owner could, and what they find of single patients."""
+"""Attacks on runs by an aggregator, a member or an owner, and the single patients that they find."""

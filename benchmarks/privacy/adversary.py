@@ -1,4 +1,4 @@
-"""`python -m benchmarks adversary`: random runs against one site, and what their sums come to beside each other.
+"""`python -m benchmarks adversary`: random runs against one site, and combinations of their sums.
 
 The aggregator keeps all that it receives in sequences of up to six runs.
 """
@@ -46,9 +46,9 @@ from rankdad.local.privacy.log import DisclosureLog
 RULES = Policy()  # of the attacked site
 STRICT = RULES.model_copy(update={"min_level": MinLevel(count=3, by="part")})
 OFF = EVERYTHING.model_copy(update={"keyed_folds": True, "methods": RULES.methods})
-BEYOND = 3  # standard errors, by which all tests together may have more cells right than a smooth curve
+BEYOND = 3  # standard errors of tests with more correct cells than a smooth curve
 LONGEST = 6  # runs of a sequence
-MILDER: dict[str, Callable[[RunSpec], RunSpec]] = {  # what an attacker asks for, who is refused
+MILDER: dict[str, Callable[[RunSpec], RunSpec]] = {  # requests after a refusal
     "weights-not-listed": lambda spec: _changed(spec, "model", pretrained=None),
     "too-few-sites": lambda spec: _changed(spec, "training", batches="even"),
 }
@@ -81,7 +81,7 @@ class Outcome:
     examples: dict[str, str] = field(default_factory=dict)
 
     def note(self, findings: Sequence[Finding], seconds: float, sequence: int) -> None:
-        """Add what a sequence has given, each set of a source once."""
+        """Add a sequence's findings, each set of a source once."""
         for one in dict.fromkeys(findings):
             if one.level is not None:
                 self.levels[one.where][one.source] += 1
@@ -94,7 +94,7 @@ class Outcome:
 
 
 def bench_adversary(policy: Policy, runs: int, seconds: float, seed: int, console: Console) -> Outcome:
-    """Attack until there are so many runs, or so much time has passed, and print what was found.
+    """Attack for a number of runs or a time, and print the findings.
 
     Args:
         policy: of the attacked site.
@@ -117,7 +117,7 @@ def bench_adversary(policy: Policy, runs: int, seconds: float, seed: int, consol
 
 
 def held(policy: Policy, found: Outcome) -> bool:
-    """Tell whether what was found is as it should be: nothing below a part under rules, one patient alone without.
+    """Return whether findings are as expected: nothing below a part with rules, single patients without.
 
     Levels of a part may be told, but not where the policy counts them by part.
     """
@@ -128,7 +128,7 @@ def held(policy: Policy, found: Outcome) -> bool:
 
 
 def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: int) -> list[Finding]:
-    """Carry out some runs against a site that changes between them, and return what is found.
+    """Run against a site that changes between runs, and return the findings.
 
     Args:
         policy: of the site.
@@ -163,7 +163,7 @@ def sequence(policy: Policy, rng: np.random.Generator, outcome: Outcome, runs: i
 
 
 def _asked(rng: np.random.Generator, weights: Path, outcome: Outcome) -> RunSpec | None:
-    """Return a random spec; None of what is none."""
+    """Return a random spec; None if it is invalid."""
     try:
         return ask(rng, weights)
     except RankdadError as error:
@@ -172,7 +172,7 @@ def _asked(rng: np.random.Generator, weights: Path, outcome: Outcome) -> RunSpec
 
 
 def _changed(spec: RunSpec, part: Literal["model", "training"], **values: object) -> RunSpec:
-    """Return a spec of which a part has other values, as far as it has them."""
+    """Return a spec with other values in one part, where it has them."""
     document = spec.model_dump(mode="json")
     document[part] |= {name: value for name, value in values.items() if name in document[part]}
     return validate(RunSpec, document)
@@ -195,7 +195,7 @@ def _change(hospital: Hospital, rng: np.random.Generator, home: Path, *, kept: b
 
 
 def analysed(runs: Sequence[Run], rng: np.random.Generator, fewest: int) -> list[Finding]:
-    """Return what runs tell together of fewer patients than a part has, and of levels that few of one have.
+    """Return findings of runs together about fewer patients than a part has, and about rare levels.
 
     Args:
         runs: of one site, in order.
@@ -230,7 +230,7 @@ def _partly(own: Patients, batches: set[Patients]) -> bool:
 
 
 def _few_of_level(run: Run, patients: Patients, of: str, source: str) -> list[Finding]:
-    """Return the levels that one or two patients of a set have, by the model that told them."""
+    """Return levels of one or two patients of a set, by the model that revealed them."""
     told = where(run) if source != "rows" else "preparation and Table 1"
     return [Finding(of, own, told, level) for level, own in rare_in(run, patients)]
 
@@ -260,7 +260,7 @@ def _moved(runs: Sequence[Run], fewest: int) -> list[Finding]:
 
 
 def _table(found: Outcome, seconds: float) -> Table:
-    """Return how much was tried, and what was found."""
+    """Return the numbers of attempts and findings."""
     table = Table(
         title=f"{found.sequences} sequences: {found.runs} runs, {found.refused.total()} refused, {seconds:.0f} s"
     )

@@ -1,4 +1,4 @@
-"""A run of the attacked site and others in this process, and all that its aggregator receives from it."""
+"""A run of the attacked site and others in this process, with all messages to its aggregator."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def attend(
     name: str,
     weights: Path,
 ) -> Run:
-    """Carry out a run, in which the first site is the attacked one.
+    """Run with the first site as the attacked one.
 
     Args:
         spec: of the run.
@@ -169,7 +169,7 @@ def attend(
 def _overheard(
     trainers: Trainers, top: Aggregator, plan: Plan, heard: list[Heard], answers: Mapping[str, bytes | None]
 ) -> Iterator[tuple[str, SiteMessage]]:
-    """Yield what sites say, and note what the attacked one does."""
+    """Yield sites' messages, and record the attacked one's."""
     state = top.state
     due, model = state.due, state.replica.weights()
     first = not (state.epoch or state.step)

@@ -174,7 +174,7 @@ def ask(rng: np.random.Generator, weights: Path) -> RunSpec:
 
 
 def _data(rng: np.random.Generator, *, few: bool) -> dict[str, Any]:
-    """Return what is read of the tables; few columns where products of all of them are asked for."""
+    """Return the columns to read; few if products of all are requested."""
     inputs = [name for name in (*NUMBERS, *LEVELS) if rng.random() < (0.3 if few else 0.7)] or ["age"]
     data: dict[str, Any] = {
         "reader": "csv",

@@ -1,4 +1,4 @@
-"""What an aggregator makes of what it has received: sums over sets of patients, added and subtracted.
+"""An aggregator's analysis of its messages: sums over sets of patients, added and subtracted.
 
 Everything is searched that the aggregator could search: it knows how many patients each sum is of, and which sums are
 of the same function of a patient. Who is in a set is the truth: it serves to tell whether a combination is a sum over
@@ -29,7 +29,7 @@ from rankdad.common.rounds.sums import Sums
 from rankdad.common.spec.data import TableData
 
 MOST_SETS = 400  # that are subtracted from each other, the smallest ones first
-SAMPLED = 20_000  # combinations of four sums whose parts are no sets
+SAMPLED = 20_000  # combinations of four sums that are not of sets
 SAME = 1e-4  # of a number, by which a row is a patient's: sums of several come nearer by chance in 1,000 runs
 FILLED = 0.05  # likewise of a gap, which has the mean of all hospitals, of which this one's is not far
 RANK = 1e-9  # below which a singular value of sets is none
@@ -76,7 +76,7 @@ class Finding:
 
 
 def where(run: Run) -> str:
-    """Return by what yields are told apart."""
+    """Return the key of a yield."""
     training = run.spec.training
     model = getattr(run.spec.model, "hidden", None)
     if run.spec.solver == "exact":
@@ -118,14 +118,14 @@ def sums_of(run: Run, number: int) -> Iterator[Sum]:
 
 
 def label_of(run: Run) -> tuple[object, ...]:
-    """Return what a label is, as far as two runs may say otherwise."""
+    """Return a label's definition, where two runs may differ."""
     data = run.spec.data
     assert isinstance(data, TableData)
     return data.targets, data.values, data.positive
 
 
 def _prepared(preparing: Preparing, run: Run, fold: int) -> Hashable:
-    """Return by what inputs are prepared, so that sums of what is prepared otherwise are not taken together."""
+    """Return the preparation of inputs, so that only comparable sums are combined."""
     totals = {name: values[fold] for name, values in run.totals.items() if not name.startswith("linear")}
     fit = preparing.fit({name: values for name, values in totals.items() if name in preparing.stages})
     kept = (fit.mean, fit.scale, fit.fill, fit.class_weights)
@@ -167,7 +167,7 @@ def _matrix(sets: set[Patients], at: Mapping[str, int]) -> Array:
 
 
 def atoms(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable]]:
-    """Return the smallest sets of which all of these are unions: no integer combination tells of fewer."""
+    """Return the smallest sets whose unions give all of these: no integer combination reveals fewer patients."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, own in enumerate(sets):
         for one in own:
@@ -218,7 +218,7 @@ def sets_of(run: Run) -> list[Tensor]:
 
 
 def channels(run: Run) -> dict[str, Tensor]:
-    """Return what a run's sums are of, by name: columns as they were admitted, and the label."""
+    """Return the columns behind a run's sums by name, as admitted, and the label."""
     inputs = run.data.samples.inputs
     assert isinstance(inputs, Tensor)
     label = f"label {label_of(run)}"

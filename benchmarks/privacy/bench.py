@@ -1,4 +1,4 @@
-"""`python -m benchmarks attacks`: what attack programs find of single patients, with the rules and without."""
+"""`python -m benchmarks attacks`: single patients found by attacks, with rules and without."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Found:
 
     @property
     def holds(self) -> bool:
-        """Whether the rules stop what would find something without them."""
+        """Whether the rules stop an attack that succeeds without them."""
         return self.on.right == 0 < self.off.right
 
 
 def attacked(attack: Attack, count: int, policy: Policy, seed: int = 0) -> Score:
-    """Return what an attack finds at two new hospitals of so many patients each."""
+    """Return an attack's findings at two new hospitals of so many patients each."""
     with tempfile.TemporaryDirectory() as folder:
         hospitals = Hospitals(Path(folder), count, policy, seed)
         return judge(attack(hospitals), hospitals.truth)

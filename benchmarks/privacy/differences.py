@@ -47,7 +47,7 @@ class Told:
 def attack(
     units: list[int], activation: str, seed: int, rate: float, policy: Policy, runs: int = 1, batch: int = BATCH
 ) -> Told:
-    """Train between two hospitals, both honest, and look at differences of what the first has sent.
+    """Train between two honest hospitals, and analyse differences between the first one's messages.
 
     Args:
         units: of the network's layers.
@@ -79,7 +79,7 @@ def attack(
 
 
 def _sums(seen: Seen) -> Tensor:
-    """Return what each step adds up in the first layer, float64 [steps, units, columns + 1]: the bias is the last."""
+    """Return the sums of each step in the first layer, float64 [steps, units, columns + 1]: the bias is the last."""
     steps = [message.body for message in seen.up[SITES[0]] if isinstance(message.body, Step)]
     found = []
     for step in steps:
@@ -102,7 +102,7 @@ def _rows(sums: Tensor) -> Tensor:
 
 
 def bench_differences(console: Console) -> dict[tuple[int, float], tuple[Told, Told]]:
-    """Print and return whose rows are told, without rules and with them, by network and learning rate."""
+    """Print and return the revealed rows, without rules and with them, by network and learning rate."""
     table = Table("hidden", "activation", "seed", "learning rate", "rows without rules", "by default")
     found = dict[tuple[int, float], tuple[Told, Told]]()
     for (number, (units, activation, seed)), rate in product(enumerate(NETWORKS), RATES):

@@ -1,4 +1,4 @@
-"""Two hospitals and their runs in one process, with all that an aggregator, a member and an owner get to see."""
+"""Two hospitals and their runs in one process, with the views of an aggregator, a member and an owner."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def trained(
     weights: Path | None = None,
     lie: Lie = honest,
 ) -> Seen:
-    """Train to the end, and return what is seen of it.
+    """Train to the end, and return the views of it.
 
     Args:
         spec: the run.

@@ -28,7 +28,7 @@ OPTIMIZERS = {  # as an owner may choose: weights of all columns move apart, and
     "logistic": {"name": "adam", "lr": 0.3},
     "mlp": {"name": "sgd", "lr": 1.0},
 }
-FIT = 1e-6  # of whole gradients: what a right solution may leave of them, by rounding
+FIT = 1e-6  # relative residual of a correct solution, by rounding
 REDUCED_FIT = 1e-3  # likewise, of reduced ones in single precision
 MODELS = {"logistic": logistic, "mlp": mlp}
 
@@ -69,7 +69,7 @@ class Recovered:
 
 
 def invert(case: Case, restarts: int = 3) -> Recovered:
-    """Run a case between two hospitals, and solve what the first has sent for the patients of a batch.
+    """Run a case between two hospitals, and solve the first one's messages for the patients of a batch.
 
     The program takes all steps for those of one batch. Where that is wrong, no patients explain what was sent, and it
     claims none.
@@ -90,7 +90,7 @@ def invert(case: Case, restarts: int = 3) -> Recovered:
 
 
 def solved(seen: Seen, case: Case, restarts: int) -> Tensor | None:
-    """Return a batch that explains what a site has sent in its first steps, [batch, columns]; None if none is found."""
+    """Return a batch that explains a site's first steps, [batch, columns]; None if none is found."""
     steps = [place for place, message in enumerate(seen.up[SITES[0]]) if isinstance(message.body, Step)][: case.steps]
     weights = {
         name: torch.stack([seen.before[place][name].double() for place in steps]) for name in seen.before[steps[0]]
@@ -131,7 +131,7 @@ def solved(seen: Seen, case: Case, restarts: int) -> Tensor | None:
 
 
 def _sides(sent: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the directions, at both ends of each step's matrix, in which a reduction has left nothing out."""
+    """Return the directions on both sides of each step's matrix in which the reduction is exact."""
     left, _, right = torch.linalg.svd(sent, full_matrices=False)
     return left[:, :, :rank], right[:, :rank].transpose(1, 2)
 

@@ -46,7 +46,7 @@ class Score:
 
 
 def judge(claims: Iterable[Claim], truth: Mapping[str, Mapping[str, Row]]) -> Score:
-    """Count the claims, and those that are right though a guess from what was published is not.
+    """Count the claims, and those that are right where a guess from published figures is wrong.
 
     A row without a name is taken for the patient with most of its numbers, if these are enough; else none of it is
     right.
@@ -96,7 +96,7 @@ def _numbers(table: Mapping[str, Row], column: str) -> list[float]:
 
 
 def _guesses(table: Mapping[str, Row]) -> dict[str, float | str]:
-    """Return what everybody would guess of a patient: means and most frequent values, as Table 1 has them."""
+    """Return the public guess about a patient: means and most frequent values in Table 1."""
     usual = {
         column: Counter(row[column] for row in table.values()).most_common(1)[0][0] or 0.0
         for column in (*LEVELS, LABEL, *(column for column in COLUMNS if column not in NUMBERS))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Gradients = Mapping[str, Tensor]
-LEAST = 1e-12  # of what is to be explained: what is left of it counts as solved
+LEAST = 1e-12  # relative residual that counts as solved
 ROUNDS = 200
 TRIED = 2  # numbers of positive labels
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks memberships`: who is in which batch, of batches at weights that move slowly, and their rows.
+"""`python -m benchmarks memberships`: recover the members of batches at slowly moving weights, and their rows.
 
 At the same weights a batch sends the sum of its patients' gradients. All sums together then have no more dimensions
 than there are patients, and of the vectors in that space, one number for each batch, those of zeros and ones with a
@@ -35,7 +35,9 @@ from rankdad.common.spec import RunSpec
 COLUMNS, PATIENTS, BATCH = 9, 45, 9
 NEAR, NEARLY = 0.01, 0.1  # standard deviations, of columns that have one each
 STARTS, TURNS = 500, 40
-LEFT = (0.02,) * 4 + (0.1,) * 4 + (0.2,) * 4 + (0.4,) * 4 + (0.6,) * 4  # of what is claimed, outside the space
+LEFT = (
+    (0.02,) * 4 + (0.1,) * 4 + (0.2,) * 4 + (0.4,) * 4 + (0.6,) * 4
+)  # tolerated share of a claim outside of the space
 MODELS = {"five layers of 3": [3] * 5, "one layer of 16": [16], "two layers of 32": [32, 32]}
 RATES = (1e-40, 1e-8, 1e-3, 1e-2, 0.05, 0.2)
 Feint = Literal["shift", "bias"]
@@ -80,7 +82,7 @@ def attack(
     *,
     feint: Feint | None = None,
 ) -> Found:
-    """Run a training between two hospitals, and solve what the first has sent for who is in which batch.
+    """Train between two hospitals, and recover the members of the first one's batches from its messages.
 
     Args:
         model: by its name in the table.
@@ -173,7 +175,7 @@ def _shifted(rate: float) -> Lie:
 
 @contextmanager
 def _drawn() -> Iterator[Callable[[int], Tensor]]:
-    """Yield what tells who was in which of the first hospital's batches: for the judge alone."""
+    """Yield the true members of the first hospital's batches, for the judge only."""
     drawn, draw = dict[int, list[Tensor]](), SiteData.drawn
 
     def watched(data: SiteData, *given: Any) -> Iterator[Tensor]:
@@ -193,7 +195,7 @@ def _drawn() -> Iterator[Callable[[int], Tensor]]:
 
 
 def memberships(sums: Tensor, epochs: int, seed: int) -> Tensor:
-    """Return who is in which batch, as far as it is found: zeros and ones, [batches, patients]."""
+    """Return the recovered members of batches: zeros and ones, [batches, patients]."""
     generator = torch.Generator().manual_seed(seed)
     space = torch.linalg.svd(sums / sums.abs().amax(0).clamp_min(1e-300), full_matrices=False)[0][:, :PATIENTS]
     per_epoch, found = len(sums) // epochs, list[Tensor]()
@@ -222,7 +224,7 @@ def memberships(sums: Tensor, epochs: int, seed: int) -> Tensor:
 
 
 def polished(members: Tensor, sums: Tensor, epochs: int) -> Tensor:
-    """Project claims onto all that is sent, in turn with their zeros and ones, until they stay; leave doubles out."""
+    """Alternate projections of claims onto the messages and onto zeros and ones until convergence; drop duplicates."""
     space = torch.linalg.svd(sums / sums.abs().amax(0).clamp_min(1e-300), full_matrices=False)[0][:, :PATIENTS]
     for _ in range(TURNS):
         at = (space @ (space.T @ members)).reshape(epochs, -1, members.shape[1])

@@ -1,4 +1,4 @@
-"""What one step of a wide network tells: its numbers are solved for the whole batch, by non-linear least squares.
+"""Disclosure by one step of a wide network: non-linear least squares recover the whole batch.
 
 The last layer's gradient and that of the biases are sums over the batch of known functions of a row, one for each unit,
 times what flows back from the patient's output; the rows that rank-dad sends are such sums times a part of the row.
@@ -26,7 +26,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.local.privacy.cells import StepNumbers
 
 NEAR = 0.01  # standard deviations, of columns that have one each
-FIT = 1e-9  # of what is sent: what a right solution may leave of it
+FIT = 1e-9  # relative residual of a correct solution
 SHAPES = (  # samples of the step, columns, units
     *((8, 2, 12), (8, 4, 8), (8, 4, 16), (8, 5, 20), (8, 9, 16)),
     *((16, 4, 40), (16, 4, 300), (16, 6, 16), (16, 6, 40), (16, 6, 90), (16, 8, 20), (16, 8, 50), (16, 8, 70)),
@@ -83,7 +83,7 @@ def attack(
 
 
 def _numbers(rows: Tensor, units: int, feedback: str) -> StepNumbers:
-    """Return what the default policy lets out of a step of these rows in such a network."""
+    """Return the message of a step of these rows and network under the default policy."""
     samples, columns = rows.shape
     rank = max(1, min(columns - 1, samples // 4))
     spec = validate(
@@ -126,7 +126,7 @@ def _solved(rows: Tensor, units: int, rank: int, starts: int, generator: torch.G
     weight = torch.cat([torch.ones(units, 1), 1 / after[:, None].expand(-1, sides.shape[1])], 1)  # alike for all units
 
     def each(some: Tensor) -> Tensor:
-        """Return what a patient's output of 1 puts into what is sent, [units · sent, patients]."""
+        """Return the effect of a patient's output of 1 on the message, [units · sent, patients]."""
         inner = torch.tanh(some @ first.T + bias)
         back = (1 - inner.square())[:, :, None]
         ends = (torch.cat([some, one], 1) @ sides)[:, None]
@@ -150,7 +150,7 @@ def _solved(rows: Tensor, units: int, rank: int, starts: int, generator: torch.G
 
 
 def bench_one_step(starts: int, console: Console) -> list[tuple[Solved, Solved]]:
-    """Print and return what one step tells, by columns, units and feedback, of any numbers and of those let out."""
+    """Print and return the disclosure by one step, by columns, units and feedback, with rules and without."""
     table = Table("samples", "columns", "units", "feedback", "numbers a cell", "rows", "by default", "rows")
     found = []
     for samples, columns, units in SHAPES:

@@ -1,4 +1,4 @@
-"""What an owner tries who sees results alone: two runs whose tables differ by a patient, identifiers as inputs."""
+"""Attacks by an owner with access to results only: two runs that differ by a patient, identifiers as inputs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _table_one(
 
 
 def _apart(tables: list[Mapping[str, Any] | None], names: Mapping[str, str]) -> Iterator[Claim]:
-    """Yield the rows by which two Tables 1 differ, each of a patient whom the owner knows by name."""
+    """Yield differences between two Tables 1, each of a patient known to the owner."""
     if any(table is None for table in tables):
         return
     for site, name in names.items():
@@ -99,7 +99,7 @@ def _apart(tables: list[Mapping[str, Any] | None], names: Mapping[str, str]) -> 
 
 
 def _sums(table: Mapping[str, Any]) -> Tensor:
-    """Return rows, patients of each class and sums of columns that a site's Table 1 tells."""
+    """Return rows, patients of each class and sums of columns from a site's Table 1."""
     found = [float(table["rows"]), *map(float, table["label"]["counts"])]
     for column in (*NUMBERS, *BINARY):
         own = table["columns"][column]

@@ -1,4 +1,4 @@
-"""What refusals tell: runs that leave one patient alone, and whether they are refused, by which code.
+"""Disclosure by refusals: runs that isolate one patient, and the codes of their refusals.
 
 All other patients lack a value by the spec, and so does the one patient where the age is among some: then no row is
 left. Halving these some finds the age.
@@ -33,7 +33,7 @@ def refused(hospitals: Hospitals) -> list[Claim]:
 
 
 def _heard(hospitals: Hospitals, name: str, ages: list[float]) -> Refused | None:
-    """Return what is heard of a run that leaves out all but one patient, and that one if the age is among some."""
+    """Return the answer to a run that excludes all but one patient, and that one if the age is among some."""
     others = [other for other in hospitals.names[SITES[0]] if other != name]
     data = {
         "features": ["age", "height", *BINARY, *LEVELS, "pid"],

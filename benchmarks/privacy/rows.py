@@ -1,4 +1,4 @@
-"""Rows of single patients in sums: what a vector has to be to be claimed as one."""
+"""Rows of single patients in sums: criteria for a claim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_row(row: Tensor, near: float = 1e-3) -> bool:
 
 
 def claims_of(site: str, patient: str, row: Tensor, label: float | None = None) -> Iterator[Claim]:
-    """Yield what a patient's row says, column by column."""
+    """Yield a patient's values, column by column."""
     values = row.tolist()
     for column, value in zip((*NUMBERS, *BINARY), values[: len(NUMBERS) + len(BINARY)], strict=True):
         yield Claim(site, patient, column, value if column in NUMBERS else float(round(value)))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks shares`: what it costs that no patient has more than a share of a step."""
+"""`python -m benchmarks shares`: cost of limiting each patient's share of a step."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def measured(data: str, rate: float, seeds: Sequence[int], heart: Path) -> Measu
 
 
 def bench_shares(seeds: Sequence[int], heart: Path, console: Console) -> Iterator[Measured]:
-    """Print and yield what comes of each data set at an ordinary learning rate and at a large one."""
+    """Print and yield results on each data set at an ordinary learning rate and at a large one."""
     table = Table("data", "figure", "learning rate", "shared", "free", "difference", "steps evened")
     for data, name in SHOWN.items():
         for rate in (0.003, 0.03):

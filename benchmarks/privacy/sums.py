@@ -26,13 +26,13 @@ Rows = Iterator[tuple[Tensor, float | None]]
 
 
 def aggregator(hospitals: Hospitals) -> list[Claim]:
-    """Claim what an honest-but-curious aggregator finds in all that it receives."""
+    """Return the claims of an honest-but-curious aggregator from its messages."""
     seen = study(hospitals)
     return [] if seen is None else list(itertools.chain(*(of_site(seen, site, seen.up[site]) for site in SITES)))
 
 
 def member(hospitals: Hospitals) -> list[Claim]:
-    """Claim what the second of two hospitals finds in what both receive, without its own part."""
+    """Return the claims of the second of two hospitals from the updates minus its own part."""
     seen = study(hospitals)
     if seen is None:
         return []
@@ -50,7 +50,7 @@ def study(hospitals: Hospitals) -> Seen | None:
 
 
 def of_site(seen: Seen, site: str, messages: list[Message]) -> list[Claim]:
-    """Return the claims of rows in what a site alone has sent."""
+    """Return the claims of rows in one site's messages."""
     found = {m.body.stage: m.body.values for m in messages if isinstance(m.body, Sums)}
     totals = {m.body.stage: m.body.values for m in seen.down if isinstance(m.body, Sums)}
     steps = [message.body for message in messages if isinstance(message.body, Step)]
@@ -108,7 +108,7 @@ def _products(seen: Seen, fold: int, vector: Tensor, totals: Mapping[str, Tensor
 
 
 def _back(seen: Seen, fold: int, totals: Mapping[str, Tensor]) -> Tensor:
-    """Return what makes of a prepared row, a one before it, the row as it was read."""
+    """Return a function from a prepared row, preceded by a one, to the original row."""
     fit = Preparing(seen.spec).fit({name: own[fold] for name, own in totals.items() if not name.startswith("linear")})
     assert fit.mean is not None
     assert fit.scale is not None
@@ -136,7 +136,7 @@ def in_steps(seen: Seen, steps: list[Step], totals: Mapping[str, Tensor], near: 
 
 
 def _without(heard: Message, own: Message) -> Message | None:
-    """Return what one of two sites has said, of what both receive and what the other has said."""
+    """Derive one site's message from the common update and the other site's message."""
     body, mine = heard.body, own.body
     if heard.kind is Kind.SUMS and isinstance(body, Sums) and isinstance(mine, Sums):
         return Message(heard.kind, heard.round, Sums(stage=body.stage, values=body.values - mine.values))

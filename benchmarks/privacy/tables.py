@@ -1,4 +1,4 @@
-"""Tables of made-up patients: what the attacked hospitals hold, and the judge alone may see."""
+"""Tables of simulated patients at the attacked hospitals, visible only to the judge."""
 
 from __future__ import annotations
 

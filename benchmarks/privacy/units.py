@@ -1,4 +1,4 @@
-"""What one step of a network tells by ratios alone: of the gradients of two units, which patients' are no difference.
+"""Disclosure by one step through ratios of two units' gradients.
 
 What flows back through a unit of a network with one output is the output's, times the unit's weight in the next layer,
 of those for whom the unit is active. So the gradients of two units, each divided by that weight, differ by those for
@@ -40,7 +40,7 @@ class Told:
 
 
 def told(units: int, samples: int, draws: int) -> Told:
-    """Return how many rows are told, of random patients by networks with random weights."""
+    """Return the number of revealed rows of random patients by networks with random weights."""
     generator, policy = torch.Generator().manual_seed(0), Policy()
     found = torch.zeros(4)
     for _ in range(draws):
@@ -78,7 +78,7 @@ def _right(gradients: Tensor, rows: Tensor) -> int:
 
 
 def bench_units(draws: int, console: Console) -> list[Told]:
-    """Print and return what a step tells, by units and samples."""
+    """Print and return the disclosure by a step, by units and samples."""
     table = Table("units", "samples", "one unit, no rules", "one unit", "two units, whole", "two units, rank-dad")
     found = list[Told]()
     for units, samples in zip(UNITS, SAMPLES, strict=True):

@@ -1,1 +1,1 @@
-"""The computation on COINSTAC: its form, its two nodes, the service that the platform talks to."""
+"""The computation on COINSTAC: form, nodes, and the service that the platform connects to."""

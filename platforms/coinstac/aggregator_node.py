@@ -1,6 +1,6 @@
-"""The aggregator's node of the COINSTAC platform: one round in each iteration, all contributions handed over at once.
+"""The aggregator's node of the COINSTAC platform: one round in each iteration, with all contributions at once.
 
-Whatever process an iteration runs in, it goes on from the ledger in the node's output folder.
+Each iteration may run in a new process, which resumes from the ledger in the node's output folder.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rankdad.remote.run_reader import FILE
 
 # In the node's output folder:
 DIRECTORY = "run"
-MEMBERS = "members.json"  # which client is which site, and warnings before the first round
-SHOWN = "shown.json"  # what people are shown when all sites are done
+MEMBERS = "members.json"  # sites by client, and warnings before the first round
+SHOWN = "shown.json"  # output for people at the end
 Say = Callable[[str], None]
 
 
@@ -46,8 +46,8 @@ class AggregatorNode:
     """The aggregator.
 
     Args:
-        allow_factories: model factories that the image's maker permits.
-        say: told what the container's log should have, one line at a time.
+        allow_factories: model factories permitted in the image.
+        say: writes a line to the container's log.
     """
 
     def __init__(self, allow_factories: Collection[str] = (), say: Say = print) -> None:
@@ -56,14 +56,14 @@ class AggregatorNode:
         self._members: dict[str, str] = {}  # client → site
 
     def advance(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
-        """Return the answer to what all sites have said in one iteration.
+        """Answer all sites' outputs of one iteration.
 
         Args:
-            given: every site's output, by its client's id.
-            state: of the node.
+            given: outputs by the client's id.
+            state: the node's.
 
         Raises:
-            RankdadError: the run ends, for all.
+            RankdadError: the run ends for all.
         """
         if self._aggregator is not None and not self._aggregator.persistence.file.relock():
             self.close()
@@ -85,9 +85,9 @@ class AggregatorNode:
         if (folder / SHOWN).exists() and all(isinstance(one, outputs.Done) for one in said.values()):
             self._say("done")
             return outputs.Reply(load_json(folder / SHOWN), success=True)
-        if self._aggregator is None:  # another process has led the run so far
+        if self._aggregator is None:  # in a new process
             path, self._members = folder / DIRECTORY / "run.json", load_json(folder / MEMBERS)["sites"]
-            if path.exists():  # else a model was tested alone
+            if path.exists():  # else a model was only tested
                 self._start(validate(RunSpec, load_json(path), file=path), self._members, folder)
         failed = [
             f"{self._members[client]}: {one.reason}" for client, one in said.items() if isinstance(one, outputs.Failed)
@@ -97,7 +97,7 @@ class AggregatorNode:
         return self._round({client: one for client, one in said.items() if isinstance(one, outputs.Sent)}, folder)
 
     def close(self) -> None:
-        """Let go of the node's files."""
+        """Close the node's files."""
         if self._aggregator is not None:
             self._aggregator.abandon()
             self._aggregator = None
@@ -111,10 +111,10 @@ class AggregatorNode:
             ) from None
 
     def _open(self, said: Mapping[str, outputs.FromSite], folder: Path) -> outputs.FromAggregator:
-        """Begin the run that the form asks for, or sum up a test; nothing is left of a run before this one.
+        """Begin the run of the form, or pool a test, after removing an earlier run.
 
         Raises:
-            UserError: it asks for something that cannot be run.
+            UserError: the form cannot be run.
         """
         joined = check_members(said)
         filled = check_together([*joined.values()])
@@ -161,7 +161,7 @@ class AggregatorNode:
             aggregator.resume()
             aggregator.tick()
             step = aggregator.recorder.progress.step
-            self._say(f"goes on from its ledger: step {step}, round {aggregator.barrier.round}")
+            self._say(f"resumed from the ledger: step {step}, round {aggregator.barrier.round}")
         return aggregator
 
     def _round(self, sent: Mapping[str, outputs.Sent], folder: Path) -> outputs.Reply:
@@ -193,12 +193,12 @@ class AggregatorNode:
         )
 
     def _finish(self, aggregator: Aggregator) -> None:
-        """Write down how the run has ended."""
+        """Close the run's aggregator."""
         aggregator.close()
         self._aggregator = None
 
     def _end(self, *reasons: str) -> RankdadError:
-        """Write down that the run ends, and return what ends it."""
+        """Record the failure of the run, and return its error."""
         aggregator = self._aggregator
         if aggregator is not None and not aggregator.ended:
             site, _, reason = reasons[0].partition(": ")

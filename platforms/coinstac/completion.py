@@ -1,4 +1,4 @@
-"""From a draft to the run: what it lacks is taken from what all members' tables say."""
+"""Completes a draft of the run from all members' tables."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rankdad.platforms.coinstac.outcome import outcome_last, same
 from rankdad.platforms.coinstac.table_profile import Profile, missing_code
 
 PACE = ("batch_size", "epochs", "early_stopping")
-MANY = 2  # times more epochs than the owner asks for: worth a word
+MANY = 2  # factor of epochs that gives a warning
 LARGEST_STEP = 1_000_000  # rows that a specification allows
 MAX_NAMED = 10  # columns in a warning, or members
 
 
 def complete(filled: Filled, profiles: Mapping[str, Profile], sites: Sequence[str]) -> tuple[RunSpec, list[str]]:
-    """Return the run that a form asks for, and what the owner should be told.
+    """Return the run of a form, and warnings for the owner.
 
     Args:
         filled: the form.
-        profiles: of the members' tables, by site.
-        sites: of the run, in its order.
+        profiles: profiles of members' tables by site.
+        sites: the run's sites in order.
 
     Raises:
         FormError: the form cannot be run with these tables.
@@ -62,7 +62,7 @@ def complete(filled: Filled, profiles: Mapping[str, Profile], sites: Sequence[st
 
 
 def _within_rank(spec: RunSpec) -> RunSpec:
-    """Return a run whose rank is no larger than any of its network's layers could use."""
+    """Limit a run's rank to the largest that a layer of its network can use."""
     method = spec.method
     rank = getattr(method, "rank", None)
     if rank is None:
@@ -77,7 +77,7 @@ def _within_rank(spec: RunSpec) -> RunSpec:
 
 
 def _collect(filled: Filled, draft: dict[str, Any], profiles: Mapping[str, Profile]) -> list[str]:
-    """Put values of columns and the size of a batch where the form's fields leave them open, and return warnings."""
+    """Fill in values of columns and the batch size where the form is empty; return warnings."""
     data, task = draft["data"], draft["task"]
     wrong, warnings, tables = _respelled(filled, profiles), list[str](), list(profiles.values())
     for name, levels in data["categorical"].items():
@@ -107,15 +107,15 @@ def _collect(filled: Filled, draft: dict[str, Any], profiles: Mapping[str, Profi
     training = draft["training"]
     if smallest is not None and training["epochs"] >= MANY * epochs:
         warnings.append(
-            f"{[*profiles][smallest]} has few rows for what its limit asks of each step: steps have up to "
-            f"{training['batch_size']} rows of a member, and {training['epochs']} epochs in place of {epochs} make as "
+            f"{[*profiles][smallest]} has few rows for its limit on each step: steps have up to "
+            f"{training['batch_size']} rows of a member, and {training['epochs']} epochs instead of {epochs} give as "
             "many steps"
         )
     return warnings
 
 
 def _respelled(filled: Filled, profiles: Mapping[str, Profile]) -> list[Problem]:
-    """Return the columns of which members write one value in several ways, each with the members."""
+    """Return problems of values that members spell differently, with the members."""
     wrong = []
     for field in ("label", "categorical"):
         for name in filled.values[field].names:
@@ -135,7 +135,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _name_features(filled: Filled, data: dict[str, Any], profiles: Mapping[str, Profile]) -> list[str]:
-    """Put the columns that all members have where patterns stand for them, and return warnings of the others."""
+    """Replace patterns by columns that all members have; return warnings about other columns."""
     first, *others = (profile.columns for profile in profiles.values())
     shared = set(first).intersection(*others)
     everywhere = [name for name in first if name in shared]
@@ -154,25 +154,25 @@ def _name_features(filled: Filled, data: dict[str, Any], profiles: Mapping[str, 
         columns = set(profile.columns)
         lacking = [name for name in anywhere if name not in columns]
         if lacking and schema.patterns:
-            said = f"its table has no column of numbers called {_listed(lacking)}, so it is no input for anyone"
+            said = f"its table has no column of numbers called {_listed(lacking)}, which is therefore not an input"
             warnings.append(f"{site}: {said}")
     return warnings
 
 
 def complete_alone(filled: Filled, profile: Profile, sites: Sequence[str]) -> RunSpec:
-    """Return the run as one member's table alone would make it, to try that table by.
+    """Return the run that one member's table alone would give, for a trial of that table.
 
     Args:
         filled: the form.
-        profile: of the table.
-        sites: of the run.
+        profile: the table's.
+        sites: the run's sites.
 
     Raises:
         FormError: the form cannot be run with this table.
     """
     if not filled.whole and filled.values["task"] == "classification":
         (label,), positive = filled.values["label"].names, filled.values["positive"]
-        levels = list(profile.levels.get(label, ()))  # others may have another class
+        levels = list(profile.levels.get(label, ()))  # others may have further classes
         levels += [positive] * bool(levels and positive and same(levels, positive) is None)
         levels += ["another"] * (len(levels) == 1)
         profile = profile.model_copy(update={"levels": {**profile.levels, label: tuple(levels)}})
@@ -180,11 +180,11 @@ def complete_alone(filled: Filled, profile: Profile, sites: Sequence[str]) -> Ru
 
 
 def complete_unread(filled: Filled, sites: Sequence[str]) -> RunSpec:
-    """Return the least that a form asks for, whatever a table says: fewest columns, and the largest steps.
+    """Return the minimal run of a form without a table: fewest columns, largest steps.
 
     Args:
         filled: the form.
-        sites: of the run.
+        sites: the run's sites.
 
     Raises:
         FormError: the form needs a table's columns.
@@ -199,15 +199,15 @@ def complete_unread(filled: Filled, sites: Sequence[str]) -> RunSpec:
 
 
 def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
-    """Check that a run is the one that the owner's form asks for, filled in from tables with columns as this one's.
+    """Check that a run matches the owner's form, given a member's own table.
 
     Args:
         filled: the form.
-        profile: of the member's own table.
+        profile: profile of the member's table.
         spec: the run that the aggregator opens.
 
     Raises:
-        UserError: it is another.
+        UserError: it does not match.
     """
     run = spec.model_dump(mode="json")
     data = run["data"]
@@ -228,9 +228,7 @@ def check_opened(filled: Filled, profile: Profile, spec: RunSpec) -> None:
             asked["training"] |= {name: run["training"][name] for name in PACE}
         other = sorted(part for part in asked if asked[part] != run[part])
     if other:
-        raise UserError(
-            f"the aggregator opens another run than the form asks for: {', '.join(other)} differ", code="run-differs"
-        )
+        raise UserError(f"the aggregator's run does not match the form: {', '.join(other)} differ", code="run-differs")
 
 
 def _union(profiles: Iterable[Profile], column: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The description that is uploaded to COINSTAC: what to start, what people fill in, what they are shown."""
+"""The description to upload to COINSTAC: image, form and outputs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rankdad.platforms.coinstac.form import FormField
 from rankdad.platforms.coinstac.result_tables import TABLES
 
 IMAGE = "rankdad"  # without a tag: the platform appends :latest
-COMMAND = ["rankdad", "coinstac"]  # which the service of version 2 never uses: the image's own command runs
+COMMAND = ["rankdad", "coinstac"]  # unused by version 2, which runs the image's own command
 
 
 def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) -> dict[str, Any]:
     """Return the description as JSON.
 
     Args:
-        image: of site and aggregator, without a tag.
+        image: image of sites and aggregator, without a tag.
         repository: address of the source code.
-        folder: whether members choose a folder, for volumes and pictures, in place of files.
+        folder: whether members choose a folder, for volumes and pictures, instead of files.
 
     Raises:
         UserError: the image has a tag.
@@ -35,8 +35,8 @@ def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) 
         "meta": {
             "id": "rankdad-folder" if folder else "rankdad",
             "name": "rank-dAD: federated training of neural networks" + ", data in folders" * folder,
-            "description": "Trains one PyTorch model over the data of all sites. Nothing but a few rows for every "
-            "layer's gradient leaves a site, and sums for the metrics.",
+            "description": "Trains one PyTorch model over the data of all sites. Only a few rows for every "
+            "layer's gradient, and sums for the metrics, leave a site.",
             "repository": repository or "none: the source code is not published",
             "version": __version__,
             "compspecVersion": 2,
@@ -62,7 +62,7 @@ def compspec(image: str = IMAGE, repository: str = "", *, folder: bool = False) 
 
 
 def described(field: FormField, order: int) -> dict[str, Any]:
-    """Return how the platform draws a field."""
+    """Return a field's description for the platform."""
     drawn: dict[str, Any] = {
         "label": field.label,
         "type": field.kind,

@@ -1,4 +1,4 @@
-"""What of a run goes through the platform at its end: what every site keeps, and what people are shown."""
+"""Results at the end of a run: files for every site, and displays for people."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rankdad.remote.tables import text_of
 def results_of(
     directory: Path, sites: Mapping[str, str], warnings: Sequence[str]
 ) -> tuple[SiteResults, dict[str, Any]]:
-    """Return what every site writes beside its model, and what people are shown.
+    """Return the results for every site, and the displays.
 
     Args:
-        directory: of the run.
-        sites: by the clients' ids.
-        warnings: from before the first round.
+        directory: the run's.
+        sites: site names by client id.
+        warnings: warnings before the first round.
 
     Raises:
-        UserError: the directory holds no run.
+        UserError: the directory has no run.
     """
     run, plot = read_results(directory), plotter()
     figures = plot(run) if plot else None
@@ -45,10 +45,10 @@ def results_of(
 def displayed(
     run: RunResults, sites: Mapping[str, str], warnings: Sequence[str], figures: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return tables, warnings and paths of figures under the names of the description's `output`.
+    """Return tables, warnings and paths of figures by the names in the description's `output`.
 
-    The app shows the pictures of `global_stats` by their paths in the viewer's own output folder, and shows none unless
-    `local_stats` has a key. It knows members by their ids.
+    The app shows the pictures in `global_stats` by their paths in the viewer's output folder, and only if `local_stats`
+    has a key. It identifies members by client id.
     """
     return {
         **{table.key: table.content(run, warnings) for table in TABLES},
@@ -58,18 +58,18 @@ def displayed(
 
 
 def test_results_of(models: Mapping[str, GivenModel], sites: Mapping[str, str]) -> tuple[SiteResults, dict[str, Any]]:
-    """Return the same of a model that was tested alone.
+    """Return the results and displays of a model that was only tested.
 
     Args:
-        models: with the members' tests, by site.
-        sites: by the clients' ids.
+        models: members' tests by site.
+        sites: site names by client id.
 
     Raises:
-        FormError: the tests are not of one model.
+        FormError: members tested different models.
     """
     spec, test, rows = pooled(models)
     seen = [site for site in models if site in spec.federation.sites]
-    some = f"{', '.join(seen)} took part in the run that trained this model: rows of that run make it look better"
+    some = f"{', '.join(seen)} took part in the run that trained this model: its training rows make the test optimistic"
     content: dict[str, dict[str, Any]] = {
         "study": studied(spec) | {"training": "none: a trained model", "tested": "all rows that have a label"},
         "global_metrics": named(test),

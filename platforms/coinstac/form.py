@@ -1,4 +1,4 @@
-"""A field of the form that a consortium's owner and its members fill in, and how what they fill in is read."""
+"""Fields of the form for a consortium's owner and members, and parsing of their values."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ NAMED_VALUES = re.compile(r"^(.+?)\s*=\s*(.+\|.+)$")  # column = value | value
 
 
 class Problem(Part):
-    """What is wrong with a field."""
+    """A problem with a field."""
 
     source: Source
-    """Who fills it in."""
+    """Who fills in the field."""
     text: Line
     """Its label, its variable, and a sentence."""
     details: str = Field(default="", exclude=True)
-    """What its own member may read besides; other members must not."""
+    """Details for the member itself, hidden from other members."""
     code: Annotated[str, Field(pattern=r"^[a-z-]{1,60}$")] = "invalid"
-    """What kind of error it is; see `common.errors`."""
+    """Code of the error; see `common.errors`."""
     field: Annotated[str, Field(max_length=200)] = ""
     """Variable of the form's field, or path in the spec."""
 
     def withheld(self) -> Problem:
-        """Return it with what it says in the details, since that comes from a member's table."""
+        """Hide its text, which comes from a member's table, in the details."""
         details = f"{self.text} ({self.details})" if self.details else self.text
         text = f"{self.field}: {self.code} (see the site's log)"
         return self.model_copy(update={"source": "member", "text": text, "details": details})
 
     def named(self, member: str = "") -> str:
-        """Return it as a line that says whose field it is.
+        """Format it with the owner's or member's name.
 
         Args:
-            member: what a member is called in it; its own log does not name it.
+            member: the member's name; omitted in its own log.
         """
         who = "owner" if self.source == "owner" else member
         return f"{who}: {self.text}" if who else self.text
 
 
 class FormError(UserError):
-    """What people have filled in cannot be run.
+    """The form cannot be run.
 
     Args:
-        problems: all that are known.
+        problems: all known problems.
     """
 
     def __init__(self, *problems: Problem) -> None:
@@ -65,12 +65,12 @@ class FormError(UserError):
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table, with the values that an owner names.
+    """Columns of a table, with values named by the owner.
 
     Args:
-        names: of the columns, in order; a pattern with * or ? stands for several.
-        excluded: names that stood after a minus sign.
-        values: of the columns for which they are named.
+        names: column names or patterns with * or ?, in order.
+        excluded: names after a minus sign.
+        values: values by column, where named.
     """
 
     names: tuple[str, ...] = ()
@@ -84,16 +84,16 @@ class FormField:
 
     Args:
         variable: its key.
-        label: what people read beside it.
+        label: its label.
         kind: the platform's name of its type.
-        default: what stands in it before anybody has touched it.
-        tooltip: help.
-        read: returns the value of what was filled in, or raises a ValueError that says what was expected.
+        default: its initial value.
+        tooltip: its help text.
+        read: parses the input, or raises a ValueError that names the expected input.
         source: who fills it in.
-        choices: values to choose from.
-        minimum: of a whole number.
-        step: by which arrows change a number that need not be whole.
-        extensions: of files.
+        choices: permitted values.
+        minimum: minimum of a whole number.
+        step: increment of a number that is not whole.
+        extensions: extensions of files.
     """
 
     variable: str
@@ -109,10 +109,10 @@ class FormField:
     extensions: tuple[str, ...] = ()
 
     def value(self, given: Any) -> Any:
-        """Return the value of what was filled in; of nothing, of the default.
+        """Parse an input; an empty one gives the default.
 
         Raises:
-            ValueError: saying what was expected.
+            ValueError: the input is invalid.
         """
         given = given.strip() if isinstance(given, str) else given
         given = self.default if given is None or given == "" else given
@@ -121,16 +121,16 @@ class FormField:
         return self.read(given) if self.minimum is None else whole_number(given, self.minimum)
 
     def problem(self, said: str, details: str = "", *, member: bool = False, code: str = "invalid") -> Problem:
-        """Return what is wrong with it, or with a member's table in the light of it."""
+        """Create a problem with this field, or with a member's table because of it."""
         source, text = "member" if member else self.source, f"{self.label} ({self.variable}): {said}"
         return Problem(source=source, text=text, details=details, code=code, field=self.variable)
 
 
 def whole_number(given: Any, minimum: int) -> int:
-    """Return a whole number.
+    """Parse a whole number.
 
     Raises:
-        ValueError: something else stands there, or a smaller one.
+        ValueError: it is not a whole number, or below the minimum.
     """
     number = _number(given)
     if not number.is_integer() or not minimum <= number < 2**53:
@@ -139,10 +139,10 @@ def whole_number(given: Any, minimum: int) -> int:
 
 
 def rate(given: Any) -> float:
-    """Return a learning rate.
+    """Parse a learning rate.
 
     Raises:
-        ValueError: something else stands there.
+        ValueError: the input is invalid.
     """
     number = _number(given)
     if not 0 < number <= 1:
@@ -151,7 +151,7 @@ def rate(given: Any) -> float:
 
 
 def _number(given: Any) -> float:
-    """Return a number; NaN where something else stands there."""
+    """Parse a number; NaN if it is not one."""
     try:
         return float("nan" if isinstance(given, bool) else given)
     except (TypeError, ValueError, OverflowError):
@@ -159,12 +159,12 @@ def _number(given: Any) -> float:
 
 
 def columns(given: Any) -> Columns:
-    """Return the columns in a list, or in text with commas between them; quotes keep a comma in a name.
+    """Parse columns from a list, or from text with commas; quotes protect a comma in a name.
 
-    Some may stand after a minus sign, and some be followed by their values.
+    A minus sign excludes a column; `name = a | b` names its values.
 
     Raises:
-        ValueError: something else stands there.
+        ValueError: the input is invalid.
     """
     cells = given if isinstance(given, list) else [given]
     if not all(isinstance(cell, str) for cell in cells):
@@ -187,10 +187,10 @@ def columns(given: Any) -> Columns:
 
 
 def label(given: Any) -> Columns:
-    """Return the one column of what is predicted.
+    """Parse the single column of the label.
 
     Raises:
-        ValueError: none stands there, or several.
+        ValueError: there is none, or several.
     """
     one = columns(given)
     if len(one.names) != 1 or one.excluded:
@@ -199,16 +199,16 @@ def label(given: Any) -> Columns:
 
 
 def network(given: Any) -> dict[str, Any]:
-    """Return the spec's model: `linear`, or `mlp-64-32` with the widths of its hidden layers."""
+    """Parse the spec's model: `linear`, or `mlp-64-32` with the widths of its hidden layers."""
     widths = [int(width) for width in str(given).split("-")[1:]]
     return {"name": "mlp", "hidden": widths} if widths else {"name": "linear"}
 
 
 def document(given: Any) -> dict[str, Any]:
-    """Return a JSON object that stands in the form as such, or as text; of a file for `rankdad simulate`, its run.
+    """Parse a JSON object, or text of one; for a file of `rankdad simulate`, return its run.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a JSON object.
     """
     try:
         parsed = json.loads(given) if isinstance(given, str) else given

@@ -1,4 +1,4 @@
-"""A model of an earlier run that members choose beside their tables: to begin with, or to be tested as it is."""
+"""Models of earlier runs, chosen by members as initial weights or for a test."""
 
 from __future__ import annotations
 
@@ -30,49 +30,49 @@ from rankdad.remote.results.fold_metrics import FoldMetrics
 
 DOCUMENT = "model.json"  # in the folder `model` of an earlier run's results
 FILES = (DOCUMENT, WEIGHTS, PREPARATION)
-MAX_BYTES = 2 * 2**20  # of weights: every member's travel in one message, and the platform has a limit
+MAX_BYTES = 2 * 2**20  # of weights, as one message carries every member's
 START = FIELDS["start"]
 
 
 class GivenModel(Part):
-    """A member's model, or what it makes of the member's rows."""
+    """A member's model, or the result of its test."""
 
     weights_sha256: Digest
     """Digest of the file of weights."""
     sha256: Digest
     """Digest of all of its files."""
     run: dict[str, JsonValue]
-    """The specification that it was trained by."""
+    """Its specification."""
     weights: Annotated[str, Field(max_length=4 * MAX_BYTES)] = ""
-    """The file of weights in base64, to begin with."""
+    """Initial weights: the file in base64."""
     tally: Annotated[str, Field(max_length=4 * MAX_BYTES)] = ""
-    """Of a test: what its predictions of all rows add up to, in base64."""
+    """Test: the tally of its predictions of all rows, in base64."""
 
     @property
     def content(self) -> bytes:
         """The file of weights.
 
         Raises:
-            FormError: it is another one.
+            FormError: the digest does not match.
         """
         try:
             content = base64.b64decode(self.weights, validate=True)
         except ValueError:
             content = b""
         if hashlib.sha256(content).hexdigest() != self.weights_sha256:
-            raise FormError(START.problem("the weights are not those that the member names", code="weights-differ"))
+            raise FormError(START.problem("the weights do not match the member's digest", code="weights-differ"))
         return content
 
 
 def given_model(folder: Path, *, carried: bool = False) -> GivenModel:
-    """Return the model in a folder.
+    """Read the model in a folder.
 
     Args:
-        folder: of the model.
-        carried: whether its weights travel, to begin with.
+        folder: the model's.
+        carried: whether to include its weights.
 
     Raises:
-        FormError: it cannot be carried.
+        FormError: its weights are too large.
         DataError: its files cannot be read.
     """
     document, weights = load_json(folder / DOCUMENT), _bytes(folder / WEIGHTS)
@@ -85,7 +85,7 @@ def given_model(folder: Path, *, carried: bool = False) -> GivenModel:
     weights_sha256, digest = hashlib.sha256(weights).hexdigest(), hashlib.sha256(weights)
     digest.update(spec.sha256().encode())
     for name, value in sorted(_tensors(folder / PREPARATION).items()):
-        if name.startswith("fit/"):  # what else is there is a site's own
+        if name.startswith("fit/"):  # other tensors belong to a site
             digest.update(name.encode() + value.numpy().tobytes())
     encoded = base64.b64encode(weights).decode("ascii") if carried else ""
     run = spec.model_dump(mode="json")
@@ -112,10 +112,10 @@ def agreed(models: Mapping[str, GivenModel | None]) -> GivenModel:
     """Return the model that all members have chosen.
 
     Args:
-        models: by site.
+        models: models by site.
 
     Raises:
-        FormError: they have not.
+        FormError: they chose different models.
     """
     first, *_ = models.values()
     kinds = {None if one is None else one.sha256 for one in models.values()}
@@ -126,10 +126,10 @@ def agreed(models: Mapping[str, GivenModel | None]) -> GivenModel:
 
 
 def check_alike(spec: RunSpec, model: GivenModel) -> None:
-    """Check that a model to begin with was trained on what this run trains on: else its weights mean something else.
+    """Check that a model fits this run's label, classes, inputs and network.
 
     Raises:
-        FormError: it was trained on something else.
+        FormError: it does not fit.
     """
     ours, theirs = (_meaning(one) for one in (spec, validate(RunSpec, model.run)))
     if differ := [words for words in ours if ours[words] != theirs[words]]:
@@ -138,7 +138,7 @@ def check_alike(spec: RunSpec, model: GivenModel) -> None:
 
 
 def _meaning(spec: RunSpec) -> dict[str, Any]:
-    """Return what a model's weights take and give, by what it is called in the form."""
+    """Return the properties that give a model's weights their meaning, by their names in the form."""
     data, network = spec.model_dump(mode="json")["data"], spec.model.model_dump(exclude={"pretrained"})
     return {
         "column that is predicted": (spec.task.name, data.get("label")),
@@ -151,14 +151,15 @@ def _meaning(spec: RunSpec) -> dict[str, Any]:
 def tested(
     folder: Path, data: Path, label: str, min_rows: int, allowed: Collection[str]
 ) -> tuple[GivenModel, Predicted, str]:
-    """Test a model on all rows of a member that have a label: for the aggregator, for the member, and the key's name.
+    """Test a model on all of a member's labelled rows; return the test for the aggregator, predictions, and the key's
+    name.
 
     Args:
-        folder: of the model.
-        data: of the member.
-        label: that the owner names.
-        min_rows: fewest rows behind anything that leaves.
-        allowed: model factories that the image's maker permits.
+        folder: the model's.
+        data: the member's data.
+        label: the label in the form.
+        min_rows: minimum rows of any disclosure.
+        allowed: model factories permitted in the image.
 
     Raises:
         FormError: the model cannot be tested here.
@@ -174,7 +175,7 @@ def tested(
     reading = read_samples(spec, data, allowed=allowed)
     assert reading.labels is not None
     if len(reading.labels) < min_rows:
-        said = f"this table has fewer rows with a label than this limit, {min_rows}, asks for"
+        said = f"this table has fewer rows with a label than this limit, {min_rows}, requires"
         raise FormError(FIELDS["min_rows"].problem(said, member=True, code="few-samples"))
     predicted = predict_samples(saved, reading, folder, smoothly=True)
     assert predicted.total is not None
@@ -183,13 +184,13 @@ def tested(
 
 
 def pooled(models: Mapping[str, GivenModel]) -> tuple[RunSpec, dict[str, Any], list[dict[str, Any]]]:
-    """Return the run that trained a model, and the metrics of a test: of all members together, and a row for each.
+    """Return the run that trained a model, and its test metrics, pooled and by member.
 
     Args:
-        models: by site.
+        models: models by site.
 
     Raises:
-        FormError: members have tested different models, or what one has sent is no test.
+        FormError: members tested different models, or a test is invalid.
     """
     spec = validate(RunSpec, agreed(models).run)
     tallies: dict[str, Tally] = {}

@@ -1,4 +1,4 @@
-"""From a filled-in form to a draft of the run. The platform checks nothing: here all that is wrong is named at once."""
+"""Converts a form to a draft of the run. The platform checks nothing, so all problems are reported here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rankdad.platforms.coinstac.fields import FIELDS, NEW
 from rankdad.platforms.coinstac.form import Problem
 
 SPEC = FIELDS["spec"]
-WEIGHTS = "best.safetensors"  # of the model that a run begins with
-TABLE = "table.csv"  # what a form's spec calls the table, whatever each member's is called
-SITES = ("this-site", "other-site")  # in the place of the sites, which only the aggregator knows
-# Fields that an exact solution has no use for: whoever sets one wants steps.
+WEIGHTS = "best.safetensors"  # initial weights
+TABLE = "table.csv"  # name in a form's spec; members' files may differ
+SITES = ("this-site", "other-site")  # placeholders: only the aggregator knows the sites
+# Fields without effect on an exact solution: setting one selects steps.
 STEPS = ("epochs", "batch_size", "learning_rate", "patience", "method", "rank")
-FIELD_OF = {  # by the beginning of a path in the spec: the field of the form that it follows from
+FIELD_OF = {  # field of the form by prefix of a path in the spec
     "data.label": "label",
     "data.values": "label",
     "task.classes": "label",
@@ -45,15 +45,15 @@ FIELD_OF = {  # by the beginning of a path in the spec: the field of the form th
 
 @dataclass(frozen=True)
 class Filled:
-    """What has been filled in.
+    """A filled-in form.
 
     Args:
-        values: by variable; of a field that cannot be read, its default, if that can.
-        draft: the run's document, without sites. One that the form's fields have made lacks what only tables can say:
+        values: values by variable; an invalid field has its default.
+        draft: the run's document without sites. Without a whole specification it also lacks what depends on tables:
             classes, values of categorical columns, the batch size.
-        sites: that a whole specification names, in their order; none if whoever comes takes part.
-        problems: with any field.
-        whole: whether the draft is a whole specification, in which nothing but patterns of columns is filled in.
+        sites: sites of a whole specification, in order; empty if all members take part.
+        problems: problems with fields.
+        whole: whether the draft is a whole specification, in which only patterns of columns are resolved.
     """
 
     values: dict[str, Any]
@@ -68,12 +68,12 @@ class Filled:
         return str(self.values.get("start", NEW))
 
     def with_weights(self, sha256: str) -> Filled:
-        """Return the form of a run that begins with the weights of a file with this digest."""
+        """Return the form with initial weights from a file with this digest."""
         given = {"file": WEIGHTS, "sha256": sha256}
         return replace(self, draft=self.draft | {"model": self.draft["model"] | {"pretrained": given}})
 
     def problem(self, path: str, said: str, code: str = "invalid") -> Problem:
-        """Return what is wrong at a path of the spec as a problem of the field that it follows from."""
+        """Convert a problem at a path of the spec to one of the form's field."""
         if self.whole:
             return SPEC.problem(f"{path}: {said}", code=code)
         for start, variable in FIELD_OF.items():
@@ -82,16 +82,16 @@ class Filled:
         return Problem(source="owner", text=f"{path}: {said}", code=code, field=path)
 
     def refused(self, error: SpecError) -> Problem:
-        """Return what is wrong with the spec as a problem of the field that it follows from."""
+        """Convert an error of the spec to a problem of the form's field."""
         problem = self.problem(error.field, str(error).removeprefix(f"{error.field}: "), error.code)
         return problem if error.is_public else problem.withheld()
 
 
 def read(inputs: Mapping[str, Any]) -> Filled:
-    """Return what a member's inputs say, the owner's among them.
+    """Parse a member's inputs, which include the owner's.
 
     Args:
-        inputs: by variable; one that is missing has its default.
+        inputs: inputs by variable; missing ones have their default.
     """
     values: dict[str, Any] = {}
     wrong = [_unknown(variable) for variable in inputs if variable not in FIELDS]
@@ -107,13 +107,13 @@ def read(inputs: Mapping[str, Any]) -> Filled:
             with contextlib.suppress(ValueError):
                 values[variable] = field.value(None)
     wrong = list(dict.fromkeys(wrong))
-    if whole and (values["spec"] or not wrong):  # else there is no telling what it asks for
+    if whole and (values["spec"] or not wrong):  # else the specification is unreadable
         return _specification(values, wrong)
     return Filled(values, {} if wrong else _draft(values), (), tuple(wrong), whole)
 
 
 def _specification(values: dict[str, Any], wrong: list[Problem]) -> Filled:
-    """Take the sites out of a whole specification, and check the rest."""
+    """Separate the sites from a whole specification, and check the rest."""
     draft: dict[str, Any] = copy.deepcopy(values["spec"])
     federation = draft.setdefault("federation", {})
     sites: Any = federation.pop("sites", None) if isinstance(federation, dict) else None
@@ -126,20 +126,20 @@ def _specification(values: dict[str, Any], wrong: list[Problem]) -> Filled:
     )
     for name, only, why in (("quorum", "all", waits), ("staleness", 0, waits), ("regions", {}, alone)):
         if isinstance(federation, dict) and federation.pop(name, only) != only:
-            wrong.append(SPEC.problem(f"federation.{name}: {why}: leave it out"))
+            wrong.append(SPEC.problem(f"federation.{name}: {why}: remove it"))
     filled = Filled(values, draft, tuple(sites or ()), tuple(wrong), whole=True)
     run = with_sites(draft, sites or SITES)
     return replace(filled, problems=(*wrong, *(filled.problem(*problem) for problem in problems(RunSpec, run))))
 
 
 def with_sites(draft: Mapping[str, Any], sites: Sequence[str]) -> dict[str, Any]:
-    """Return a draft as the document of a run of these sites."""
+    """Return a draft with these sites."""
     federation = draft.get("federation", {})
     return {**draft, "federation": {**federation, "sites": list(sites)} if isinstance(federation, dict) else federation}
 
 
 def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run that the form's fields ask for, with settings that suit tables of some hundred rows."""
+    """Create the run of the form's fields, with settings for tables of some hundred rows."""
     label, features, categorical = (values[name] for name in ("label", "features", "categorical"))
     classification, linear = values["task"] == "classification", values["network"]["name"] == "linear"
     untouched = all(values[name] == FIELDS[name].value(None) for name in STEPS)

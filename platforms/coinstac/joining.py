@@ -1,4 +1,4 @@
-"""What members have joined with: whether all of it makes one run."""
+"""Checks that all members' inputs give one run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OWN_NAME = "every site needs its own, in its JSON file"
 
 
 def check_members(said: Mapping[str, FromSite]) -> dict[str, Joined]:
-    """Return what every member has joined with, by client.
+    """Return every member's message by client.
 
     Raises:
-        FormError: with all that keeps single members from joining, each once.
+        FormError: with all problems of single members, each once.
     """
     joined = {client: one for client, one in said.items() if isinstance(one, Joined)}
     wrong = [_member(visible(client, 64), one.reason) for client, one in said.items() if isinstance(one, Failed)]
-    at: dict[Problem, list[str]] = {}  # of the owner's fields: at which members
+    at: dict[Problem, list[str]] = {}  # members by problem of the owner's fields
     for client, one in joined.items():
         who = one.site if one.site == client else f"{one.site} (member {client})"
         try:
@@ -35,7 +35,7 @@ def check_members(said: Mapping[str, FromSite]) -> dict[str, Joined]:
             else:
                 wrong.append(problem.model_copy(update={"text": problem.named(who), "source": "member"}))
     for problem, members in at.items():
-        some = f" (at {', '.join(members)})" * (len(members) < len(said))  # what is wrong for all is the owner's alone
+        some = f" (at {', '.join(members)})" * (len(members) < len(said))  # members are named unless all have it
         wrong.append(problem.model_copy(update={"text": f"{problem.text}{some}"}))
     if not wrong and len(joined) < len(said):
         wrong.append(Problem(source="member", text="the sites are not in the same round", code="rounds-differ"))
@@ -44,12 +44,12 @@ def check_members(said: Mapping[str, FromSite]) -> dict[str, Joined]:
 
 
 def _member(who: str, said: str, code: str = "site-failed") -> Problem:
-    """Return what is wrong at a member."""
+    """Create a problem of a member."""
     return Problem(source="member", text=f"{who}: {said}", code=code)
 
 
 def check_together(joined: Sequence[Joined]) -> Filled:
-    """Return what the owner has filled in, if the members make one run of it.
+    """Return the owner's form if the members fit together.
 
     Raises:
         FormError: with every problem.

@@ -1,4 +1,4 @@
-"""What lies in a node's mounts: the files that a member has chosen, and what an earlier run has left."""
+"""Files in a node's mounts: a member's files, and the state of earlier runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankdad.platforms.coinstac.inputs import Filled
 SITE_FILE = "site.json"
 MODEL, SAFETENSORS = "model.json", ".safetensors"  # of a trained model
 MAX_FILE_NAME = 100  # characters
-PATIENCE, PAUSE = 10.0, 0.5  # seconds: the app links a folder's files while the run begins
+PATIENCE, PAUSE = 10.0, 0.5  # seconds to wait for the app to link a folder's files
 LIMITS = ("min_rows", "max_rank")
 
 
@@ -35,24 +35,24 @@ class SiteFile(Part):
     """A member's own JSON file."""
 
     name: SiteName | None = None
-    """What results call the site; null is the member's id on the platform."""
+    """Name of the site in results; null is the member's id on the platform."""
     policy: Policy | None = None
-    """What may leave the site; null is what the form says."""
+    """Policy of the site; null is the form's."""
     secret: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(default=None, repr=False)
-    """By which patients are dealt out, 64 hexadecimal digits; null takes one from the bytes of all files."""
+    """Secret of the site, 64 hexadecimal digits, for folds and batches; null derives one from all files."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member, and where its data are.
+    """A member and its data.
 
     Args:
-        name: of the site.
-        policy: of the site.
-        data: the table, or the folder of the files that a whole specification names; None if that is not known.
-        field: that its files were chosen by.
-        model: folder of the model that the run begins with; None where it begins with random weights.
-        secret: by which patients are dealt out; None takes one from the bytes of all files.
+        name: the site's.
+        policy: the site's.
+        data: the table, or the folder of a whole specification's files; None if unknown.
+        field: the form's field for its files.
+        model: folder of the initial model; None for random weights.
+        secret: the site's, for folds and batches; None derives one from the bytes of all files.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Member:
     secret: Secret | None = None
 
     def refused(self, error: UserError, filled: Filled) -> Problem:
-        """Return an error about the data or the policy in the words of the form."""
+        """Convert an error of the data or the policy to a problem of the form."""
         if not filled.whole:
             if isinstance(error, PolicyError):
                 return policy_problem(error, self.policy, filled.values)
@@ -77,12 +77,12 @@ class Member:
 
 
 def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: str) -> tuple[Member, list[Problem]]:
-    """Return a member, and what is wrong with its choice of files.
+    """Find a member's files, and problems with its choice.
 
     Args:
         filled: the form.
-        inputs: of the member, by variable.
-        base: folder in which the platform shows the member's files.
+        inputs: the member's inputs by variable.
+        base: folder of the member's files.
         client: the member's id on the platform.
     """
     field = FOLDER if inputs.get(FOLDER.variable) and not inputs.get(FILES.variable) else FILES
@@ -97,7 +97,7 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
         problems.append(field.problem("the JSON file of this site has a wrong field", str(error), code=error.code))
     name = site.name or name_of(client)
     if name in RESERVED:
-        problems.append(field.problem(f"the JSON file of this site calls it {name}: results use that, choose another"))
+        problems.append(field.problem(f"the name {name} in this site's JSON file is reserved: choose another"))
     if not problems and not (filled.whole and filled.problems):
         try:
             data = _data(filled, files, base)
@@ -105,13 +105,13 @@ def find_member(filled: Filled, inputs: Mapping[str, Any], base: Path, client: s
             chosen = f"{error}; chosen: {', '.join(file.name for file in files) or 'no file'}"
             problems.append(field.problem(error.public_message, chosen, code=error.code))
     limits = {limit: filled.values[limit] for limit in LIMITS}
-    begins = () if model is None else None  # a model among its own files is one that the member lets in
+    begins = () if model is None else None  # choosing a model's files permits it
     secret = None if site.secret is None else Secret(bytes.fromhex(site.secret))
     return Member(name, site.policy or Policy(**limits, pretrained=begins), data, field, model, secret), problems
 
 
 def _without_model(files: Sequence[Path], field: FormField) -> tuple[list[Path], Path | None, list[Problem]]:
-    """Return files without those of a trained model, the folder of these, and what is wrong with them."""
+    """Separate the files of a trained model; return other files, the model's folder, and problems."""
     folders = {file.parent for file in files if file.name == MODEL}
     others = [file for file in files if file.name != MODEL and file.suffix != SAFETENSORS]
     if len(folders) == 1:
@@ -121,25 +121,25 @@ def _without_model(files: Sequence[Path], field: FormField) -> tuple[list[Path],
 
 
 def _chosen(given: Any, base: Path) -> tuple[list[Path], list[Problem]]:
-    """Return the files of which a form holds the names, and what is wrong with them."""
+    """Return the files with the names in a form, and problems."""
     listed = given if isinstance(given, list) else [] if given in (None, "") else [given]
     names = [name for one in listed for name in (one if isinstance(one, list) else [one])]
     problems = [] if names else [FILES.problem("got no file, expected your table as CSV")]
     files = []
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > MAX_FILE_NAME:
-            problems.append(FILES.problem("holds something that is no file's name"))
+            problems.append(FILES.problem("contains an invalid file name"))
         elif not is_within(base / name, base):
-            problems.append(FILES.problem("a chosen file leads out of the folder that the platform shows", name))
+            problems.append(FILES.problem("a chosen file is outside of the platform's folder", name))
         elif not (base / name).is_file():
-            problems.append(FILES.problem("a chosen file is not among those that the platform shows", name))
+            problems.append(FILES.problem("a chosen file is not in the platform's folder", name))
         else:
             files.append(base / name)
     return files, problems
 
 
 def _in_folder(base: Path) -> tuple[list[Path], list[Problem]]:
-    """Return all files of a folder, when the platform has linked them."""
+    """Return all files of a folder after the platform has linked them."""
     until = time.monotonic() + PATIENCE
     before, files = None, list[Path]()
     while (not files or files != before) and time.monotonic() < until:
@@ -150,10 +150,10 @@ def _in_folder(base: Path) -> tuple[list[Path], list[Problem]]:
 
 
 def _site_file(files: Sequence[Path], field: FormField) -> SiteFile | None:
-    """Return what a member's own JSON file says: of chosen files the only one, of a folder the one called site.json.
+    """Read a member's own JSON file: the only one of chosen files, or site.json of a folder.
 
     Raises:
-        UserError: it is wrong, or there are several.
+        UserError: it is invalid, or there are several.
     """
     candidates = [file for file in files if file.suffix.lower() == ".json"]
     if field is FOLDER or len(candidates) > 1:
@@ -164,15 +164,15 @@ def _site_file(files: Sequence[Path], field: FormField) -> SiteFile | None:
 
 
 def name_of(client: str) -> str:
-    """Return a member's id on the platform as a site's name."""
+    """Convert a member's id on the platform to a site's name."""
     return re.sub(r"[^a-z0-9._-]+", "-", client.lower()).strip("._-")[:63] or "site"
 
 
 def _data(filled: Filled, files: Sequence[Path], base: Path) -> Path:
-    """Return where a member's data are: a table, or the folder of a specification's files.
+    """Find a member's data: a table, or the folder of a specification's files.
 
     Raises:
-        UserError: saying what should have been chosen.
+        UserError: names the expected files.
     """
     if not filled.whole:
         return _only([file for file in files if file.suffix.lower().lstrip(".") in TABLE_FILES], "table", "tables")
@@ -199,11 +199,7 @@ def _only(paths: Sequence[Path], one: str, several: str) -> Path:
 
 
 def clear(folder: Path, *names: str) -> None:
-    """Leave nothing in a node's output folder from which an earlier run could go on.
-
-    Args:
-        folder: the node's.
-        names: of files and folders in it.
+    """Remove files and folders of an earlier run from a node's output folder.
 
     Raises:
         UserError: something cannot be removed.
@@ -216,5 +212,5 @@ def clear(folder: Path, *names: str) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: holds an earlier run, and cannot be emptied: {error.strerror}", code="cannot-write"
+            f"{folder}: has an earlier run that cannot be removed: {error.strerror}", code="cannot-write"
         ) from None

@@ -1,4 +1,4 @@
-"""Which of two classes is the outcome, whose risk is predicted: the one named, or the one that is no control."""
+"""The outcome of two classes, whose risk is predicted: the named one, or the one that is not a control."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ POSITIVE = FIELDS["positive"]
 
 
 def outcome_last(values: Sequence[str], positive: str = "") -> tuple[list[str], bool]:
-    """Return classes with the outcome as the last of two, and whether nothing but their order says which it is.
+    """Order classes with the outcome as the last of two; return whether only the alphabet decided.
 
     Args:
-        values: of the column that is predicted.
-        positive: the outcome as the owner writes it; empty where it does not.
+        values: values of the label.
+        positive: the owner's outcome, or "".
 
     Raises:
-        FormError: the outcome is none of the values, or there are more than two.
+        FormError: the outcome is not a value, or there are more than two values.
     """
     listed = ", ".join(values)
     if positive and len(values) > 2:
@@ -40,6 +40,6 @@ def outcome_last(values: Sequence[str], positive: str = "") -> tuple[list[str], 
 
 
 def same(values: Sequence[str], positive: str) -> str | None:
-    """Return the value that the owner means, however it is written; None if it is none of them."""
+    """Return the value that matches the owner's spelling; None if there is none."""
     alike = [value for value in values if spelling(value) == spelling(positive)]
     return positive if positive in values else alike[0] if len(alike) == 1 else None

@@ -1,7 +1,7 @@
-"""What sites and aggregator say to each other through the platform: JSON under one key of a node's output.
+"""Messages between sites and aggregator on the platform: JSON under one key of a node's output.
 
-A site says joined, then sent for every round, then done, or failed. The aggregator answers opened, then updated. A
-round's body is the same bytes as over HTTP, in base64. An output has passed through other hands: it is checked here.
+A site sends joined, then sent for every round, then done; or failed. The aggregator sends opened, then updated. A
+round's body is the same bytes as over HTTP, in base64. Outputs pass through the platform and are validated here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankdad.platforms.coinstac.given_model import GivenModel
 from rankdad.platforms.coinstac.table_profile import Profile
 
 KEY = "rankdad"  # in a node's output
-FIGURES = "global_stats"  # folder of the pictures, in every node's output folder
+FIGURES = "global_stats"  # folder of pictures in every node's output folder
 MAX_PROBLEMS = 200  # of one site
 Version = Annotated[str, Field(max_length=63), AfterValidator(visible)]
 
@@ -56,10 +56,10 @@ class Joined(Part):
     wire: Count
     site: SiteName
     form: dict[str, JsonValue] = Field(default={})
-    """What the owner has filled in, if nothing is wrong with it."""
+    """The owner's inputs, if valid."""
     profile: Profile = Profile()
     model: GivenModel | None = None
-    """Of an earlier run, that this one begins with or tests."""
+    """Model of an earlier run, as initial weights or for a test."""
     problems: Annotated[tuple[Problem, ...], Field(max_length=MAX_PROBLEMS)] = ()
 
 
@@ -72,12 +72,12 @@ class Sent(Part):
 
 
 class Failed(Part):
-    """A site cannot go on."""
+    """A site has failed."""
 
     stage: Literal["failed"] = "failed"
     reason: Line
     site: SiteName | None = None
-    """Its name, in the first iteration alone, when no run is known by which to name it."""
+    """Its name, in the first iteration, before the run is known."""
 
 
 class Done(Part):
@@ -98,7 +98,7 @@ class Opened(Part):
 
 
 class SiteResults(Part):
-    """What every site writes beside its model."""
+    """Files of results for every site."""
 
     summary: dict[str, JsonValue]
     metrics: str
@@ -127,19 +127,19 @@ T = TypeVar("T")
 
 
 def is_form(given: Mapping[str, Any]) -> bool:
-    """Tell whether a node is given what people have filled in, rather than what another node has said."""
+    """Return whether a node's input is a form rather than another node's output."""
     return KEY not in given
 
 
 def parsed(kind: TypeAdapter[T], given: object) -> T:
-    """Return what a node's output says.
+    """Parse a node's output.
 
     Args:
         kind: `FROM_SITE` or `FROM_AGGREGATOR`.
         given: the output.
 
     Raises:
-        ProtocolError: it is nothing that such a node says.
+        ProtocolError: it is invalid.
     """
     message = given.get(KEY) if isinstance(given, Mapping) else None
     try:
@@ -153,7 +153,7 @@ def parsed(kind: TypeAdapter[T], given: object) -> T:
 
 
 class NodeState(BaseModel):
-    """What the platform tells a node of itself; more keys may come."""
+    """The platform's description of a node; further keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -165,11 +165,11 @@ class NodeState(BaseModel):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a node gives back at the end of an iteration.
+    """A node's answer at the end of an iteration.
 
     Args:
-        output: for the nodes at the other end, and for people.
-        success: whether the run is over: only the aggregator ends it.
+        output: output for the other nodes, and for people.
+        success: whether the run has ended; set only by the aggregator.
     """
 
     output: dict[str, Any]
@@ -177,5 +177,5 @@ class Reply:
 
 
 def reply(message: Part, **shown: Any) -> Reply:
-    """Return what a node says to those at the other end, and what people are shown."""
+    """Create an answer with a message for the other nodes and displays for people."""
     return Reply({KEY: message.model_dump(mode="json"), **shown})

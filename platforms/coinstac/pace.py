@@ -1,4 +1,4 @@
-"""How many rows a step has, and how many epochs a run, so that small members do not make it shorter."""
+"""Batch size and number of epochs, such that small members do not shorten training."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 from rankdad.platforms.coinstac.table_profile import Profile
 
-ROWS = 32  # of the largest member in a step
-SPARE = 1.3  # rows of the smallest member in a step over what its policy asks for: splits are not exact
+ROWS = 32  # rows of the largest member in a step
+SPARE = 1.3  # margin over the smallest member's required rows in a step, as splits are not exact
 MAX_EPOCHS = 1_000_000
 
 
 def set_pace(training: dict[str, Any], profiles: Sequence[Profile], evaluation: str) -> int | None:
-    """Put the size of a batch into a draft that has none, and as many epochs as keep the number of steps.
+    """Set the batch size of a draft without one, and scale epochs to keep the number of steps.
 
-    Each member's share of a step has as many rows as its policy asks for. So a small member makes steps large, and an
-    epoch has fewer of them; the rate of learning suits as many as steps of `ROWS` rows make.
+    Each member's share of a step must have the rows that its policy requires, so a small member enlarges steps and
+    reduces their number in an epoch. The learning rate suits the number of steps with `ROWS` rows.
 
     Args:
-        training: of the draft; changed in place.
-        profiles: of all members' tables.
-        evaluation: its name.
+        training: the draft's training; changed in place.
+        profiles: profiles of all members' tables.
+        evaluation: name of the evaluation.
 
     Returns:
-        Place of the member that makes steps larger; None if none does.
+        Index of the member that enlarges steps; None if none does.
     """
-    if "batch_size" in training:  # the owner's own: so are the epochs
+    if "batch_size" in training:  # set by the owner, like the epochs
         return None
-    share = 0.85 * (1.0 if evaluation == "leave-one-site-out" else 0.8)  # what is neither tested nor validated
+    share = 0.85 * (1.0 if evaluation == "leave-one-site-out" else 0.8)  # training share of the rows
     largest = max(1.0, *(share * profile.rows for profile in profiles))
     possible = [share * profile.rows / (SPARE * profile.min_rows) for profile in profiles]
     wanted = math.ceil(largest / ROWS)
@@ -42,11 +42,11 @@ def set_pace(training: dict[str, Any], profiles: Sequence[Profile], evaluation: 
 
 
 def may_be(training: Mapping[str, Any], opened: Mapping[str, Any]) -> bool:
-    """Tell whether a run's batches and epochs may be what `set_pace` makes of a draft, whatever other members' tables.
+    """Return whether a run's batches and epochs are possible results of `set_pace`, for any tables of other members.
 
     Args:
-        training: of the draft.
-        opened: of the run.
+        training: the draft's training.
+        opened: the run's training.
     """
     most = 1 if "batch_size" in training else -(-opened["batch_size"] // ROWS)
     pairs = [(training["epochs"], opened["epochs"])]

@@ -1,7 +1,4 @@
-"""The tables that people are shown when a run is over: what each is called, and what stands in it.
-
-A table of the list is all that it takes: the description that is uploaded and the results follow from it.
-"""
+"""Tables of results for people. The uploaded description and the results are both generated from `TABLES`."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ STUDY = {
     "training": "Training",
     "tested": "Test",
 }
-NAMED = "called"  # of a row by member: what figures and the report call it
+NAMED = "called"  # key of a member's name in figures and the report
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,11 @@ class ResultTable:
     """One table.
 
     Args:
-        key: of it in the results.
-        label: what stands above it.
-        content: returns what stands in it, of a run and the warnings before the first round.
-        items: what its rows are called, by key; without any, keys are numbers that need no name.
-        by_key: whether it holds a table for each member.
+        key: its key in the results.
+        label: its title.
+        content: returns its content, from a run and the warnings before the first round.
+        items: labels of its rows by key; none if keys are numbers.
+        by_key: whether it has a table for each member.
     """
 
     key: str
@@ -70,12 +67,12 @@ class ResultTable:
     by_key: bool = False
 
     def described(self) -> Content:
-        """Return how the platform draws it."""
+        """Return its description for the platform."""
         return {"label": self.label, "type": "object", "items": {key: _item(text) for key, text in self.items.items()}}
 
     @property
     def source(self) -> Content:
-        """Where the platform finds it."""
+        """Its reference for the platform."""
         return {"source": self.key} | ({"subtables": "by-key"} if self.by_key else {})
 
 
@@ -84,12 +81,12 @@ def _item(label: str) -> Content:
 
 
 def named(row: Mapping[str, Any]) -> Content:
-    """Return the measures of a row that have a name for people, in the order of names."""
+    """Return a row's measures that have a label, in the order of labels."""
     return {name: row[name] for name in MEASURES if row.get(name) is not None}
 
 
 def studied(spec: RunSpec) -> Content:
-    """Return what was asked: what is predicted, which of the values is the outcome, of which inputs."""
+    """Return the label, the outcome and the inputs of a run."""
     label, names = getattr(spec.data, "label", None), class_names(spec)
     inputs = getattr(spec.data, "inputs", None)
     found: Content = {"predicted": label} if isinstance(label, str) else {}
@@ -102,7 +99,7 @@ def studied(spec: RunSpec) -> Content:
 
 
 def study(run: RunResults, _: Sequence[str]) -> Content:
-    """Return what was asked, and how the model was trained and tested."""
+    """Return the label, outcome and inputs of a run, and its training and test."""
     spec = run.spec
     hidden = "-".join(map(str, spec.model.hidden)) if isinstance(spec.model, Mlp) else ""
     batches = f"steps of up to {spec.training.batch_size} rows of each member"
@@ -113,27 +110,27 @@ def study(run: RunResults, _: Sequence[str]) -> Content:
 
 
 def overall(run: RunResults, _: Sequence[str]) -> Content:
-    """Return the metrics of all members together."""
+    """Return the pooled metrics."""
     return named(run.test)
 
 
 def warned(run: RunResults, warnings: Sequence[str]) -> Content:
-    """Return warnings from before the first round, and of the result."""
+    """Return warnings from before the first round and about the result."""
     return numbered([*warnings, *narrative.warnings(run)])
 
 
 def numbered(lines: Sequence[str]) -> Content:
-    """Return lines as the platform's table takes them; it says so where there are none."""
+    """Number lines for the platform's table; "none" without lines."""
     return {str(number): line for number, line in enumerate(lines, start=1)} or {"1": "none"}
 
 
 def by_member(run: RunResults, _: Sequence[str]) -> Content:
-    """Return the metrics of each member, with its name in figures: the platform shows users' names in place of ids."""
+    """Return the metrics of each member with its name in figures, as the platform shows users' names."""
     return {site: {NAMED: site, **named(row)} for site, row in run.by_site.items()}
 
 
 def coefficients(run: RunResults, _: Sequence[str]) -> Content:
-    """Return a linear model's coefficients, of all rows and of each member that tells its own."""
+    """Return a linear model's coefficients, pooled and by member."""
     return dict(displayed_coefficients(run))
 
 

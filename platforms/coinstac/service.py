@@ -1,7 +1,7 @@
-"""The service that COINSTAC talks to: one WebSocket message in, one out, for a site or for the aggregator.
+"""The WebSocket service for COINSTAC: one message in, one out, for a site or the aggregator.
 
-The socket opens before torch is imported: the platform gives up on a container that is slow to answer. Whatever takes
-long runs in one thread beside the event loop, so that the socket stays open for the platform's probes.
+The socket opens before torch is imported, as the platform gives up on slow containers. Long work runs in one thread
+beside the event loop, so that the platform's probes are answered.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rankdad.platforms.coinstac.outputs import NodeState, Reply
 
 PORT = "COINSTAC_PORT"
-BREATH = 0.02  # seconds in which a connection stands before imports hold the interpreter
-MAX_BYTES = 2**30  # of a message to us: the platform's own limit is far below
-MOUNTS = {  # by mode: where folders lie that a message names
+BREATH = 0.02  # seconds for a connection before imports block the interpreter
+MAX_BYTES = 2**30  # of a received message; the platform's own limit is far lower
+MOUNTS = {  # folders in a message's state, by mode
     "local": {"outputDirectory": "output", "baseDirectory": "input"},
     "remote": {"outputDirectory": "output"},
 }
@@ -42,10 +42,10 @@ class Node(Protocol):
     """A site or the aggregator."""
 
     def advance(self, given: Mapping[str, Any], state: NodeState) -> Reply:
-        """Return what the node says in one iteration."""
+        """Answer one iteration."""
 
     def close(self) -> None:
-        """Let go of the node's files."""
+        """Close the node's files."""
 
 
 class Service:
@@ -53,19 +53,19 @@ class Service:
 
     Args:
         mounts: folder of the platform's mounts, `input` and `output`.
-        allow_factories: model factories that the image's maker permits.
+        allow_factories: model factories permitted in the image.
         once: whether to end after one answer.
     """
 
     def __init__(self, mounts: Path, allow_factories: tuple[str, ...] = (), *, once: bool = False) -> None:
         self._mounts, self._allow_factories, self._once = mounts.resolve(), allow_factories, once
-        self._node: tuple[tuple[str, str], Node] | None = None  # with its mode and its output folder
+        self._node: tuple[tuple[str, str], Node] | None = None  # with mode and output folder
         self._warm = False
-        self._worker = ThreadPoolExecutor(1, "node")  # one: thread counts of tensor operations are a thread's own
+        self._worker = ThreadPoolExecutor(1, "node")  # torch's thread counts are set for each thread
 
     async def serve(self, host: str, port: int) -> None:
-        """Listen, for ever."""
-        # Browsers send an Origin, the platform does not: no page in a member's browser can pass for it.
+        """Listen forever."""
+        # Browsers send an Origin, the platform does not: this excludes pages in a member's browser.
         async with serve(
             self._iterate, host, port, compression=None, max_size=MAX_BYTES, ping_interval=None, origins=[None]
         ):
@@ -73,7 +73,7 @@ class Service:
             await asyncio.get_running_loop().create_future()
 
     async def _iterate(self, socket: ServerConnection) -> None:
-        """Answer one message; a probe closes without one."""
+        """Answer one message; probes close without one."""
         loop = asyncio.get_running_loop()
         loop.call_later(BREATH, self._warm_up)
         with contextlib.suppress(ConnectionClosed):
@@ -84,13 +84,13 @@ class Service:
                 leave()
 
     def _warm_up(self) -> None:
-        """Begin to import what takes long, once: the platform's first message comes soon after its probe."""
+        """Start slow imports once: the platform's first message follows soon after its probe."""
         if not self._warm:
             self._warm = True
-            self._worker.submit(importlib.import_module, "torch._dynamo")  # which optimizers import late
+            self._worker.submit(importlib.import_module, "torch._dynamo")  # imported late by optimizers
 
     def answer(self, text: str) -> str:
-        """Return the answer to one message: the node's, or what keeps it from going on, which ends the run for all."""
+        """Answer one message with the node's output, or with an error that ends the run."""
         try:
             mode, given, state = _parsed(text)
             self._check_folders(mode, state)
@@ -98,31 +98,31 @@ class Service:
             data = {"output": reply.output, "cache": {}, "success": reply.success}
             return json.dumps({"type": "stdout", "data": data, "end": True}, allow_nan=False)
         except RankdadError as error:
-            said = str(error)
+            message = str(error)
         except Exception as error:
             traceback.print_exc()
-            said = f"rankdad failed: {one_line(error)}; the container's log has more"
-        _say(f"error: {said}")
-        return json.dumps({"type": "stderr", "data": said, "code": 1, "end": True})
+            message = f"rankdad failed: {one_line(error)}; see the container's log"
+        _say(f"error: {message}")
+        return json.dumps({"type": "stderr", "data": message, "code": 1, "end": True})
 
     def _check_folders(self, mode: str, state: NodeState) -> None:
-        """Check that a message names folders of the platform's mounts.
+        """Check that a message's folders are in the platform's mounts.
 
         Raises:
-            ProtocolError: it names others.
+            ProtocolError: one is outside.
         """
         for name, mount in MOUNTS[mode].items():
             folder = self._mounts / mount
             if not is_within(Path(getattr(state, name)), folder):
                 raise ProtocolError(
                     422,
-                    f"state.{name}: lies outside of {folder}, where the platform mounts it",
+                    f"state.{name}: is outside of {folder}, where the platform mounts it",
                     code="path-leads-outside",
                     field=f"state.{name}",
                 )
 
     def _node_of(self, mode: str, folder: str) -> Node:
-        """Return the node; a container has one as long as it lives, unless somebody starts another run in it."""
+        """Return the node; a container keeps one unless another run starts in it."""
         if self._node is None or self._node[0] != (mode, folder):
             if self._node is not None:
                 self._node[1].close()
@@ -131,10 +131,10 @@ class Service:
 
 
 def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
-    """Return what a message asks: mode, input, state.
+    """Parse a message: mode, input, state.
 
     Raises:
-        ProtocolError: it is no message of the platform's.
+        ProtocolError: it is malformed.
     """
     from rankdad.platforms.coinstac.outputs import NodeState  # pydantic, after the socket has opened
 
@@ -143,21 +143,19 @@ def _parsed(text: str) -> tuple[str, Mapping[str, Any], NodeState]:
         mode, data = message["mode"], message["data"]
         state = NodeState.model_validate(data["state"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:  # ValueError: pydantic's too
-        raise ProtocolError(
-            422, f"the message is none of the platform's: {one_line(error)}", code="message-malformed"
-        ) from None
+        raise ProtocolError(422, f"the message is malformed: {one_line(error)}", code="message-malformed") from None
     if mode not in list(MOUNTS):
         raise ProtocolError(
             422, f"mode: got {str(mode)[:40]!r}, expected local or remote", code="message-malformed", field="mode"
         )
     given = data.get("input")
     if not isinstance(given, dict):
-        raise ProtocolError(422, "input: is missing, or no object", code="message-malformed", field="input")
+        raise ProtocolError(422, "input: is missing, or not an object", code="message-malformed", field="input")
     return mode, given, state
 
 
 def _make_node(mode: str, allow_factories: tuple[str, ...]) -> Node:
-    """Return a site or the aggregator, each of which imports what the other does without."""
+    """Create a site or the aggregator, importing only its own modules."""
     if mode == "local":
         from rankdad.platforms.coinstac.site_node import SiteNode
 
@@ -172,18 +170,18 @@ def _say(line: str) -> None:
 
 
 def run(host: str, port: int, mounts: Path, allow_factories: tuple[str, ...] = ()) -> None:
-    """Serve until a signal comes; under Singularity, which names the port in the environment, until one answer is sent.
+    """Serve until a signal arrives; under Singularity, which sets the port in the environment, until one answer.
 
-    There the platform starts a process for every iteration and stops the last one alone.
+    There the platform starts a process for every iteration and stops only the last one.
 
     Args:
         host: address to listen on.
-        port: of it.
+        port: port to listen on.
         mounts: folder of the platform's mounts.
-        allow_factories: model factories that the image's maker permits.
+        allow_factories: model factories permitted in the image.
 
     Raises:
-        UserError: the address is in use or not this machine's.
+        UserError: the address is in use or not of this machine.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
@@ -196,6 +194,6 @@ def run(host: str, port: int, mounts: Path, allow_factories: tuple[str, ...] = (
 
 
 def leave(_number: int = 0, _frame: FrameType | None = None) -> None:
-    """End this process at once: what is computed is on the disk as far as it has got, and cannot be asked to stop."""
+    """End this process at once. Finished work is on the disk, and running work cannot be interrupted."""
     sys.stdout.flush()
     os._exit(0)

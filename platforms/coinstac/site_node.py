@@ -1,6 +1,6 @@
-"""A member's node of the COINSTAC platform: the trainer under inverted control, one round in each iteration.
+"""A member's node of the COINSTAC platform: the trainer with inverted control, one round in each iteration.
 
-Every iteration hands in the last update and takes out the next contribution. The process may be another one each time.
+Every iteration passes in the last update and returns the next contribution, possibly in a new process.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from rankdad.platforms.coinstac.mounts import Member, clear, find_member, name_o
 from rankdad.platforms.coinstac.site_run import STATE, Say, SiteRun, read_data, write_results
 from rankdad.platforms.coinstac.table_profile import Profile, describe
 
-INPUTS, OPENED = "inputs.json", "opened.json"  # in a node's output folder: what its first iterations alone receive
-ERROR = "error.txt"  # there too: what is wrong with this site's inputs or data
-PREDICTIONS = "predictions"  # there too, for the site's own eyes
-OTHER = "another-site"  # in the place of the other members, whose names are not known yet
+INPUTS, OPENED = "inputs.json", "opened.json"  # inputs of the first iterations, in a node's output folder
+ERROR = "error.txt"  # problems of this site's inputs or data
+PREDICTIONS = "predictions"  # only for the site itself
+OTHER = "another-site"  # placeholder for other members, whose names are unknown
 
 
 class SiteNode:
     """One site.
 
     Args:
-        allow_factories: model factories that the image's maker permits.
-        say: told what the container's log should have, one line at a time.
+        allow_factories: model factories permitted in the image.
+        say: writes a line to the container's log.
     """
 
     def __init__(self, allow_factories: Collection[str] = (), say: Say = print) -> None:
         self._allow_factories, self._say = allow_factories, say
         self._run: SiteRun | None = None
-        self._member: tuple[Filled, Member] | None = None  # with the form
+        self._member: tuple[Filled, Member] | None = None
 
     def advance(self, given: Mapping[str, Any], state: outputs.NodeState) -> outputs.Reply:
-        """Return what the site says in one iteration; if it cannot go on, all are told why.
+        """Answer one iteration; a failure is sent to all, with its reason.
 
         Args:
-            given: the form's inputs in the first iteration, then what the aggregator has said.
-            state: of the node.
+            given: the form's inputs in the first iteration, then the aggregator's output.
+            state: the node's.
         """
         try:
             if self._run is not None and not self._run.relock():
@@ -66,7 +66,7 @@ class SiteNode:
             if outputs.is_form(given):
                 if state.iteration > 1:
                     raise UserError(
-                        f"got a form in iteration {state.iteration}, expected what the aggregator says",
+                        f"got a form in iteration {state.iteration}, expected the aggregator's output",
                         code="iteration-unexpected",
                     )
                 return outputs.reply(self._join(given, state), progress="inputs and data are checked")
@@ -86,21 +86,21 @@ class SiteNode:
         except RankdadError as error:
             self._say(f"error: {error}")
             return _failed(given, state, error.public_message)
-        except Exception as error:  # whose words may quote data: they stay here
+        except Exception as error:  # the message may quote data and stays here
             traceback.print_exc()
-            return _failed(given, state, f"{type(error).__name__}: the log of this site's container has more")
+            return _failed(given, state, f"{type(error).__name__}: see the log of this site's container")
         finally:
             if self._run is not None:
                 self._run.unlock()
 
     def close(self) -> None:
-        """Let go of the node's files."""
+        """Close the node's files."""
         if self._run is not None:
             self._run.close()
             self._run = None
 
     def _join(self, inputs: Mapping[str, Any], state: outputs.NodeState) -> outputs.Joined:
-        """Check all that can be checked before the run is known: the form, the policy, the data."""
+        """Check form, policy and data before the run is known."""
         folder = Path(state.outputDirectory)
         self.close()
         clear(folder, OPENED, ERROR, *STATE)
@@ -130,10 +130,10 @@ class SiteNode:
         return outputs.Joined(**OUR_VERSION, site=member.name, form=form, profile=profile, model=model)
 
     def _test(self, filled: Filled, member: Member, data: Path, folder: Path) -> GivenModel:
-        """Test a trained model on the member's rows, write predictions, and return what they add up to.
+        """Test a trained model on the member's rows, write predictions, and return the tally.
 
         Raises:
-            UserError: it cannot be tested here.
+            UserError: it cannot be tested.
         """
         assert member.model is not None
         (label,), allowed = filled.values["label"].names, self._allow_factories
@@ -154,17 +154,17 @@ class SiteNode:
         return outputs.Done(weights_sha256=given_model(model).weights_sha256)
 
     def _note(self, problems: Sequence[Problem], folder: Path) -> None:
-        """Tell the member itself all that is wrong."""
+        """Write all problems for the member itself."""
         for problem in problems:
             self._say(f"error: {problem.text}{f' ({problem.details})' * bool(problem.details)}")
         lines = [f"{problem.named()}\n    {problem.details}".rstrip() for problem in problems]
         (folder / ERROR).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _tried(self, filled: Filled, member: Member, data: Path) -> Profile:
-        """Return what of a member's table the others may know, when a run of it alone has been tried.
+        """Return the public profile of a member's table, after a trial of its run alone.
 
         Raises:
-            UserError: the run cannot be had with this table.
+            UserError: the run is impossible with this table.
         """
         if filled.problems and (filled.whole or not filled.values.get("label")):
             return Profile()
@@ -182,46 +182,46 @@ class SiteNode:
             raise FormError(*dict.fromkeys(problem.withheld() for problem in error.problems)) from None
         check_memory(spec)
         plan = make_plan(spec, build_model(spec, self._allow_factories))
-        anyhow = member.policy.model_copy(update={"min_sites": 1})  # how many take part is not known yet
+        anyhow = member.policy.model_copy(update={"min_sites": 1})  # the number of members is unknown
         samples = read_data(spec, plan, replace(member, policy=anyhow))
         for note in (*plan.warnings, *policy_warnings(member.policy, spec), *samples.notes):
             self._say(f"warning: {note}")
         return description.public
 
     def _check_unread(self, filled: Filled, member: Member, sites: Sequence[str]) -> None:
-        """Check the form against the member's policy, as far as that needs no table.
+        """Check the form against the member's policy, as far as possible without a table.
 
         Raises:
-            PolicyError: the policy refuses the run, whatever the table holds.
+            PolicyError: the policy refuses the run for any table.
         """
-        with suppress(FormError, SpecError):  # what a table has to fill in, or what is said once that is read
+        with suppress(FormError, SpecError):  # depends on the table, or is reported after reading it
             spec = complete_unread(filled, sites)
             plan = make_plan(spec, build_model(spec, self._allow_factories))
             check_run(member.policy, spec.at(member.name), plan)
 
     def _open(self, opened: outputs.Opened, state: outputs.NodeState) -> None:
-        """Begin the run, if it is the one that this member's form asks for.
+        """Begin the run if it matches this member's form.
 
         Raises:
-            UserError: it is another.
+            UserError: it does not match.
         """
         folder = Path(state.outputDirectory)
         filled, member = self._find_member(state)
         spec = validate(RunSpec, opened.run)
         if member.name not in spec.federation.sites:
-            raise UserError("the aggregator opens a run without this site", code="site-unknown")
+            raise UserError("the aggregator's run does not include this site", code="site-unknown")
         if member.data is not None:
             check_opened(filled, describe(filled, member.data, member.policy.min_rows).whole, spec)
         clear(folder, ERROR)
         write_json(folder / OPENED, opened.model_dump(mode="json"))
 
     def _refused(self, error: UserError, state: outputs.NodeState) -> Problem:
-        """Return an error about the data or the policy in the words of the form."""
+        """Convert an error of the data or the policy to a problem of the form."""
         filled, member = self._find_member(state)
         return member.refused(error, filled)
 
     def _find_member(self, state: outputs.NodeState) -> tuple[Filled, Member]:
-        """Return the form and the member, as they were when it joined, whichever process that was."""
+        """Return the form and the member from the first iteration, in any process."""
         if self._member is None:
             inputs = load_json(Path(state.outputDirectory) / INPUTS)
             filled = read(inputs)
@@ -232,16 +232,14 @@ class SiteNode:
         return self._member
 
     def _resumed(self, state: outputs.NodeState) -> SiteRun:
-        """Return the run where this node stands in it, whichever process took it there.
+        """Resume the run at this node.
 
         Raises:
-            UserError: the output folder does not hold what was written there.
+            UserError: files of earlier iterations are missing.
         """
         path = Path(state.outputDirectory) / OPENED
         if not path.exists():
-            raise UserError(
-                f"{path.parent}: does not hold what this node wrote there in earlier iterations", code="state-lost"
-            )
+            raise UserError(f"{path.parent}: files of this node's earlier iterations are missing", code="state-lost")
         opened = validate(outputs.Opened, load_json(path), file=path)
         check_versions("the aggregator", dict(opened), "this site")
         member = self._find_member(state)[1]
@@ -252,7 +250,7 @@ class SiteNode:
 
 
 def _begun(filled: Filled, member: Member) -> tuple[GivenModel, tuple[Filled, Member]]:
-    """Return the model that a member has chosen, and the form of a run that begins with it.
+    """Return a member's chosen model, and the form with it as initial weights.
 
     Raises:
         UserError: the model cannot be read.

@@ -1,6 +1,6 @@
-"""A trainer behind a platform's iterations, and what of it survives a process.
+"""A trainer behind a platform's iterations, and its persistent state.
 
-All that is needed to go on lies in the node's output folder: the trainer's checkpoints, and the updates since.
+The node's output folder has all that is needed to resume: the trainer's checkpoints, and the updates since then.
 """
 
 from __future__ import annotations
@@ -41,20 +41,18 @@ from rankdad.remote.records import Entry, Record, Retention
 from rankdad.remote.run_file import names_of
 from rankdad.remote.run_reader import FILE
 
-BEGINNING = (
-    "beginning"  # a file of the node's output folder, by which batches are drawn: whoever has it can repeat a run
-)
-STATE = (CHECKPOINTS, *names_of(FILE), BEGINNING)  # in a node's output folder: where it stands
+BEGINNING = "beginning"  # file with the seed of batches, which allows repeating a run
+STATE = (CHECKPOINTS, *names_of(FILE), BEGINNING)  # the run's state in a node's output folder
 INDEX = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=report.html">\n'
 Say = Callable[[str], None]
 
 
 class SiteRun:
-    """A site, and what of it survives a process.
+    """A site's trainer and its persistent state.
 
     Args:
         opened: the run.
-        member: whose site it is.
+        member: the site's member.
         folder: the node's output folder.
         allow_factories: see `platforms.coinstac.site_node.SiteNode`.
         say: see `platforms.coinstac.site_node.SiteNode`.
@@ -78,7 +76,7 @@ class SiteRun:
         self._ledger = self._persistence.file
         self._ledger.check_end(run_state.round)
         self._began = run_state.round
-        # Where one process was replaced, the next may be too: it then begins close to where it ends.
+        # After one replaced process, others may follow: an early checkpoint shortens their replay.
         resumed = self._due = self._began > 0 or self._ledger.update(0) is not None
         self._timings = Timings(folder / "timings.csv", again=resumed)
         observer = Observer(
@@ -92,13 +90,13 @@ class SiteRun:
         self._results: outputs.SiteResults | None = None
         self._take(None)
         if resumed:
-            say(f"{self._site}: goes on from step {run_state.steps}, round {run_state.round}")
+            say(f"{self._site}: resumed at step {run_state.steps}, round {run_state.round}")
 
     def take(self, message: outputs.Updated) -> None:
-        """Take the update of the round to which this site has contributed; one that was taken before changes nothing.
+        """Take the update of the present round; a repeated one is ignored.
 
         Raises:
-            RankdadError: it is none of this run's, or that of a later round.
+            RankdadError: it is of another run or of a later round.
         """
         self._timings.lap("wait")
         self._results = message.results or self._results
@@ -107,24 +105,24 @@ class SiteRun:
             return
         if message.round > due or self._trainer.due is None:
             raise RankdadError(
-                f"got the update of round {message.round}, but this site stands in round {due}", code="round-unexpected"
+                f"got the update of round {message.round}, but this site is in round {due}", code="round-unexpected"
             )
         self._take(message.body)
 
     def _answered(self, round_: int, body: bytes) -> None:
-        """Keep an update, before it is followed: a process that goes on follows it again."""
+        """Store an update before it is applied, for replay."""
         if self._ledger.update(round_) is None:
             self._ledger.append(Record(Entry.UPDATE, round_, body=body))
             self._ledger.commit()
 
     def _take(self, update: bytes | None) -> None:
-        """Let the site work until it needs an update that is not there yet."""
+        """Run the trainer until it needs an update that is not stored."""
         self._trainer.take(update)
         while isinstance(self._trainer.due, Ask):
             self._trainer.take(self._ledger.update(self._trainer.due.round))
 
     def _between_steps(self) -> None:
-        """Write a checkpoint where one is due, unless the ledger reaches further: it does so in one piece."""
+        """Write a checkpoint if one is due, except during replay."""
         run_state = self._run_state
         due = run_state.round > self._began and (self._due or run_state.steps % between(run_state, self._every) == 0)
         if due and self._ledger.update(run_state.round) is None:
@@ -132,7 +130,7 @@ class SiteRun:
             save_state(self._persistence, self._state)
 
     def reply(self) -> outputs.Reply:
-        """Return the contribution to the next round, or that the results are written."""
+        """Return the next contribution, or the end of the run."""
         body = self._trainer.say()
         if body is None:
             result = self._trainer.result
@@ -145,18 +143,18 @@ class SiteRun:
         self._persistence.file.unlock()
 
     def relock(self) -> bool:
-        """Go on; return whether nobody else has."""
+        """Lock again; return whether no other process has worked."""
         return self._persistence.file.relock()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._timings.close()
         self._persistence.close()
 
     def _progress(self) -> str:
         run_state = self._run_state
         steps = 0
-        if run_state.roster:  # after the last fold, of that one
+        if run_state.roster:  # after the last fold, its own
             samples = run_state.roster[min(run_state.fold, self._plan.folds - 1)]
             steps = run_steps(self._spec, samples, run_state.epochs)[0]
         fold = f"fold {run_state.fold + 1}, " * (self._plan.folds > 1)
@@ -165,7 +163,7 @@ class SiteRun:
         return f"{self._site}: {fold}step {run_state.replica.step} of {steps or '?'}, epoch {run_state.epoch + 1}"
 
     def _finished(self, result: Result) -> outputs.Done:
-        """Write this site's results: it does not run again after the aggregator has ended the run."""
+        """Write this site's results; it does not run again."""
         save_model(self._folder / "model", self._spec, result.best, result.final, result.fit, result.own)
         if self._results is not None:
             write_results(self._folder, self._results)
@@ -175,7 +173,7 @@ class SiteRun:
 
 
 def write_results(folder: Path, results: outputs.SiteResults) -> None:
-    """Write a run's results where the platform's app shows them: index.html, and pictures by path."""
+    """Write a run's results for the platform's app: index.html, and pictures by path."""
     write_json(folder / "summary.json", results.summary)
     texts = {"metrics.csv": results.metrics, "report.html": results.report, "index.html": INDEX}
     for name, text in texts.items():
@@ -186,10 +184,10 @@ def write_results(folder: Path, results: outputs.SiteResults) -> None:
 
 
 def beginning_of(folder: Path) -> str:
-    """Return what tells this run from others of the same specification at a site; drawn where there is nothing yet.
+    """Return the run's stored seed of batches; draw one for a new run.
 
     Raises:
-        UserError: it cannot be written down.
+        UserError: it cannot be written.
     """
     path = folder / BEGINNING
     if not path.exists():
@@ -198,13 +196,13 @@ def beginning_of(folder: Path) -> str:
 
 
 def read_data(spec: RunSpec, plan: Plan, member: Member, beginning: str = "") -> SiteData:
-    """Read the site's samples, as its policy allows.
+    """Read the site's samples as its policy allows.
 
     Args:
         spec: the run.
-        plan: of the run.
+        plan: the run's.
         member: the site.
-        beginning: tells the run from others of the same specification.
+        beginning: seed that distinguishes runs of the same specification.
 
     Raises:
         DataError: the data cannot be used.
@@ -213,7 +211,7 @@ def read_data(spec: RunSpec, plan: Plan, member: Member, beginning: str = "") ->
     check_run(member.policy, spec.at(member.name), plan)
     assert member.data is not None
     dealing = None
-    if not member.policy.keyed_folds:  # no folder lasts: the same secret and patients give the same parts
+    if not member.policy.keyed_folds:  # without a persistent folder, secret and patients determine the parts
         policy, secret = member.policy, member.secret or secret_of_files(member.data)
         dealing = Dealing(
             spec,

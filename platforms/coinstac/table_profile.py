@@ -1,7 +1,7 @@
-"""What a member's table says about the run.
+"""The profile of a member's table for the run.
 
-A table's cells stay at its site. What leaves it are names of columns of numbers, and values of the label and of
-categorical columns that enough of its rows have.
+A table's cells stay at its site. Only names of numeric columns leave it, and values of the label and categorical
+columns that enough rows have.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rankdad.platforms.coinstac.form import FormError
 from rankdad.platforms.coinstac.inputs import Filled
 
 MAX_ROWS = 10**7
-MIXED_SHARE = 0.5  # of a column's cells that are numbers: then the others are mistakes
+MIXED_SHARE = 0.5  # share of numbers in a column above which other cells count as mistakes
 TOO_MANY = f"has more than {MAX_LEVELS} different values: choose another column, or regression if they are numbers"
 TEXT = "it holds text; if it is categorical, the owner can name it under Categorical columns"
-MIXED = "most of its cells are numbers, but not all: mend them, or leave the column out with a minus sign"
-IDENTIFIER = "its name is that of an identifier; the owner can name it under Columns of the inputs"
+MIXED = "most of its cells are numbers, but not all: fix them, or leave the column out with a minus sign"
+IDENTIFIER = "it appears to be an identifier; the owner can name it under Columns of the inputs"
 
 
 def _printable(level: str) -> str:
@@ -52,28 +52,28 @@ Levels = Annotated[tuple[Shown, ...], Field(max_length=1000)]
 
 
 class Profile(Part):
-    """What a member's table says about the run."""
+    """Properties of a member's table."""
 
     rows: Annotated[int, Field(ge=0, le=MAX_ROWS)] = 0
-    """Rows that have a label."""
+    """Rows with a label."""
     min_rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 1
-    """Fewest rows behind anything that leaves the member."""
+    """Minimum rows of any disclosure by the member."""
     columns: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
-    """Columns for which a pattern may stand, in the table's order."""
+    """Columns that patterns may match, in the table's order."""
     levels: Annotated[dict[Column, Levels], Field(max_length=1000)] = Field(default={})
-    """Values of columns whose values nobody named."""
+    """Values of columns without values in the form."""
     stand_ins: Annotated[dict[Column, Levels], Field(max_length=1000)] = Field(default={})
-    """Numbers in columns of the run that may mean that one is missing, such as -9."""
+    """Numbers that may be codes of missing values, such as -9."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A member's table in the light of the form.
+    """A member's table as described for the form.
 
     Args:
-        whole: all that it says.
-        public: what of that may leave the site: no value that fewer rows than `min_rows` have.
-        notes: for its own member.
+        whole: its complete profile.
+        public: the part that may leave the site, without values of fewer than `min_rows` rows.
+        notes: notes for the member itself.
     """
 
     whole: Profile
@@ -82,16 +82,16 @@ class Description:
 
 
 def describe(filled: Filled, data: Path, min_rows: int) -> Description:
-    """Return what a table says about the run.
+    """Describe a table for the run.
 
     Args:
         filled: the form.
         data: the table, or the folder of a whole specification's files.
-        min_rows: fewest rows behind anything that leaves.
+        min_rows: minimum rows of any disclosure.
 
     Raises:
-        DataError: there is no readable table.
-        FormError: the form does not suit the table.
+        DataError: the table is missing or unreadable.
+        FormError: the form does not fit the table.
     """
     if filled.whole:
         profile = Profile(min_rows=min_rows, columns=_open_columns(filled.draft["data"], data))
@@ -130,7 +130,7 @@ def describe(filled: Filled, data: Path, min_rows: int) -> Description:
 
 
 def _stand_ins(table: Table, names: Iterable[str]) -> dict[str, Mapping[str, int]]:
-    """Return numbers that may mean that one is missing, by column, with how many rows have them."""
+    """Return numbers that may be codes of missing values, by column, with their numbers of rows."""
     held = profile_of(replace(table, frame=table.frame[[*names]])).columns
     return {column.name: column.stand_ins for column in held if column.stand_ins}
 
@@ -149,7 +149,7 @@ def _code_notes(data: Path, codes: Mapping[str, Mapping[str, int]]) -> tuple[str
 
 
 def _codes(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, int]]:
-    """Return codes of missing values in the table of a whole specification that does not list them as missing."""
+    """Return unlisted codes of missing values in the table of a whole specification."""
     if data.get("reader") != "csv":
         return {}
     schema = validate(CsvData, data)
@@ -160,15 +160,15 @@ def _codes(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, int]
 
 
 def missing_code(column: str, code: str) -> str:
-    """Return what is to be said of a number that may mean that one is missing."""
+    """Return a warning about a number that may be a code of missing values."""
     return (
-        f"column {column} holds {code} in some rows, apart from all others: if it means missing, leave these cells "
+        f"column {column} has {code} in some rows, far from all other values: if it means missing, leave these cells "
         "empty, and start the run again"
     )
 
 
 def _open_columns(data: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
-    """Return all columns of a folder's tables, where a whole specification has patterns of them."""
+    """Return all columns of a folder's tables if a whole specification has patterns."""
     if data.get("reader") not in ("csv", "freesurfer"):
         return ()
     schema = validate(CsvData if data["reader"] == "csv" else FreesurferData, data)
@@ -180,7 +180,7 @@ def _has_wildcard(name: str) -> bool:
 
 
 def _check_columns(filled: Filled, data: Path, texts: pd.DataFrame) -> None:
-    """Check that a table has all columns that the form names."""
+    """Check that a table has all columns in the form."""
     problems = [
         FIELDS[field].problem(
             f"there is no column {name}",
@@ -197,7 +197,7 @@ def _check_columns(filled: Filled, data: Path, texts: pd.DataFrame) -> None:
 
 
 def _count_levels(filled: Filled, data: Path, texts: pd.DataFrame, missing: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Return how many rows have each value of the columns whose values nobody has named."""
+    """Count the rows of each value, for columns without values in the form."""
     fields = ("categorical",) if filled.values["task"] == "regression" else ("label", "categorical")
     counts: dict[str, dict[str, int]] = {}
     problems = []
@@ -223,12 +223,12 @@ def _count_levels(filled: Filled, data: Path, texts: pd.DataFrame, missing: pd.D
 def _numbers(
     texts: pd.DataFrame, missing: pd.DataFrame, *, identifiers: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return columns that hold numbers, and why each of the others is left out.
+    """Return columns of numbers, and the reason for omitting each of the others.
 
     Args:
         texts: cells by column.
-        missing: which of them are.
-        identifiers: whether columns that look like identifiers stay.
+        missing: mask of missing cells.
+        identifiers: whether to keep columns that look like identifiers.
     """
     left_out: dict[str, str] = {}
     counted = [*range(len(texts))], [*range(1, len(texts) + 1)]

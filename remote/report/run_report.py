@@ -1,4 +1,4 @@
-"""`rankdad report`: one page about a run, to keep and to print, made from the files of its directory."""
+"""`rankdad report`: a self-contained page about one run, from its directory."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from rankdad.remote.view import size
 
 TEMPLATES = Path(__file__).parent / "templates"
 NO_PLOTS = "figures need matplotlib, which is not installed: pip install 'rankdad[plots]'"
-ALONE = "; round, if the run asked for it, of a model of each hospital alone."
+ALONE = "; round points, if requested, are of each hospital's own model."
 CAPTIONS = {
-    "roc": "ROC curve: how many with the outcome are found (sensitivity) at the price of how many false alarms. In "
-    "the band, where one is drawn, both lie with 95 % at every threshold.",
-    "precision_recall": "Precision-recall curve: how many of those called positive have the outcome (precision), "
-    "against how many with the outcome are found. In the band, where one is drawn, both lie with 95 % at "
+    "roc": "ROC curve: share of those with the outcome found (sensitivity) against the share of false alarms. In "
+    "the band, if drawn, both lie with 95 % at every threshold.",
+    "precision_recall": "Precision-recall curve: share of those called positive with the outcome (precision), "
+    "against the share of those with the outcome that are found. In the band, if drawn, both lie with 95 % at "
     "every threshold.",
     "calibration": "Observed frequency against predicted risk, in ten groups of about equal size; on the dotted line "
-    "risks are right. Bars below, where there are such: how many rows were given which risk.",
+    "risks are right. Bars below, if drawn: distribution of risks.",
     "calibration_by_site": "Observed frequency against predicted risk at each hospital, in groups of at least 20 rows, "
-    "with 95 % intervals; the square is all of a hospital's rows. Of many hospitals the furthest off are drawn.",
+    "with 95 % intervals; the square is all of a hospital's rows. Of many hospitals, those furthest off are drawn.",
     "decision_curve": "Decision curve: net benefit of acting on the model's risk from a threshold on, against acting "
     "on all or on nobody. The model is worth using where its line is the highest.",
     "bland_altman": "Bland–Altman: difference between prediction and label against their mean; the darker, the more "
-    "rows. Dashed: quantiles of the differences as counted, between which the share lies that the legend names.",
-    "residuals": "How many predictions are how far off.",
-    "differences": "This model's figure less that of each reference on the same rows, over all hospitals and by "
-    "hospital, with 95 % intervals: one that leaves out 0 tells the two apart.",
-    "test_auc_by_site": "Test AUC of each hospital that has one, with its 95 % interval, and of all rows" + ALONE,
+    "rows. Dashed: quantiles of the differences, with the share between them in the legend.",
+    "residuals": "Distribution of residuals.",
+    "differences": "This model's figure minus that of each reference on the same rows, over all hospitals and by "
+    "hospital, with 95 % intervals: one that excludes 0 shows a difference.",
+    "test_auc_by_site": "Test AUC of each hospital with one, with its 95 % interval, and of all rows" + ALONE,
     "test_accuracy_by_site": "Test accuracy of each hospital, with its 95 % interval, and of all rows" + ALONE,
     "test_mae_by_site": "Test mean absolute error of each hospital, with its 95 % interval, and of all rows" + ALONE,
     "test_pearson_r_by_site": "Test correlation within each hospital, with its 95 % interval, and of all rows" + ALONE,
-    "coefficients": "Coefficients of the linear model with 95 % intervals: on the dotted line there is no effect.",
+    "coefficients": "Coefficients of the linear model with 95 % intervals: the dotted line is no effect.",
     "confusion": "Test rows by true and predicted value, coloured by their share of the true value's rows.",
     "loss_over_epochs": "Training and validation loss of all hospitals together, by epoch.",
     "loss_over_steps": "Training loss of all hospitals together, by optimizer step.",
@@ -56,22 +56,22 @@ CAPTIONS = {
     "mae_over_epochs": "Validation mean absolute error by epoch.",
     "pearson_r_over_epochs": "Validation correlation by epoch.",
     "rank_over_steps": "Effective rank of each layer's update, of the last training.",
-    "spectrum": "Singular values of each layer's update, relative to the largest: means of the last quarter of what is "
-    "recorded. Where they fall steeply, a lower rank would do.",
+    "spectrum": "Singular values of each layer's update, relative to the largest: means of the last quarter of the "
+    "recorded steps. If they fall steeply, a lower rank suffices.",
 }
-MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # that sites are compared by
+MEASURES = ("auc", "accuracy", "mae", "pearson_r")  # for comparisons by site
 PARTS = ("task", "model", "data", "preparation", "evaluation", "training", "method", "federation", "tuning")
-OF_EXACT = {"solver", "test", "dtype", "threads"}  # settings of training that an exact solution has
+EXACT_SETTINGS = {"solver", "test", "dtype", "threads"}  # settings of training with effect on an exact solution
 MAX_ITEMS = 30  # of a list in the specification
-MAX_WARNINGS = 3  # that are not folded
-MAX_THRESHOLD_TABLES = 4  # outcomes that have a table of thresholds
+MAX_WARNINGS = 3  # shown unfolded
+MAX_THRESHOLD_TABLES = 4  # outcomes with a table of thresholds
 MAX_CONFUSION_CLASSES = 12  # in a table; a plot shows more
 
 Plotter = Callable[[RunResults], dict[str, bytes]]
 
 
 def plotter() -> Plotter | None:
-    """Return the function that draws the plots; None where matplotlib is missing."""
+    """Return the function that draws the plots; None without matplotlib."""
     try:
         from rankdad.remote.report.run_plots import run_plots
     except ImportError:
@@ -80,13 +80,13 @@ def plotter() -> Plotter | None:
 
 
 def report(directory: Path) -> str:
-    """Return a page about a run, however it ended, as HTML that needs no other file.
+    """Render a page about a run, however it ended, as self-contained HTML.
 
     Args:
-        directory: of the run.
+        directory: the run's.
 
     Raises:
-        UserError: the directory holds no run, or a file in it cannot be read.
+        UserError: the directory has no run, or a file in it cannot be read.
     """
     run = read_results(directory)
     with damage_named(directory):
@@ -94,7 +94,7 @@ def report(directory: Path) -> str:
 
 
 def report_page(run: RunResults) -> str:
-    """Return the page about a run."""
+    """Render the page about a run."""
     rows, validation, drawings = run.by_site, tables.last_validation(run), _drawings(run)
     baseline = {name.removeprefix(BASELINE) for row in rows.values() for name in row if name.startswith(BASELINE)}
     agreement, only = run.summary.metrics.agreement, run.only_outcome
@@ -160,7 +160,7 @@ def report_page(run: RunResults) -> str:
 
 
 def _drawings(run: RunResults) -> dict[str, Markup] | None:
-    """Return the page's figures; None where matplotlib is missing."""
+    """Draw the page's figures; None without matplotlib."""
     if plotter() is None:
         return None
     from rankdad.remote.report.run_plots import run_drawings
@@ -169,12 +169,12 @@ def _drawings(run: RunResults) -> dict[str, Markup] | None:
 
 
 def _specification(run: RunResults) -> dict[str, str]:
-    """Return what was run, by the name of its part."""
+    """List the run's settings by the name of their part."""
     spec, plan, dense = run.spec, run.plan, run.summary.dense_bytes
     facts = {"name": spec.name, "sites": ", ".join(spec.federation.sites), "seed": str(spec.seed)}
     for part in PARTS:
         if (own := getattr(spec, part)) is not None and not (run.summary.exact and part == "method"):
-            only = OF_EXACT if run.summary.exact and part == "training" else None
+            only = EXACT_SETTINGS if run.summary.exact and part == "training" else None
             facts[part] = _plain(own.model_dump(mode="json", include=only, exclude={"sites"}, exclude_none=True))
     facts["trained parameters"] = f"{dense // 4:,}" if dense else "–"
     facts["sha256 of the specification"] = spec.sha256()
@@ -183,7 +183,7 @@ def _specification(run: RunResults) -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    """Return a part of a specification in words: its name, then what differs from nothing."""
+    """Format a part of a specification in words, without empty values."""
     if isinstance(value, dict):
         said = {key: _plain(one) for key, one in value.items() if one not in ([], {})}
         return "; ".join(text if key == "name" else f"{key.replace('_', ' ')} {text}" for key, text in said.items())

@@ -213,9 +213,7 @@ def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     elif close and max(1 - low, high - 1) <= FAR:
         yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
     else:
-        yield Sentence(
-            "spread-unknown", f"Too few were tested to tell whether the spread of its risks is right ({found})."
-        )
+        yield Sentence("spread-unknown", f"Too few were tested to judge the spread of its risks ({found}).")
     yield from on_the_whole(one)
 
 

@@ -32,7 +32,7 @@ class RunLogs(logging.Handler):
         self.setFormatter(LineFormatter())
 
     def open(self, run: str) -> IO[str]:
-        """Return the file of a run that begins or goes on.
+        """Open the file of an active run.
 
         Raises:
             OSError: it cannot be written.
@@ -48,10 +48,10 @@ class RunLogs(logging.Handler):
                 self._files.pop(run).close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, if it is of a run that goes on."""
+        """Write a record, if it is of an active run."""
         file = self._files.get(vars(record)["run"])
         if file is not None:
-            with contextlib.suppress(OSError, ValueError):  # the disk is full: the run goes on
+            with contextlib.suppress(OSError, ValueError):  # a full disk does not stop the run
                 if file.tell() < MAX_LOG:
                     print(self.format(record), file=file)
 

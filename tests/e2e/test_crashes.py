@@ -123,7 +123,7 @@ def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: 
             assert ("goes on from its checkpoint of step 50" in logged) == (name == "beta"), logged
         _, logged = aggregator.communicate(timeout=60)
         assert aggregator.returncode == 0, logged
-        assert "goes on from its ledger" in logged
+        assert "resumed from the ledger" in logged
     finally:
         for process in (aggregator, *sites.values()):
             process.kill()

@@ -105,7 +105,7 @@ def test_a_simulated_tree_killed_at_once_goes_on_to_the_same_bits(tmp_path: Path
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["weights_sha256"] == dict.fromkeys([*SITES, "north"], undisturbed)
-    assert "goes on from its ledger" in (tmp_path / "run" / "regions" / "north" / "log.txt").read_text()
+    assert "resumed from the ledger" in (tmp_path / "run" / "regions" / "north" / "log.txt").read_text()
 
 
 @pytest.mark.slow

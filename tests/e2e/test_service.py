@@ -270,7 +270,7 @@ def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path
         assert "tls-8: ended" in rankdad("logs", "tls-8", "--to", vera, "--follow")
         assert re.search(r"odd-7: failed: odd-7: data: .*hologram", rankdad("logs", "odd-7", "--to", anna))
         assert "is anna's run" in rankdad("fetch", "tls-1", "--to", otto, "--output", tmp_path / "stolen", status=1)
-        assert "it is for owners" in rankdad("submit", run, "--to", vera, status=1)
+        assert "it is reserved for owners" in rankdad("submit", run, "--to", vera, status=1)
         tokens = load_json(own / "tokens.json")
         (own / "tokens.json").write_text(json.dumps({name: tokens[name] for name in tokens if name != "anna"}))
         assert "the token is not known here" in rankdad("runs", "--to", anna, status=1)

@@ -84,7 +84,7 @@ def test_an_unforeseen_error_at_a_site_keeps_its_words_there(
     monkeypatch.setattr(site_run, "read_site", broken)
     with pytest.raises(RankdadError) as raised:
         Iterations(tmp_path, members(tmp_path)).go()
-    log = "the log of this site's container has more"
+    log = "see the log of this site's container"
     assert str(raised.value).splitlines() == [f"{client}: ValueError: {log}" for client in ("8f0c", "9f0c")]
     assert "Mrs Miller" in capsys.readouterr().err
 

@@ -193,7 +193,7 @@ def test_inputs_are_the_columns_that_all_have_and_the_owner_hears_of_others() ->
     profiles = {"a": profile(columns=("x", "age", "bmi")), "b": profile(columns=("bmi", "age"))}
     spec, warnings = complete(read(OWNER), profiles, ["a", "b"])
     assert spec.data.features == ("age", "bmi")  # type: ignore[union-attr]
-    assert warnings == ["b: its table has no column of numbers called x, so it is no input for anyone"]
+    assert warnings == ["b: its table has no column of numbers called x, which is therefore not an input"]
 
 
 def test_members_without_a_column_in_common_are_told_so() -> None:

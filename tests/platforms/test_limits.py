@@ -48,7 +48,7 @@ def test_what_is_too_large_is_refused_with_the_figure_and_what_fits() -> None:
     with pytest.raises(SpecError) as raised:
         check_size(spec, model)
     said = str(raised.value)
-    assert "method: dsgd of this network over 20 sites makes messages of up to 189.6 MiB, but the platform" in said
+    assert "method: dsgd with this network and 20 sites needs messages of up to 189.6 MiB, but the platform" in said
     assert "at most 100.0 MiB; what fits: wire bfloat16 (94.8 MiB), or wire int8 (50.5 MiB), or rank-dad with" in said
 
 
@@ -63,7 +63,7 @@ def test_the_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(aggregator_node, "check_size", partial(check_size, max_bytes=100_000))
     _, inputs = consortium(tmp_path, {"name": "dsgd"})
     run = Iterations(tmp_path, inputs)
-    with pytest.raises(RankdadError, match=r"dsgd of this network over 3 sites makes messages of up to 0.4 MiB"):
+    with pytest.raises(RankdadError, match=r"dsgd with this network and 3 sites needs messages of up to 0.4 MiB"):
         run.go()
     assert len(run.outputs) == 1
     assert not (tmp_path / REMOTE / "output" / "run").exists()

@@ -214,15 +214,15 @@ def test_what_is_wrong_with_the_owners_inputs_is_said_in_the_first_iteration(
     [
         ({}, {"name": "Site One"}, "8f0c: Files (files): the JSON file of this site has a wrong field"),
         ({}, {"name": "site-0"}, "site-0: 2 members have this name"),
-        ({}, {"name": "pooled"}, "calls it pooled: results use that"),
+        ({}, {"name": "pooled"}, "the name pooled in this site's JSON file is reserved"),
         ({"files": []}, {}, "8f0c: Files (files): got no file, expected your table"),
         (
             {"files": ["site.json"]},
             {"name": "b"},
             "b (member 8f0c): Files (files): file-missing",
         ),
-        ({"files": ["../../7f0c/base/data.npz"]}, {}, "8f0c: Files (files): holds something that is no file's name"),
-        ({"files": ["other.npz"]}, {}, "Files (files): a chosen file is not among those that the platform shows"),
+        ({"files": ["../../7f0c/base/data.npz"]}, {}, "8f0c: Files (files): contains an invalid file name"),
+        ({"files": ["other.npz"]}, {}, "Files (files): a chosen file is not in the platform's folder"),
         (
             {},
             {"name": "site-1", "policy": {"min_rows": 50}},

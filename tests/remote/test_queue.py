@@ -134,10 +134,10 @@ def test_open_runs_are_asked_for_at_once_however_many_there_are(tmp_path: Path) 
     queue.database.set_trace_callback(asked.append)
     found = queue.open_runs()
     assert [entry.run for entry in found] == runs
-    assert [entry.said("accepted") for entry in found] == [["alpha"], []] * 15
+    assert [entry.answered("accepted") for entry in found] == [["alpha"], []] * 15
     assert len(asked) == 2
     newest = queue.newest(3)
-    assert [(entry.run, entry.said("accepted")) for entry in newest] == [
+    assert [(entry.run, entry.answered("accepted")) for entry in newest] == [
         (runs[29], []),
         (runs[28], ["alpha"]),
         (runs[27], []),

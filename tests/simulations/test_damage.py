@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
     "federation": {"sites": ["alpha", "beta"], "compare_every": 0},
 }
 CUT = 2 * EVERY + 1  # step before which all processes die: of two checkpoints the second is 1 step old
-NAMED = re.compile(rf"{FILE}: .*(is damaged|is missing|are missing|is no run's file)|has lost round \d+")
+NAMED = re.compile(rf"{FILE}: .*(is damaged|is missing|are missing|is not a run's file)|has lost round \d+")
 
 
 class Interrupted(Exception):  # noqa: N818

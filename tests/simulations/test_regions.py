@@ -399,7 +399,7 @@ def test_a_region_goes_on_in_its_own_directory_alone_and_its_model_comes_from_a_
     said = r"--output: \S+ is the directory of region north, and this is "
     with pytest.raises(UserError, match=said + "region south"):
         Aggregator(spec, Replica(spec), north, perf_counter, ledger=options, name="south")
-    with pytest.raises(UserError, match=said + "the aggregator above all"):
+    with pytest.raises(UserError, match=said + "the top aggregator"):
         Aggregator(spec, Replica(spec), north, perf_counter, ledger=options)
     assert export(north, None, tmp_path / "exported").replica.digest() == digest
 
