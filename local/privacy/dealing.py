@@ -194,6 +194,8 @@ def _why(waiting: Waiting, fewest: int) -> str:
             "owner for the columns, values and rules of earlier runs; or if cells of the table have been corrected "
             "since, put the earlier values back until at least as many patients' have been"
         )
+    if waiting.gone or waiting.changed:
+        told.append("others can see from the number of rows that somebody here is left out or changed")
     return "; ".join(told)
 
 
