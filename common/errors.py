@@ -248,7 +248,7 @@ class ProtocolError(RankdadError):
 
     def __init__(self, status: int, reason: str, *, code: str, field: str = "", site: str = "") -> None:
         self.status = status
-        super().__init__(visible(reason), code=code, field=field, site=site)
+        super().__init__(visible(reason), code=code, field=visible(field), site=site)
 
 
 class NonFiniteError(RankdadError):

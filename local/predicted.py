@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from rankdad.common.data.spreadsheets import as_meant
 from rankdad.common.errors import DataError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.spec import RunSpec
-from rankdad.local.prediction import FORMULA
 
 FOLDER = "predictions"  # of a site's directory
 
@@ -35,7 +35,7 @@ def read_predictions(site: Path, spec: RunSpec) -> list[pd.DataFrame]:
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
         except (OSError, ValueError) as error:
             raise DataError(path, f"cannot be read as a table: {one_line(error)}", code="table-unreadable") from None
-        table = table.map(_as_meant).rename(columns=_as_meant)
+        table = table.map(as_meant).rename(columns=as_meant)
         group = getattr(spec.data, "group", None)
         names = {getattr(spec.data, "key", None), group, f"data_{group}"}
         for place, name in enumerate(table.columns):
@@ -56,8 +56,3 @@ def typed(cells: Any) -> Any:
     """Return a column of numeric texts as numbers, NaN for missing values; other columns unchanged."""
     numbers = pd.to_numeric(cells, errors="coerce")
     return cells if (numbers.isna() & cells.notna() & (cells != "")).any() else numbers
-
-
-def _as_meant(cell: str) -> str:
-    """Return a cell without its guard against formulas."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA) else cell

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,8 @@ from torch import Tensor
 from rankdad.common.data import SiteData, lazy_or_whole, read_samples
 from rankdad.common.data.files import Fact
 from rankdad.common.data.loading import Loading
-from rankdad.common.data.reading import PLACE, AllRows, Array, Reading, number
+from rankdad.common.data.reading import PLACE, AllRows, Array, Reading
+from rankdad.common.data.spreadsheets import inert_cell
 from rankdad.common.documents import load_json
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.logs import MAX_LINE
@@ -36,8 +36,7 @@ from rankdad.local.losses import losses
 from rankdad.local.threads import use_threads
 from rankdad.local.trained_rows import seen_rows
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
-ROW = "row"  # column with the row's number, for samples without a name
+ROW = "row"  # what its number is called where a sample has no name
 UNKNOWN_SITE = (
     "the run prepares samples by statistics of their own site, which are not known here: they are not prepared; "
     "to predict a site's samples, use that site's directory"
@@ -81,20 +80,12 @@ def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
 
 
 def inert(table: pd.DataFrame) -> pd.DataFrame:
-    """Put an apostrophe before texts that a spreadsheet would take for a formula.
-
-    Names of rows, columns and classes come from the data or the run.
-    """
+    """Return a table whose names and texts no spreadsheet takes for formulas; see `inert_cell`."""
     written = table.rename(index=inert_cell, columns=inert_cell)
     for place, kind in enumerate(written.dtypes):
         if not pd.api.types.is_numeric_dtype(kind):
             written.isetitem(place, [inert_cell(cell) for cell in written.iloc[:, place]])
     return written
-
-
-def inert_cell(cell: Any) -> Any:
-    """Return a guarded cell; see `inert`."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) and np.isnan(number(cell)) else cell
 
 
 def class_names(spec: RunSpec) -> Array:

@@ -192,5 +192,4 @@ class Calls:
 
 
 def _refusal(error: ProtocolError, number: int) -> bytes:
-    field, code = error.field[:200], error.code[:200]
-    return packed(Reply(number=number, status=error.status, error=str(error), code=code, field=field))
+    return packed(Reply(number=number, status=error.status, error=str(error), code=error.code, field=error.field[:200]))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rankdad.common.data.spreadsheets import inert_cell
 from rankdad.common.errors import UserError
 from rankdad.common.files import write_whole
 from rankdad.remote.run_reader import FILE, ROWS, TABLE_NAMES, RunReader, reading
@@ -42,7 +43,7 @@ def write_rows(directory: Path, name: str, rows: Sequence[Mapping[str, Any]]) ->
     columns = dict.fromkeys(name for row in rows for name in row)  # columns differ between sites
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: inert_cell(cell) for name, cell in row.items()} for row in rows)
     write_whole(directory / f"{name}.csv", text.getvalue())
 
 

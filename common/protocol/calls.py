@@ -12,7 +12,7 @@ import msgpack
 from pydantic import Field, ValidationError
 
 from rankdad.common.errors import REASON_CHARACTERS, ProtocolError
-from rankdad.common.protocol.messages import Control
+from rankdad.common.protocol.messages import Code, Control
 
 HEAD_BYTES = 1 << 13  # of a call or a reply without its body
 MAX_ROUND = 1 << 53
@@ -56,7 +56,7 @@ class Reply(Control):
     body: bytes | None = None
     status: Annotated[int, Field(ge=200, lt=600)] = 200
     error: Sentence = ""
-    code: Word = ""
+    code: Code | Literal[""] = ""
     field: Word = ""
 
 

@@ -352,4 +352,4 @@ def _reason(answer: httpx.Response, key: str = "error") -> str:
 def _kind(answer: httpx.Response) -> dict[str, str]:
     """Return the code and the field of a refusal."""
     code = _reason(answer, "code")
-    return {"code": code if re.match(CODE, code) else "refused", "field": visible(_reason(answer, "field"), 200)}
+    return {"code": code if re.fullmatch(CODE, code) else "refused", "field": visible(_reason(answer, "field"), 200)}

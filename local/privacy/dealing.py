@@ -194,6 +194,8 @@ def _why(waiting: Waiting, fewest: int) -> str:
             "ask its owner for the columns, values and rules of earlier runs; if cells of the table have been "
             "corrected since, restore the earlier values until at least as many patients' have been"
         )
+    if waiting.gone or waiting.changed:
+        told.append("others can see from the number of rows that somebody here is left out or changed")
     return "; ".join(told)
 
 

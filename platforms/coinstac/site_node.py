@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from rankdad.common.data.spreadsheets import inert_cell
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError
 from rankdad.common.files import write_json
@@ -23,7 +24,7 @@ from rankdad.common.policy_checks import check_run, policy_warnings
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.versions import OUR_VERSION, check_versions
 from rankdad.common.spec import RunSpec
-from rankdad.local.prediction import inert, inert_cell
+from rankdad.local.prediction import inert
 from rankdad.platforms.coinstac import outputs
 from rankdad.platforms.coinstac.completion import check_opened, complete_alone, complete_unread
 from rankdad.platforms.coinstac.fields import FIELDS, GIVEN, TEST

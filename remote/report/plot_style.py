@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from matplotlib import rc_context
@@ -101,6 +103,14 @@ def shortened(name: str, most: int = MAX_NAME) -> str:
     return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 
 
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """Draw names in any script: matplotlib's typeface lacks some letters, and warns of each."""
+    with catch_warnings():
+        filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        yield
+
+
 def svg(figure: Figure, name: str, described: str) -> str:
     """Render a figure as an SVG element with the page's typeface, text colour and background.
 
@@ -110,7 +120,7 @@ def svg(figure: Figure, name: str, described: str) -> str:
         described: text alternative.
     """
     drawn = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _any_letters():
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
     text = drawn.getvalue()
@@ -136,7 +146,8 @@ def png(figure: Figure, colours: Sequence[str] = COLOURS) -> bytes:
         colours: palette, extended by tints; if empty, the figure's most frequent colours.
     """
     small, canvas = io.BytesIO(), FigureCanvasAgg(figure)
-    canvas.draw()
+    with _any_letters():
+        canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     palette = None
     if colours:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from rankdad.common.data.spreadsheets import as_meant
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import UserError, one_line
 from rankdad.common.files import check_file
@@ -28,8 +29,8 @@ from rankdad.remote.results.table_one import outcome_names
 from rankdad.remote.run_reader import TABLE_NAMES
 from rankdad.remote.tables import text_of
 
-TEXT = ("split", "site", "left_out", "layer", "line", "name")
-KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are not metrics
+TEXT = ("split", "site", "left_out", "late", "layer", "line", "name", "caption", "units", "problem")
+KEYS = ("fold", "epoch", "split", "site", "train_loss")  # columns that are no metric of a split
 METRICS = (*KEYS, "samples", "loss")
 SITES = ("site", "samples")
 RANKED = ("auc", "pearson_r")  # undefined at a site for a baseline that is constant there
@@ -245,6 +246,8 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     table = table.reindex(columns=list(dict.fromkeys([*columns, *table.columns])))
     for name in table.columns.difference(list(TEXT)):
         table[name] = pd.to_numeric(table[name], errors="coerce")
+    for name in table.columns.intersection(list(TEXT)):
+        table[name] = table[name].map(as_meant, na_action="ignore")
     return table
 
 

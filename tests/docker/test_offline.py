@@ -55,12 +55,19 @@ def other_python(folder: Path) -> None:
     sums(folder)
 
 
+def by_a_link(folder: Path) -> None:
+    """Let the same bytes lie elsewhere, where they can be changed once they are verified."""
+    (folder / "wheels" / "requirements.txt").rename(folder.parent / "elsewhere")
+    (folder / "wheels" / "requirements.txt").symlink_to(folder.parent / "elsewhere")
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda folder: (folder / "wheels" / "requirements.txt").write_text("evil\n"), "files are damaged"),
         (lambda folder: (folder / "wheels" / "rankdad-9.9.9-py3-none-any.whl").touch(), "lists other files"),
-        (lambda folder: (folder / "wheels" / "more").symlink_to("/etc"), "lists other files"),
+        (lambda folder: (folder / "wheels" / "more").symlink_to("/etc"), "neither a file nor a folder"),
+        (by_a_link, "neither a file nor a folder"),
         (lambda folder: (folder / "wheels" / "requirements.txt").unlink(), "lists other files"),
         (other_python, "the wheels are for Python 2 7 vax"),
         (lambda folder: (folder.parent / "made").mkdir(), "is there already"),

@@ -230,6 +230,13 @@ def test_a_refused_site_tells_the_aggregator_that_it_cannot_go_on(server: Server
     assert "g: got inf" in told.body.reason
 
 
+def test_a_code_that_no_error_has_is_left_out(server: Server) -> None:
+    server.script = [(422, b'{"error": "x", "code": "not-finite\\n", "field": "\\u001b[2J"}')]
+    with client_of(server) as client, pytest.raises(RefusedError) as error:
+        client.snapshot()
+    assert (error.value.code, error.value.field) == ("refused", "\\x1b[2J")
+
+
 @contextlib.contextmanager
 def proxy(server: Server, heads: list[str], answer: bytes = b"200 OK") -> Iterator[int]:
     """A proxy that takes one CONNECT after the other to whatever name, and leads it to the server."""

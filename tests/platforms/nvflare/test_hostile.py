@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rankdad.common.data import read_site
-from rankdad.common.errors import ProtocolError
+from rankdad.common.errors import CODE, ProtocolError, RankdadError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.calls import Call, Reply, packed, unpacked
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.messages import Kind
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
+from rankdad.local.drivers.carried import CarriedConnection
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.calls import MAX_MALFORMED, Calls, StoppedRunError
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import Trainers
 from tests.conftest import SITES, examples, run_spec, write_site
-from tests.hostile import mutant
+from tests.hostile import REAL, TEXTS, WHOLE, mutant
 
 ATTACKS = 10_000
 
@@ -105,6 +110,49 @@ def _broken(rng: random.Random, valid: bytes) -> bytes:
     if change == 0:
         return valid[:place] + bytes([rng.randrange(256)]) + valid[place + 1 :]
     return valid[: rng.randrange(len(valid))] if change == 1 else valid + rng.randbytes(rng.randrange(1, 9))
+
+
+REPLY = {
+    "number": 1,
+    "body": b'{"id": "x", "spec": {}}',
+    "status": 409,
+    "error": "no",
+    "code": "run-over",
+    "field": "f",
+}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*REPLY, "more\n"]),
+        st.sampled_from([*TEXTS, *WHOLE, *REAL, "run-over\n", b"", b"{", b'{"id": "\\ud800"}', [], {}, None, True]),
+        max_size=3,
+    ),
+    st.integers(0, 60),
+    st.binary(max_size=2),
+)
+@example({"code": "\x1b[2J"}, 0, b"")
+@example({"more\n": 1}, 0, b"")
+def test_a_server_that_answers_with_noise_ends_a_site_by_an_error_that_a_terminal_can_show(
+    changes: dict[str, Any], place: int, noise: bytes
+) -> None:
+    valid = msgpack.packb(REPLY | changes, unicode_errors="surrogateescape")
+    reply = valid[:place] + noise + valid[place + len(noise) :] if noise else valid
+    asks: list[Callable[[CarriedConnection], object]] = [
+        CarriedConnection.run,
+        CarriedConnection.snapshot,
+        CarriedConnection.done,
+        lambda site: site.exchange(b"", 1),
+        lambda site: site.recorded(1),
+    ]
+    refused = list[RankdadError]()
+    for ask in asks:
+        try:
+            ask(CarriedConnection("alpha", lambda call: None, lambda: reply))
+        except RankdadError as error:
+            refused.append(error)
+    assert all(re.fullmatch(CODE, error.code) for error in refused)
+    assert all((str(error) + error.field).isprintable() for error in refused)
 
 
 def test_a_node_that_says_nothing_but_noise_is_waited_for_no_longer(tmp_path: Path) -> None:

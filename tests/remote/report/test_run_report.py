@@ -383,7 +383,7 @@ def test_curves_of_folds_go_as_far_as_they_have_come(folds: int) -> None:
 @pytest.mark.slow
 def test_names_are_no_formulas_and_no_tags() -> None:
     run = results(["a"], epochs=1)
-    named = {"reader": "csv", "file": "t.csv", "features": ["x"], "label": "y", "values": ["$\\frac$", "<b>&", "_c"]}
+    named = {"reader": "csv", "file": "t.csv", "features": ["x"], "label": "y", "values": ["$\\frac$", "<b>&", "年"]}
     document = run_document(data=named, federation={"sites": ["a"]})
     drawn = run_drawings(dataclasses.replace(run, spec=validate(RunSpec, document)), CAPTIONS)
     assert "$\\frac$" in drawn["roc"]
