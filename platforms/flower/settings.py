@@ -1,0 +1,64 @@
+"""Settings of a node, in a file there: a job brings none of them.
+
+A site's file is the one that `rankdad site` takes, with `"aggregator": "flower"`. The server's says where runs lie.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankdad.common.documents import load_json, validate
+from rankdad.common.errors import UserError
+from rankdad.common.numbers import PositiveFloat
+from rankdad.local.config import SiteConfig
+from rankdad.platforms.flower.resident import ENVIRONMENT, SERVER
+from rankdad.remote.hosted import ServerSettings
+
+
+class FlowerSettings(ServerSettings):
+    """Of the server. Relative paths start at the file's folder."""
+
+    registered: bool = True
+    """Whether a node's name is the one that its key is registered under; if not, it is what the node says."""
+    patience: PositiveFloat = 600.0
+    """Seconds for which a site whose node is away is waited for."""
+
+
+class SettingsError(UserError):
+    """A node's settings are missing: others may hear that."""
+
+    is_public = True
+
+
+def site_settings(place: str) -> SiteConfig:
+    """Return a site's settings.
+
+    Args:
+        place: where they lie; "" if the node does not say.
+
+    Raises:
+        SettingsError: there are none.
+        UserError: they are not what a site's file should be.
+    """
+    if not place or not Path(place).is_file():
+        said = "the node has no settings for rankdad: expected --node-config 'rankdad=\"/path/to/site.json\"'"
+        raise SettingsError(said, code="settings-missing")
+    return SiteConfig.read(Path(place))
+
+
+def server_settings() -> FlowerSettings:
+    """Return the server's settings.
+
+    Raises:
+        SettingsError: there are none.
+        UserError: they are not what they should be.
+    """
+    folder = os.environ.get(ENVIRONMENT)
+    path = Path(folder or "") / f"{SERVER}.json"
+    if not folder or not path.is_file():
+        said = f"the server has no settings for rankdad: expected {SERVER}.json in the folder that {ENVIRONMENT} names"
+        raise SettingsError(said, code="settings-missing")
+    settings = validate(FlowerSettings, load_json(path), file=path)
+    weights = settings.weights and str(path.parent / settings.weights)
+    return settings.model_copy(update={"directory": str(path.parent / settings.directory), "weights": weights})
