@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ class Deployment:
 
     Args:
         folder: of keys, logs and settings.
+        sites: names of the nodes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, _port()
+    def __init__(self, folder: Path, sites: Sequence[str] = SITES) -> None:
+        self.folder, self.sites, self.port = folder, sites, _port()
         self.environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(folder),
@@ -49,7 +50,7 @@ class Deployment:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports = {site: _port() for site in SITES}
+        self.ports = {site: _port() for site in sites}
 
     def flwr(self, *words: str, seconds: float = 120) -> str:
         """Run a command of Flower's."""
@@ -67,18 +68,21 @@ class Deployment:
         )
         try:
             self.start("server")
-            for site in SITES:
+            for site in self.sites:
                 _key(self.folder / site)
                 said = self.flwr("supernode", "register", f"{self.folder / site}.pub", "--name", site)
                 assert "registered" in said, said
                 self.start(site)
             until = time.monotonic() + START
-            while self.flwr("supernode", "list").count("online") < len(SITES) and time.monotonic() < until:
+            while self.flwr("supernode", "list").count("online") < len(self.sites) and time.monotonic() < until:
                 time.sleep(1)
             yield
         finally:
             for name in list(self.processes):
                 self.kill(name)
+            for number in self.residents():
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
 
     def start(self, node: str) -> None:
         """Start a node's process: the SuperLink is "server"."""
@@ -112,6 +116,16 @@ class Deployment:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def residents(self, site: str = "") -> list[int]:
+        """Return the numbers of the resident processes of a site, or of all."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = path.read_bytes().decode(errors="replace")
+                if "rankdad.platforms.flower.site" in words and f"{self.folder}/settings/{site}" in words:
+                    found.append(int(path.parent.name))
+        return found
+
     def settle(self, work: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
         """Write every node's settings; the runs' directories lie in `work`."""
         documents: dict[str, Mapping[str, Any]] = {
@@ -128,25 +142,22 @@ class Deployment:
         assert found is not None, said
         return found[1]
 
-    def status(self, number: str) -> tuple[str, str]:
-        """Return a job's status and what it says beside."""
-        said = self.flwr("list", "here", "--run-id", number, "--format", "json")
-        with suppress(ValueError, KeyError, IndexError):
-            run = json.loads(said)["runs"][0]
-            return str(run["status"]), said
-        return "", said
+    def status(self, number: str) -> str:
+        """Return a job's status, such as finished:completed."""
+        with suppress(ValueError, LookupError):
+            return str(json.loads(self.flwr("list", "here", "--run-id", number, "--format", "json"))["runs"][0]["status"])
+        return ""
 
-    def submit(self, job: Path, seconds: float = 400) -> tuple[str, str]:
+    def submit(self, job: Path, seconds: float = 600) -> tuple[str, str]:
         """Submit a job, wait for its end, and return its status and its log."""
-        number, until = self.begin(job), time.monotonic() + seconds
-        return self.wait(number, until)
+        return self.wait(self.begin(job), seconds)
 
-    def wait(self, number: str, until: float) -> tuple[str, str]:
+    def wait(self, number: str, seconds: float = 600) -> tuple[str, str]:
         """Wait for a job's end, and return its status and its log."""
-        status = ""
+        status, until = "", time.monotonic() + seconds
         while not status.startswith("finished") and time.monotonic() < until:
-            time.sleep(1)
-            status, _ = self.status(number)
+            time.sleep(3)
+            status = self.status(number)
         return status, self.flwr("log", number, "here", "--show")
 
 

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-import secrets
 from pathlib import Path
 
-from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
-from rankdad.platforms.flower.message import ID, RUN
+from rankdad.platforms.flower.site import ID, RUN
+from rankdad.platforms.jobs import checked, write_files
 
-CODE = "rankdad_job"  # package of the job: its parts import what is installed at every node
+PACKAGE = "rankdad_job"  # of the job: its parts import what is installed at every node
 PARTS = {"serverapp": "server_app", "clientapp": "client_app"}
+PROJECT = """\
+[project]
+name = "run-{number}"
+version = "1.0.0"
+description = {name}
+license = "MIT"
+dependencies = []  # rankdad is installed at every node
+
+[tool.flwr.app]
+publisher = "rankdad"
+
+[tool.flwr.app.components]
+{parts}
+
+[tool.flwr.app.config]
+{config}
+"""
 
 
 def write_job(spec: RunSpec, output: Path, *, number: str | None = None) -> str:
@@ -25,56 +41,18 @@ def write_job(spec: RunSpec, output: Path, *, number: str | None = None) -> str:
     Raises:
         UserError: the run cannot be had on Flower, or the folder cannot be written.
     """
-    if spec.federation.regions:
-        said = "a SuperLink has no regions below it: leave them out"
-        raise SpecError("federation.regions", said, code="regions-unsupported")
-    if getattr(spec.data, "patterns", ()):
-        said = "has patterns: `rankdad resolve` replaces them by the columns that all sites have"
-        raise SpecError("data.features", said, code="pattern-unresolved")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(
-            f"--output: {output} is there already: choose another folder, or remove it",
-            code="output-exists",
-            field="--output",
-        )
-    number = number or secrets.token_hex(8)
-    code = output / CODE
-    try:
-        code.mkdir(parents=True)
-        (output / "pyproject.toml").write_text(_project(spec, number), encoding="utf-8")
-        (code / "__init__.py").write_text('"""What Flower starts of rankdad."""\n', encoding="utf-8")
-        for module in PARTS.values():
-            line = f'from rankdad.platforms.flower.{module} import app\n\n__all__ = ["app"]\n'
-            (code / f"{module}.py").write_text(line, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror}", code="cannot-write", field="--output"
-        ) from None
-    return number
-
-
-def _project(spec: RunSpec, number: str) -> str:
-    words = {ID: number, RUN: json.dumps(spec.document())}
-    return "\n".join(
-        (
-            "[project]",
-            f'name = "run-{number}"',
-            'version = "1.0.0"',
-            f"description = {_quoted(spec.name)}",
-            'license = "MIT"',
-            "dependencies = []  # rankdad is installed at every node",
-            "",
-            "[tool.flwr.app]",
-            'publisher = "rankdad"',
-            "",
-            "[tool.flwr.app.components]",
-            *(f'{part} = "{CODE}.{module}:app"' for part, module in PARTS.items()),
-            "",
-            "[tool.flwr.app.config]",
-            *(f"{key} = {_quoted(value)}" for key, value in words.items()),
-            "",
-        )
+    number = checked(spec, "a SuperLink", number)
+    parts = "\n".join(f'{part} = "{PACKAGE}.{module}:app"' for part, module in PARTS.items())
+    config = "\n".join(
+        f"{key} = {_quoted(word)}" for key, word in {ID: number, RUN: json.dumps(spec.document())}.items()
     )
+    project = PROJECT.format(number=number, name=_quoted(spec.name), parts=parts, config=config)
+    code = {
+        f"{PACKAGE}/{module}.py": f'from rankdad.platforms.flower.{module} import app\n\n__all__ = ["app"]\n'
+        for module in PARTS.values()
+    }
+    write_files(output, {"pyproject.toml": project, f"{PACKAGE}/__init__.py": "", **code})
+    return number
 
 
 def _quoted(text: str) -> str:

@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from rankdad.common.errors import RankdadError
-from rankdad.platforms.flower.message import ID, RUN, text
+from rankdad.platforms.flower.site import ID, RUN
 
 app = ServerApp()
 _log = logging.getLogger("flwr")
@@ -44,9 +44,8 @@ def _run(grid: Grid, context: Context) -> str:
     document: dict[str, object] = dict(context.run_config)
     if set(document) == {ID, RUN}:
         with suppress(ValueError):
-            document[RUN] = json.loads(text(document, RUN))
+            document[RUN] = json.loads(str(document[RUN]))
     settings, inbox = server_settings(), SimpleQueue[tuple[str, object]]()
-    registered, patience = settings.registered, settings.patience
-    nodes = Nodes(grid, inbox, registered=registered, patience=patience, say=_log.info)
+    nodes = Nodes(grid, inbox, settings, _log.info)
     with nodes.working():
         return host(document, settings, inbox, nodes.post, nodes.stops, _log.info)

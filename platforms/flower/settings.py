@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.numbers import PositiveFloat
 from rankdad.local.config import SiteConfig
-from rankdad.platforms.flower.resident import ENVIRONMENT, SERVER
+from rankdad.platforms.flower.site import ENVIRONMENT, SERVER
 from rankdad.remote.hosted import ServerSettings
 
 
@@ -59,6 +58,4 @@ def server_settings() -> FlowerSettings:
     if not folder or not path.is_file():
         said = f"the server has no settings for rankdad: expected {SERVER}.json in the folder that {ENVIRONMENT} names"
         raise SettingsError(said, code="settings-missing")
-    settings = validate(FlowerSettings, load_json(path), file=path)
-    weights = settings.weights and str(path.parent / settings.weights)
-    return settings.model_copy(update={"directory": str(path.parent / settings.directory), "weights": weights})
+    return FlowerSettings.read(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.local.config import SiteConfig
 from rankdad.remote.hosted import ServerSettings
@@ -64,7 +63,4 @@ def server_settings(kit: str | None) -> ServerSettings:
         SettingsError: there are none.
         UserError: they are not what they should be.
     """
-    path = settings_file(SERVER, kit)
-    settings = validate(ServerSettings, load_json(path), file=path)
-    weights = settings.weights and str(path.parent / settings.weights)
-    return settings.model_copy(update={"directory": str(path.parent / settings.directory), "weights": weights})
+    return ServerSettings.read(settings_file(SERVER, kit))
