@@ -85,7 +85,10 @@ class Deployment:
                     os.kill(number, signal.SIGKILL)
 
     def start(self, node: str) -> None:
-        """Start a node's process: the SuperLink is "server"."""
+        """Start a node's process: the SuperLink is "server". A SuperNode is started anew when it ends.
+
+        The SuperLink refuses a SuperNode that comes back before it has missed the one that was killed.
+        """
         tls = ["--ssl-certfile", "cert.pem", "--ssl-keyfile", "key.pem", "--ssl-ca-certfile", "ca.pem"]
         words = ["flower-superlink", *tls, "--port", str(self.port), "--database", "state.db"]
         words += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
@@ -95,7 +98,7 @@ class Deployment:
             words += ["--node-config", f'rankdad="{self.folder}/settings/{node}.json"']
         with (self.folder / f"{node}.log").open("ab") as log:
             self.processes[node] = subprocess.Popen(
-                [str(BIN / words[0]), *words[1:]],
+                ["bash", "-c", 'while true; do "$@"; sleep 3; done', "bash", *words],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -110,10 +113,11 @@ class Deployment:
                 time.sleep(0.2)
 
     def kill(self, node: str) -> None:
-        """Kill a node's process and those that it has started, but for a resident site."""
+        """Kill a node's process and all that it has started, but for a resident site that is nobody's child."""
         process = self.processes.pop(node)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for number in (process.pid, *_below(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
         process.wait()
 
     def residents(self, site: str = "") -> list[int]:
@@ -145,7 +149,9 @@ class Deployment:
     def status(self, number: str) -> str:
         """Return a job's status, such as finished:completed."""
         with suppress(ValueError, LookupError):
-            return str(json.loads(self.flwr("list", "here", "--run-id", number, "--format", "json"))["runs"][0]["status"])
+            return str(
+                json.loads(self.flwr("list", "here", "--run-id", number, "--format", "json"))["runs"][0]["status"]
+            )
         return ""
 
     def submit(self, job: Path, seconds: float = 600) -> tuple[str, str]:
@@ -156,9 +162,23 @@ class Deployment:
         """Wait for a job's end, and return its status and its log."""
         status, until = "", time.monotonic() + seconds
         while not status.startswith("finished") and time.monotonic() < until:
-            time.sleep(3)
+            time.sleep(5)
             status = self.status(number)
         return status, self.flwr("log", number, "here", "--show")
+
+
+def _below(number: int) -> list[int]:
+    """Return the numbers of the processes that a process has started, and of those that these have."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found, due = list[int](), [number]
+    while due:
+        children = parents.get(due.pop(), [])
+        found += children
+        due += children
+    return found
 
 
 def _port() -> int:

@@ -1,4 +1,4 @@
-"""What the jobs of all engines have in common."""
+"""What engines have in common: jobs, and settings of nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
+
+
+class SettingsError(UserError):
+    """A node's settings are missing, or another node's: others may hear which."""
+
+    is_public = True
 
 
 def checked(spec: RunSpec, server: str, number: str | None) -> str:

@@ -66,7 +66,6 @@ class Calls:
         self._malformed[site] = 0
         try:
             self._check(site, call)
-            self._waiting.pop(site, None)  # the call of a process that is no more
             return self._handlers[call.what](self, site, call)
         except ProtocolError as error:
             self._waiting.pop(site, None)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -47,7 +47,7 @@ class Nodes:
         self._asked: dict[str, Key] = {}  # by the number of the message that asks a node for its name
         self._names: dict[Key, str] = {}
         self._ends = threading.Event()
-        self._error: Exception | None = None
+        self._error: StoppedRunError | None = None
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -70,30 +70,27 @@ class Nodes:
         Raises:
             StoppedRunError: the nodes can be reached no more, or are not those of the run.
         """
-        if self._error is None or isinstance(self._error, StoppedRunError):
-            if self._error is not None:
-                raise self._error
-            return False
-        said = f"Flower's own messages fail ({type(self._error).__name__}); the same job, submitted again, goes on"
-        raise StoppedRunError(said, code="engine-failed") from self._error
+        if self._error is not None:
+            raise self._error
+        return False
 
     def _work(self) -> None:
         looked = 0.0
         try:
             while not self._ends.wait(INTERVAL):
-                try:
-                    while True:
-                        self._roll.post(*self._outbox.get_nowait())
-                except Empty:
-                    pass
+                while not self._outbox.empty():
+                    self._roll.post(*self._outbox.get())
                 if self._roll.places and time.monotonic() - looked > ROLL_CALL:
                     looked = time.monotonic()
                     self._roll.present(self._look())
                 for place, node, reply in self._roll.due():
                     place.message = self._push(node, {BODY: reply})
                 self._receive()
-        except Exception as error:
+        except StoppedRunError as error:
             self._error = error
+        except Exception as error:
+            said = f"Flower's own messages fail ({type(error).__name__}): the same job, submitted again, goes on"
+            self._error = StoppedRunError(said, code="engine-failed")
 
     def _look(self) -> dict[str, Key]:
         """Return the nodes that are there, by the sites' names."""

@@ -1,17 +1,14 @@
-"""Settings of a node, in a file there: a job brings none of them.
-
-A site's file is the one that `rankdad site` takes, with `"aggregator": "flower"`. The server's says where runs lie.
-"""
+"""Settings of a node, in a file there: a site's is that of `rankdad site`, with `"aggregator": "flower"`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from rankdad.common.errors import UserError
 from rankdad.common.numbers import PositiveFloat
 from rankdad.local.config import SiteConfig
 from rankdad.platforms.flower.site import ENVIRONMENT, SERVER
+from rankdad.platforms.jobs import SettingsError
 from rankdad.remote.hosted import ServerSettings
 
 
@@ -24,17 +21,8 @@ class FlowerSettings(ServerSettings):
     """Seconds for which a site whose node is away is waited for."""
 
 
-class SettingsError(UserError):
-    """A node's settings are missing: others may hear that."""
-
-    is_public = True
-
-
 def site_settings(place: str) -> SiteConfig:
-    """Return a site's settings.
-
-    Args:
-        place: where they lie; "" if the node does not say.
+    """Return a site's settings, which lie at a place; "" if the node does not say.
 
     Raises:
         SettingsError: there are none.

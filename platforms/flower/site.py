@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,32 +42,25 @@ def name_of(place: str) -> str:
 
 
 def answer(place: str, run: object, job: str, reply: bytes) -> bytes:
-    """Return a site's next call from its process.
-
-    Args:
-        place: of its settings.
-        run: the run's identity.
-        job: Flower's number of the job.
-        reply: to the last call.
-    """
+    """Hand a reply to the site whose settings lie at a place, and return its next call."""
     if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
         raise ValueError
     address = address_of(place, run)
     return advance([sys.executable, "-m", __name__, place, job, str(address)], address, job, reply)
 
 
-def main(place: str, job: str, address: str) -> None:
-    """Serve a site, in a process of its own."""
+def live(place: str) -> Callable[[CarriedConnection], None]:
+    """Return the life of the site whose settings lie at a place."""
 
-    def live(connection: CarriedConnection) -> None:
+    def life(connection: CarriedConnection) -> None:
         from rankdad.local.agent.started import take_part
         from rankdad.platforms.flower.settings import site_settings
 
         take_part(site_settings(place), connection, "flower")
 
-    serve(name_of(place), job, Path(address), live)
-    os._exit(0)  # a thread may still compute for a job that has ended
+    return life
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(name_of(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), live(sys.argv[1]))
+    os._exit(0)  # a thread may still compute for a job that has ended

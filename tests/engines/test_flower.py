@@ -23,7 +23,12 @@ pytestmark = [
 SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"
 TWO = SITES[:2]
 DIGITS = ("digits.json", "run.training.epochs=1", "run.training.batch_size=96")
-SMALL = ("digits.json", "run.training.epochs=1", 'run.model={"name":"mlp","hidden":[16]}', "run.training.batch_size=512")
+SMALL = (
+    "digits.json",
+    "run.training.epochs=1",
+    'run.model={"name":"mlp","hidden":[16]}',
+    "run.training.batch_size=512",
+)
 LINEAR = (
     "diabetes.json",
     'run.model={"name":"linear"}',
