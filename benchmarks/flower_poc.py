@@ -34,10 +34,11 @@ class Deployment:
     Args:
         folder: of keys, logs and settings.
         sites: names of the nodes.
+        simulated: whether the SuperLink simulates the nodes.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str] = SITES) -> None:
-        self.folder, self.sites, self.port = folder, sites, _port()
+    def __init__(self, folder: Path, sites: Sequence[str] = SITES, *, simulated: bool = False) -> None:
+        self.folder, self.sites, self.simulated, self.port = folder, sites, simulated, _port()
         self.environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(folder),
@@ -64,18 +65,19 @@ class Deployment:
         _certificate(self.folder)
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.folder}/ca.pem"\n'
+            + ("insecure = true\n" if self.simulated else f'root-certificates = "{self.folder}/ca.pem"\n')
         )
         try:
             self.start("server")
-            for site in self.sites:
+            for site in () if self.simulated else self.sites:
                 _key(self.folder / site)
                 said = self.flwr("supernode", "register", f"{self.folder / site}.pub", "--name", site)
                 assert "registered" in said, said
                 self.start(site)
             until = time.monotonic() + START
-            while self.flwr("supernode", "list").count("online") < len(self.sites) and time.monotonic() < until:
-                time.sleep(1)
+            while not self.simulated and time.monotonic() < until:
+                if self.flwr("supernode", "list").count("online") == len(self.sites):
+                    break
             yield
         finally:
             for name in list(self.processes):
@@ -92,6 +94,8 @@ class Deployment:
         tls = ["--ssl-certfile", "cert.pem", "--ssl-keyfile", "key.pem", "--ssl-ca-certfile", "ca.pem"]
         words = ["flower-superlink", *tls, "--port", str(self.port), "--database", "state.db"]
         words += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        if self.simulated:
+            words = ["flower-superlink", "--insecure", "--simulation", "--port", str(self.port), words[-1]]
         if node != "server":
             words = ["flower-supernode", *tls, "--root-certificates", "ca.pem", "--superlink", f"127.0.0.1:{self.port}"]
             words += ["--auth-supernode-private-key", node, "--port", str(self.ports[node])]
@@ -135,13 +139,14 @@ class Deployment:
         documents: dict[str, Mapping[str, Any]] = {
             site: {**document, "aggregator": "flower"} for site, document in sites.items()
         }
-        documents["server"] = {"directory": str(work / "runs")}
+        documents["server"] = {"directory": str(work / "runs"), "registered": not self.simulated}
         for node, document in documents.items():
             (self.folder / "settings" / f"{node}.json").write_text(json.dumps(document))
 
     def begin(self, job: Path) -> str:
         """Submit a job, and return its number."""
-        said = self.flwr("run", str(job), "here", "--format", "json")
+        nodes = ["--federation-config", f"num-supernodes={len(self.sites)}"] if self.simulated else []
+        said = self.flwr("run", str(job), "here", "--format", "json", *nodes)
         found = re.search(r'"run-id": "?(\d+)', said)
         assert found is not None, said
         return found[1]

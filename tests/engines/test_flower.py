@@ -77,6 +77,62 @@ client_app.answer = stopping
 app = client_app.app
 '''
 
+HOSTILE = '''"""Sends what is no call a hundred times in place of one site's first."""
+
+import random
+from pathlib import Path
+
+import msgpack
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from rankdad.platforms.flower import client_app
+
+FOLDER = Path("%(folder)s")
+answer, query = client_app.answer, client_app.query
+app = client_app.ClientApp()
+
+
+def payload(number):
+    """Return a record that is no call of this site's."""
+    rng, first = random.Random(number), {"what": "run", "number": 1, "site": "hospital-a"}
+    body = rng.choice(
+        (
+            b"",
+            b"\\xc1",
+            bytes(1000),
+            b"\\x81" * 4000,
+            rng.randbytes(200),
+            msgpack.packb(first)[: rng.randrange(20)],
+            msgpack.packb(first | {"site": "hospital-b", "what": "send", "body": rng.randbytes(99)}),
+            msgpack.packb(first | {"what": "os.system"}),
+            msgpack.packb(first | {"number": -1}),
+            msgpack.packb(first | {"what": "send", "round": 2**53, "body": rng.randbytes(99)}),
+            bytes(1 << 22),
+        )
+    )
+    return rng.choice((ConfigRecord({"body": body}), ConfigRecord({"body": body}), ConfigRecord({"body": "text"}),
+                       MetricRecord({"body": 7}), ArrayRecord(), ConfigRecord({})))
+
+
+@app.query()
+def hostile(message, context):
+    place, record = client_app.settings_place(context.node_config), message.content["rankdad"]
+    if "hospital-a" not in place or "body" not in record:
+        return query(message, context)
+    first, number = FOLDER / "first", len(list(FOLDER.glob("sent-*")))
+    if number == 0:
+        first.write_bytes(record["body"])
+    if number < 101:
+        (FOLDER / f"sent-{number}").touch()
+        answered = payload(number) if number != 50 else ConfigRecord({"body": msgpack.packb(
+            {"what": "run", "number": 1, "site": "hospital-a"})})
+        return Message(RecordDict({"rankdad": answered}), reply_to=message)
+    if first.exists():
+        record["body"] = first.read_bytes()
+        first.unlink()
+    return query(message, context)
+'''
+
 
 def lockstep(folder: Path, name: str, *sets: str, sites: tuple[str, ...] = SITES) -> tuple[Path, set[str]]:
     """Simulate a spec, and return its directory and the weights' digests."""
@@ -112,6 +168,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("flower"), simulated=True)
+    with deployment.running():
+        yield deployment
+
+
+@pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     return lockstep(tmp_path_factory.mktemp("small"), *SMALL, sites=TWO)
 
@@ -123,6 +186,28 @@ def test_four_nodes_of_flower_and_lockstep_give_the_same_bits(
     simulated, digests = lockstep(tmp_path, *spec)
     four.settle(tmp_path / "work", site_documents(tmp_path / "work", simulated))
     status, log = four.submit(make(tmp_path, simulated), 1500)
+    assert status == "finished:completed", log
+    assert outcome(tmp_path / "work") == ("completed", digests)
+
+
+@pytest.mark.parametrize("spec", [DIGITS, LINEAR], ids=["digits", "linear"])
+def test_four_simulated_nodes_and_lockstep_give_the_same_bits(
+    simulation: Deployment, tmp_path: Path, spec: tuple[str, ...]
+) -> None:
+    simulated, digests = lockstep(tmp_path, *spec)
+    simulation.settle(tmp_path / "work", site_documents(tmp_path / "work", simulated))
+    status, log = simulation.submit(make(tmp_path, simulated), 1500)
+    assert status == "finished:completed", log
+    assert outcome(tmp_path / "work") == ("completed", digests)
+
+
+def test_a_hundred_hostile_payloads_change_nothing(simulation: Deployment, tmp_path: Path) -> None:
+    simulated, digests = lockstep(tmp_path, *SMALL)
+    simulation.settle(tmp_path / "work", site_documents(tmp_path / "work", simulated))
+    job = make(tmp_path, simulated)
+    (job / "rankdad_job" / "client_app.py").write_text(HOSTILE % {"folder": tmp_path})
+    status, log = simulation.submit(job)
+    assert len(list(tmp_path.glob("sent-*"))) == 101
     assert status == "finished:completed", log
     assert outcome(tmp_path / "work") == ("completed", digests)
 
