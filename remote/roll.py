@@ -63,7 +63,7 @@ class Roll(Generic[N]):
                 self._lose(name, f"no node of this name has been there for {self._patience:g} seconds")
 
     def due(self) -> Iterator[tuple[Place[N], N, bytes]]:
-        """Yield what is to be sent; the caller notes the message's number."""
+        """Yield the replies to send; the caller notes a message's number."""
         for place in self.places.values():
             if place.reply is not None and place.message is None and place.node is not None:
                 yield place, place.node, place.reply
