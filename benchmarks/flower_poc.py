@@ -146,10 +146,15 @@ class Deployment:
     def begin(self, job: Path) -> str:
         """Submit a job, and return its number."""
         nodes = ["--federation-config", f"num-supernodes={len(self.sites)}"] if self.simulated else []
-        said = self.flwr("run", str(job), "here", "--format", "json", *nodes)
-        found = re.search(r'"run-id": "?(\d+)', said)
-        assert found is not None, said
+        until = time.monotonic() + START
+        while (found := re.search(r'"run-id": "?(\d+)', said := self._run(job, nodes))) is None:
+            assert time.monotonic() < until, said
         return found[1]
+
+    def _run(self, job: Path, nodes: list[str]) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            return self.flwr("run", str(job), "here", "--format", "json", *nodes)
+        return ""
 
     def status(self, number: str) -> str:
         """Return a job's status, such as finished:completed."""

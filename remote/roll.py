@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -26,7 +26,8 @@ class Place(Generic[N]):
     reply: bytes | None = None
     message: str | None = None  # the engine's number of what has been sent
     failures: int = 0
-    since: float = field(default_factory=time.monotonic)  # without a node
+    away: bool = False
+    since: float = 0.0  # when it was missed
 
 
 class Roll(Generic[N]):
@@ -53,20 +54,28 @@ class Roll(Generic[N]):
         """Take note of the nodes that are there, by the sites' names."""
         for name, place in self.places.items():
             node = nodes.get(name)
-            if node is not None and node != place.node:
-                self._say(f"{name} is there")
-                place.node, place.message, place.failures = node, None, 0
-            elif node is None and place.node is not None:
+            if node is not None:
+                if node != place.node:
+                    self._say(f"{name} is there")
+                    place.node, place.message, place.failures = node, None, 0
+                place.away = False
+            elif not place.away:
                 self._say(f"{name} is away: the run waits {self._patience:g} seconds for it")
-                place.node, place.since = None, time.monotonic()
-            elif node is None and place.reply is not None and time.monotonic() - place.since > self._patience:
+                place.node, place.away, place.since = None, True, time.monotonic()
+            elif place.reply is not None and time.monotonic() - place.since > self._patience:
                 self._lose(name, f"no node of this name has been there for {self._patience:g} seconds")
 
-    def due(self) -> Iterator[tuple[Place[N], N, bytes]]:
-        """Yield the replies to send; the caller notes a message's number."""
-        for place in self.places.values():
+    def due(self) -> Iterator[tuple[str, N, bytes]]:
+        """Yield sites, their nodes and the replies to send."""
+        for name, place in self.places.items():
             if place.reply is not None and place.message is None and place.node is not None:
-                yield place, place.node, place.reply
+                yield name, place.node, place.reply
+
+    def sends(self, site: str, message: str | None) -> None:
+        """Take note of the engine's number of a message; None if the engine has refused it."""
+        self.places[site].message = message
+        if message is None:
+            self.failed(site, f"the engine does not take a message of {len(self.places[site].reply or b'')} bytes")
 
     @property
     def sent(self) -> dict[str, str]:
@@ -91,7 +100,7 @@ class Roll(Generic[N]):
     def gone(self, site: str) -> None:
         """Take note that a site's node is away."""
         place = self.places[site]
-        place.node, place.message, place.since = None, None, time.monotonic()
+        place.node, place.message = None, None
 
     def _lose(self, site: str, reason: str) -> None:
         self.places[site].reply = None

@@ -83,8 +83,8 @@ class Nodes:
                 if self._roll.places and time.monotonic() - looked > ROLL_CALL:
                     looked = time.monotonic()
                     self._roll.present(self._look())
-                for place, node, reply in self._roll.due():
-                    place.message = self._push(node, {BODY: reply})
+                for site, node, reply in list(self._roll.due()):
+                    self._roll.sends(site, self._push(node, {BODY: reply}))
                 self._receive()
         except StoppedRunError as error:
             self._error = error

@@ -11,8 +11,8 @@ from rankdad.remote.roll import TRIES, Roll
 def send(roll: Roll[str]) -> list[tuple[str, bytes]]:
     """Send what is due, as messages that are called by their nodes."""
     sent = list(roll.due())
-    for place, node, _ in sent:
-        place.message = f"to {node}"
+    for site, node, _ in sent:
+        roll.sends(site, f"to {node}")
     return [(node, reply) for _, node, reply in sent]
 
 
@@ -59,3 +59,14 @@ def test_a_site_is_given_up_after_some_failures_in_a_row_or_at_once_or_when_it_s
     site, lost = inbox.get_nowait()
     assert (site, type(lost)) == ("gamma", Lost)
     assert send(roll) == []
+
+
+def test_a_message_that_the_engine_does_not_take_is_tried_and_given_up() -> None:
+    inbox = SimpleQueue[tuple[str, object]]()
+    roll = Roll[str](inbox, patience=60)
+    roll.post("alpha", bytes(1000))
+    roll.present({"alpha": "node 1"})
+    while inbox.empty():
+        for site, _, _ in list(roll.due()):
+            roll.sends(site, None)
+    assert inbox.get_nowait() == ("alpha", Lost("the engine does not take a message of 1000 bytes"))
