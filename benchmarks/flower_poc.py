@@ -48,7 +48,7 @@ class Deployment:
             "TMPDIR": str(folder / "tmp"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports = {site: _port() for site in sites}

@@ -18,7 +18,7 @@ from rankdad.platforms.flower.site import BODY, KEY, LOST, NAME
 from rankdad.remote.calls import StoppedRunError
 from rankdad.remote.roll import Roll
 
-INTERVAL = 0.05  # seconds between two looks for answers: Flower's own loop waits for three
+INTERVAL = 0.25  # seconds between two looks for answers: Flower's own loop waits for three
 ROLL_CALL = 1.0  # seconds between two looks at which nodes are there
 LOAD, UNAVAILABLE, UNVERIFIED = 1, 5, 7  # Flower's codes of errors
 WORDS = {
