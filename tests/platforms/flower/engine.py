@@ -107,8 +107,9 @@ class Engine:
 
     def run(self) -> str:
         """See the job through, and return what has ended it; "" of one that has completed."""
-        from rankdad.platforms.flower import server_app
+        from rankdad.platforms.flower import nodes, server_app
 
+        nodes.INTERVAL = 0.01
         threads = [threading.Thread(target=self._work, args=(node,), daemon=True) for node in self.tasks]
         for thread in threads:
             thread.start()
