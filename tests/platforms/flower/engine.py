@@ -24,9 +24,9 @@ class Message:
     def __init__(
         self, content: Any = None, dst: int = 0, kind: str = "", *, reply_to: Message | None = None, error: int = 0
     ) -> None:
-        number = reply_to.number if reply_to else ""
-        self.number, self.node = str(next(NUMBERS)), dst
-        self.metadata = SimpleNamespace(reply_to_message_id=number)
+        self.number: str = str(next(NUMBERS))
+        self.node = dst
+        self.metadata = SimpleNamespace(reply_to_message_id=reply_to.number if reply_to else "")
         self.content, self.error = content, SimpleNamespace(code=error)
 
     def has_error(self) -> bool:
@@ -87,7 +87,8 @@ class Engine:
         from rankdad.local.drivers.carried import Carried
         from rankdad.platforms.flower import client_app, site
 
-        self.folder, self.config, self.client = folder, dict(config), client_app
+        self.folder, self.config = folder, dict(config)
+        self.client: Any = client_app
         self.job = next(NUMBERS)
         self.names, self.since = dict(nodes), dict.fromkeys(nodes, "0")
         self.tasks = {node: SimpleQueue[Message | None]() for node in nodes}
@@ -97,7 +98,7 @@ class Engine:
         self.spoil: Any = lambda name, answer: answer  # what becomes of an answer; None: it is lost
         self.crossed: list[bytes] = []
         self.make: Any = lambda place: Carried(site.name_of(place), site.live(place))
-        client_app.answer = self._answer
+        self.client.answer = self._answer
 
     def _answer(self, place: str, run: object, job: str, reply: bytes) -> bytes:
         """Do what a resident process does."""
