@@ -22,7 +22,7 @@ pytestmark = [
 ]
 SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"
 TWO = SITES[:2]
-DIGITS = ("digits.json", "run.training.epochs=1", "run.training.batch_size=96")
+DIGITS = ("digits.json", "run.training.epochs=1", "run.training.batch_size=72")  # 10 rounds
 SMALL = (
     "digits.json",
     "run.training.epochs=1",

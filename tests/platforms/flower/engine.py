@@ -98,7 +98,7 @@ class Engine:
         self.spoil: Any = lambda name, answer: answer  # what becomes of an answer; None: it is lost
         self.crossed: list[bytes] = []
         self.make: Any = lambda place: Carried(site.name_of(place), site.live(place))
-        self.client.answer = self._answer
+        vars(client_app)["answer"] = self._answer
 
     def _answer(self, place: str, run: object, job: str, reply: bytes) -> bytes:
         """Do what a resident process does."""
