@@ -21,9 +21,10 @@ slow: .venv/ready
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not alone" --hypothesis-profile full -rs -n 3 --dist loadgroup
 	$(BIN)/python -m pytest -m "slow and alone" -rs -s --reruns 2
 
-# What needs an engine that hospitals run, in an environment of its own: its packages would change ours.
-engines: .venv-nvflare/ready
+# What needs an engine that hospitals run, each in an environment of its own: its packages would change ours.
+engines: .venv-nvflare/ready .venv-flower/ready
 	.venv-nvflare/bin/python -m pytest -p no:xdist -rs tests/engines
+	.venv-flower/bin/python -m pytest -p no:xdist -rs tests/engines
 
 # The documentation's site, in docs/_build.
 docs: .venv/ready
@@ -43,6 +44,15 @@ lint: .venv/ready
 	$(PYTHON) -m venv .venv-nvflare
 	.venv-nvflare/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,nvflare]' \
 		pytest pytest-timeout hypothesis
+	touch $@
+
+# Flower takes other versions of some packages than ours.
+.venv-flower/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-flower
+	grep -vE '^(certifi|fastapi|packaging|protobuf|rich|starlette|typer|uvicorn)==' constraints.txt \
+		> .venv-flower/constraints.txt
+	.venv-flower/bin/python -m pip install --quiet --constraint .venv-flower/constraints.txt \
+		--editable '.[demo,flower]' 'flwr[simulation]' pytest pytest-timeout hypothesis
 	touch $@
 
 # How much there is to carry on: lines and files of the product, package by package, then of what measures and tests it.

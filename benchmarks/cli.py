@@ -540,13 +540,18 @@ def _whole_numbers(option: str, text: str) -> list[int]:
 
 @app.command()
 def engines(
+    engine: Annotated[str, typer.Option(help="nvflare or flower, whose environment this is.")] = "nvflare",
     size: Annotated[int, typer.Option("--bytes", help="Bytes each way, for each client.", min=1000)] = 66_800,
     rounds: Annotated[int, typer.Option(help="Of each job.", min=5)] = 40,
     turns: Annotated[int, typer.Option(help="How often each job runs.", min=1)] = 3,
 ) -> None:
-    """Measure rounds on NVFlare beside its own FedAvg with the same bytes; in the environment of `make engines`."""
+    """Measure rounds on an engine beside its own FedAvg with the same bytes; in the environment of `make engines`."""
     from rich.console import Console
 
     from benchmarks.engines import bench_engines
+    from benchmarks.flower_rounds import bench_flower
 
-    bench_engines(size, rounds, turns, Console(width=140))
+    benches = {"nvflare": bench_engines, "flower": bench_flower}
+    if engine not in benches:
+        raise typer.BadParameter("expected nvflare or flower", param_hint="--engine")
+    benches[engine](size, rounds, turns, Console(width=140))

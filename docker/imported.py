@@ -7,8 +7,8 @@ import pkgutil
 import sys
 from pathlib import Path
 
-ABSENT = ("rankdad.platforms.nvflare",)  # needs an engine that the image does not have
-LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported during runs
+ABSENT = ("rankdad.platforms.flower", "rankdad.platforms.nvflare")  # need an engine that the image does not have
+LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
 
 
 def files() -> list[Path]:

@@ -19,7 +19,7 @@ from rankdad.common.numbers import PositiveFloat, PositiveInt
 from rankdad.common.spec import SiteName
 from rankdad.common.user_code import Permitted
 
-ENGINES = ("nvflare",)  # in the place of an address: the engine starts the site, and carries what it says
+ENGINES = ("flower", "nvflare")  # in the place of an address: the engine starts the site, and carries what it says
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
 PATHS = ("data", "output", "privacy", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")
 
@@ -30,7 +30,8 @@ class Member(Part):
     name: SiteName
     """The site's name in the run's spec; an owner's or viewer's in the consortium."""
     aggregator: str
-    """The aggregator's address, such as http://127.0.0.1:8765; or nvflare, which starts the site itself."""
+    """The aggregator's address, such as http://127.0.0.1:8765; or flower or nvflare, which start the site
+    themselves."""
     patience: PositiveFloat = 300.0
     """Seconds for which an aggregator that does not answer is tried."""
 

@@ -72,3 +72,17 @@ def job_nvflare(
     typer.echo(f"{output}: the job of the run {number}, for the clients {sites}")
     if not bring_code:
         typer.echo(f"every node's local/resources.json has to name {PACKAGE} in its class_allow_list")
+
+
+@job.command("flower")
+def job_flower(
+    file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="JOB", help="Folder of the job.")],
+) -> None:
+    """Make a job of Flower's; submitted again, the same run goes on."""
+    from rankdad.common.spec import RunSpec
+    from rankdad.platforms.flower.job import write_job
+
+    spec = RunSpec.read(file)
+    number = write_job(spec, output)
+    typer.echo(f"{output}: the job of the run {number}, for the nodes {', '.join(spec.federation.sites)}")

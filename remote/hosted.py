@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Self
 
 from rankdad.common.devices import CPU, Device, device_here, limit_threads
-from rankdad.common.documents import Part, validate
+from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import RunFailedError, SpecError
 from rankdad.common.memory import check_memory
 from rankdad.common.protocol.calls import Reply, packed
@@ -44,6 +45,17 @@ class ServerSettings(Part):
     """Folder of the pretrained weights that a run's spec may name."""
     device: Device = CPU
     """Device of reductions: cpu, cuda:N, cuda or auto."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the server's file.
+
+        Raises:
+            UserError: it is unreadable, or a field is wrong.
+        """
+        settings = validate(cls, load_json(path), file=path)
+        weights = settings.weights and str(path.parent / settings.weights)
+        return settings.model_copy(update={"directory": str(path.parent / settings.directory), "weights": weights})
 
 
 def host(

@@ -138,11 +138,12 @@ class Carried:
 
     Attributes:
         reason: why the site has ended before its run did, in words that others may hear; "" of one that has not.
+        ended: whether the next call, or the one just taken out, is the last.
     """
 
     def __init__(self, name: str, work: Callable[[CarriedConnection], object]) -> None:
         self._calls, self._replies = SimpleQueue[bytes](), SimpleQueue[bytes]()
-        self.reason = ""
+        self.reason, self.ended = "", False
         self._stopped = threading.Event()
         self._connection = CarriedConnection(name, self._calls.put, self._receive)
         self._thread = threading.Thread(target=self._live, args=(work,), name="rankdad", daemon=True)
@@ -202,4 +203,5 @@ class Carried:
             ended = error
             self.reason = visible(public_reason(error))
         finally:
+            self.ended = True
             self._calls.put(connection.end(ended))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankdad.common.errors import SpecError, UserError
 from rankdad.common.spec import RunSpec
+from rankdad.platforms.jobs import checked, write_files
 from rankdad.platforms.nvflare.site import KEY, RUN
 
 INTERVAL = 0.05  # seconds between two looks of a client for its next task: NVFlare itself waits for two
@@ -36,19 +35,7 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
     Raises:
         UserError: the run cannot be had on NVFlare, or the folder cannot be written.
     """
-    if spec.federation.regions:
-        said = "an NVFlare server has no regions below it: leave them out"
-        raise SpecError("federation.regions", said, code="regions-unsupported")
-    if getattr(spec.data, "patterns", ()):
-        said = "has patterns: `rankdad resolve` replaces them by the columns that all sites have"
-        raise SpecError("data.features", said, code="pattern-unresolved")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(
-            f"--output: {output} is there already: choose another folder, or remove it",
-            code="output-exists",
-            field="--output",
-        )
-    number = number or secrets.token_hex(8)
+    number = checked(spec, "an NVFlare server", number)
     sites = spec.federation.sites
     meta = {
         "name": spec.name,
@@ -69,25 +56,15 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
         "executors": [{"tasks": [KEY], "executor": {"path": _path(EXECUTOR, brings_code), "args": {}}}],
         **_nothing_else(),
     }
-    config = output / "app" / "config"
-    files: dict[Path, Mapping[str, Any]] = {
-        output / "meta.json": meta,
-        config / "config_fed_server.json": server,
-        config / "config_fed_client.json": client,
-        config / RUN: {"id": number, "run": spec.document()},
+    config = "app/config"
+    files: dict[str, Mapping[str, Any]] = {
+        "meta.json": meta,
+        f"{config}/config_fed_server.json": server,
+        f"{config}/config_fed_client.json": client,
+        f"{config}/{RUN}": {"id": number, "run": spec.document()},
     }
-    try:
-        config.mkdir(parents=True)
-        for path, document in files.items():
-            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        if brings_code:
-            custom = output / "app" / "custom"
-            custom.mkdir()
-            (custom / f"{BROUGHT}.py").write_text(CODE, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror}", code="cannot-write", field="--output"
-        ) from None
+    brought = {f"app/custom/{BROUGHT}.py": CODE} if brings_code else {}
+    write_files(output, brought | {name: json.dumps(file, indent=2) + "\n" for name, file in files.items()})
     return number
 
 

@@ -8,20 +8,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankdad.common.documents import load_json, validate
-from rankdad.common.errors import UserError
 from rankdad.local.config import SiteConfig
+from rankdad.platforms.jobs import SettingsError
 from rankdad.remote.hosted import ServerSettings
 
 FILE = "rankdad.json"  # in the folder `local` of a node's startup kit
 ENVIRONMENT = "RANKDAD_NVFLARE"  # names a folder with a file for each node, such as hospital-a.json and server.json
 SERVER = "server"
-
-
-class SettingsError(UserError):
-    """A node's settings are missing, or another node's: others may hear which."""
-
-    is_public = True
 
 
 def settings_file(node: str, kit: str | None) -> Path:
@@ -64,7 +57,4 @@ def server_settings(kit: str | None) -> ServerSettings:
         SettingsError: there are none.
         UserError: they are not what they should be.
     """
-    path = settings_file(SERVER, kit)
-    settings = validate(ServerSettings, load_json(path), file=path)
-    weights = settings.weights and str(path.parent / settings.weights)
-    return settings.model_copy(update={"directory": str(path.parent / settings.directory), "weights": weights})
+    return ServerSettings.read(settings_file(SERVER, kit))
