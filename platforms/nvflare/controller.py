@@ -30,6 +30,7 @@ class RunController(Controller):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._inbox = SimpleQueue[tuple[str, object]]()  # a node's name, and the bytes that it sent, or why it is lost
+        self._clients = frozenset[str]()  # to which NVFlare has handed the job: it waits for others without end
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: a run begins with its control flow."""
@@ -46,6 +47,7 @@ class RunController(Controller):  # type: ignore[misc]
             from rankdad.remote.hosted import host
 
             settings = server_settings(workspace.get_site_config_dir())
+            self._clients = frozenset(client.name for client in fl_ctx.get_engine().get_clients())
             ended = host(
                 document,
                 settings,
@@ -74,6 +76,9 @@ class RunController(Controller):  # type: ignore[misc]
         """Drop what belongs to no task."""
 
     def _post(self, node: str, reply: bytes, fl_ctx: FLContext) -> None:
+        if node not in self._clients:
+            self._inbox.put((node, Lost("no client of this name takes part in the job")))
+            return
         data = Shareable()
         data[KEY] = reply
         self.send(Task(name=KEY, data=data, result_received_cb=self._received), fl_ctx, targets=[node])

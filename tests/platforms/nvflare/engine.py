@@ -72,9 +72,13 @@ class Context:
     config: Path
     job: str = "job"
     props: dict[str, Any] = field(default_factory=dict)
+    clients: list[str] = field(default_factory=list)  # that the job has been handed to
 
     def get_identity_name(self) -> str:
         return self.name
+
+    def get_engine(self) -> Any:
+        return SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in self.clients])
 
     def get_job_id(self) -> str:
         return self.job
@@ -145,6 +149,7 @@ class Engine:
         self.controller.engine = self
         self.executors: dict[str, Any] = {site: SiteExecutor() for site in sites}
         self.contexts = {node: Context(node, folder / node, config) for node in ("server", *sites)}
+        self.contexts["server"].clients = list(sites)
         self.signal, self.codes = Signal(), list[str]()
         self.one = threading.Lock()  # nodes are processes: here models are made one after the other
         self.spoil: Any = lambda node, result: result  # what a hostile node sends in place of its result
