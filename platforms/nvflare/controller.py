@@ -41,28 +41,35 @@ class RunController(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """See the run through; its aggregator is called in this thread alone."""
         try:
-            workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-            document = _document(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
-            from rankdad.platforms.nvflare.settings import server_settings
-            from rankdad.remote.hosted import host
-
-            settings = server_settings(workspace.get_site_config_dir())
             self._clients = frozenset(client.name for client in fl_ctx.get_engine().get_clients())
-            ended = host(
-                document,
-                settings,
-                self._inbox,
-                lambda node, reply: self._post(node, reply, fl_ctx),
-                lambda: bool(abort_signal.triggered),
-                lambda line: self.log_info(fl_ctx, line),
-            )
-            self.log_info(fl_ctx, ended)
+            self.log_info(fl_ctx, self._lead(abort_signal, fl_ctx))
         except RankdadError as error:
             if not abort_signal.triggered:
                 self.system_panic(f"{error} [{error.code}]", fl_ctx)
         except Exception as error:
             self.log_exception(fl_ctx, "an error of the aggregator's own")
             self.system_panic(f"an error of the aggregator's own ({type(error).__name__})", fl_ctx)
+
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
+        """See the run through, and return in a sentence how it has ended.
+
+        Raises:
+            RankdadError: what ends the job, in words that may be shown.
+        """
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        document = _document(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
+        from rankdad.platforms.nvflare.settings import server_settings
+        from rankdad.remote.hosted import host
+
+        settings = server_settings(workspace.get_site_config_dir())
+        return host(
+            document,
+            settings,
+            self._inbox,
+            lambda node, reply: self._post(node, reply, fl_ctx),
+            lambda: bool(abort_signal.triggered),
+            lambda line: self.log_info(fl_ctx, line),
+        )
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Take note of a client whose job process does not come back."""

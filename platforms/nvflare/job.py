@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rankdad.platforms.nvflare.site import KEY, RUN
 
 INTERVAL = 0.05  # seconds between two looks of a client for its next task: NVFlare itself waits for two
 PACKAGE = "rankdad.platforms.nvflare"
-CONTROLLER, EXECUTOR = ("controller", "RunController"), ("executor", "SiteExecutor")
 BROUGHT = "rankdad_job"  # module of a job that brings code
 CODE = '''"""What NVFlare starts of rankdad, which is installed at every node."""
 
@@ -49,33 +48,14 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
             field="--output",
         )
     number = number or secrets.token_hex(8)
-    sites = spec.federation.sites
-    meta = {
-        "name": spec.name,
-        "min_clients": spec.federation.required_sites,
-        "mandatory_clients": list(sites) if spec.federation.required_sites == len(sites) else [],
-        "deploy_map": {"app": ["server", *sites]},
-        "resource_spec": {},
-    }
-    server = {
-        "format_version": 2,
-        "server": {"heart_beat_timeout": 600, "task_request_interval": INTERVAL},
-        "workflows": [{"id": KEY, "path": _path(CONTROLLER, brings_code), "args": {}}],
-        **_nothing_else(),
-    }
-    client = {
-        "format_version": 2,
-        "default_task_fetch_interval": INTERVAL,
-        "executors": [{"tasks": [KEY], "executor": {"path": _path(EXECUTOR, brings_code), "args": {}}}],
-        **_nothing_else(),
-    }
     config = output / "app" / "config"
-    files: dict[Path, Mapping[str, Any]] = {
-        output / "meta.json": meta,
-        config / "config_fed_server.json": server,
-        config / "config_fed_client.json": client,
-        config / RUN: {"id": number, "run": spec.document()},
+    required = spec.federation.required_sites
+    modules = [BROUGHT, BROUGHT] if brings_code else [f"{PACKAGE}.{module}" for module in ("controller", "executor")]
+    paths = f"{modules[0]}.RunController", f"{modules[1]}.SiteExecutor"
+    files = {
+        output / name: document for name, document in job_files(spec.name, spec.federation.sites, *paths, required)
     }
+    files[config / RUN] = {"id": number, "run": spec.document()}
     try:
         config.mkdir(parents=True)
         for path, document in files.items():
@@ -91,10 +71,44 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
     return number
 
 
-def _path(place: tuple[str, str], brings_code: bool) -> str:
-    module, name = place
-    return f"{BROUGHT}.{name}" if brings_code else f"{PACKAGE}.{module}.{name}"
+def job_files(
+    name: str, sites: Sequence[str], controller: str, executor: str, required: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the files of a job, but for what is the run's own: their paths in its folder, and what they say.
 
-
-def _nothing_else() -> dict[str, list[object]]:
-    return {"components": [], "task_data_filters": [], "task_result_filters": []}
+    Args:
+        name: of the job.
+        sites: names of the clients.
+        controller: path of the server's class.
+        executor: path of the clients' class.
+        required: how many clients the job needs.
+    """
+    nothing_else: dict[str, Any] = {"components": [], "task_data_filters": [], "task_result_filters": []}
+    yield (
+        "meta.json",
+        {
+            "name": name,
+            "min_clients": required,
+            "mandatory_clients": list(sites) if required == len(sites) else [],
+            "deploy_map": {"app": ["server", *sites]},
+            "resource_spec": {},
+        },
+    )
+    yield (
+        "app/config/config_fed_server.json",
+        {
+            "format_version": 2,
+            "server": {"heart_beat_timeout": 600, "task_request_interval": INTERVAL},
+            "workflows": [{"id": KEY, "path": controller, "args": {}}],
+            **nothing_else,
+        },
+    )
+    yield (
+        "app/config/config_fed_client.json",
+        {
+            "format_version": 2,
+            "default_task_fetch_interval": INTERVAL,
+            "executors": [{"tasks": [KEY], "executor": {"path": executor, "args": {}}}],
+            **nothing_else,
+        },
+    )
