@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-ABSENT = ("rankdad.platforms.nvflare",)  # needs an engine that the image does not have
+ABSENT = ("rankdad.platforms.nvflare", "rankdad.platforms.neuroflame")  # need an engine that the image does not have
 LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
 
 

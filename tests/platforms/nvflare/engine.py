@@ -111,7 +111,9 @@ MODULES: dict[str, dict[str, Any]] = {
     "nvflare.apis.shareable": {"Shareable": Shareable, "make_reply": make_reply},
     "nvflare.apis.signal": {"Signal": Signal},
 }
-OURS = ("rankdad.platforms.nvflare.controller", "rankdad.platforms.nvflare.executor")
+OURS = tuple(
+    f"rankdad.platforms.{engine}.{half}" for engine in ("nvflare", "neuroflame") for half in ("controller", "executor")
+)
 
 
 @contextmanager
