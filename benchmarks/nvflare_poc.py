@@ -55,7 +55,7 @@ class Poc:
             resources["class_allow_list"].append("rankdad.platforms.nvflare")
             (local / "resources.json").write_text(json.dumps(resources))
         try:
-            said = self.nvflare("poc", "start")
+            said = self.nvflare("poc", "start", "--timeout", "300", seconds=330)
             assert "Ready to go" in said, said
             yield
         finally:
