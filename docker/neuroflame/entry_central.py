@@ -2,4 +2,5 @@
 
 import os
 
-os.execv("/opt/rankdad/bin/python", ["python", "-B", "-m", "rankdad.platforms.neuroflame", "central"])
+PYTHON = "/opt/rankdad/bin/python"
+os.execv(PYTHON, [PYTHON, "-B", "-m", "rankdad.platforms.neuroflame", "central"])

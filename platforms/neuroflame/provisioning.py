@@ -86,7 +86,7 @@ def provision(folder: Path) -> tuple[str, ...]:
     _copy(made / given.host_identifier, kits / CENTRAL / "server", CONTROLLER)
     _copy(made / ADMIN, kits / CENTRAL / "admin")
     write_json(kits / CENTRAL / PARAMETERS, parameters)
-    for place, document in job_files("rankdad", tuple(clients.values()), CONTROLLER, EXECUTOR, len(names)):
+    for place, document in job_files("rankdad", tuple(clients.values()), CONTROLLER, EXECUTOR, len(names)).items():
         path = kits / CENTRAL / "job" / place
         write_json(make_folder(path.parent) / path.name, document)
     return tuple(names)

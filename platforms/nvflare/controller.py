@@ -5,7 +5,7 @@ An exception here would end the job by words of the engine's; what ends it is sa
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,8 +19,10 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from rankdad.common.errors import RankdadError
+from rankdad.common.documents import load_json
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.protocol.lost import Lost
+from rankdad.platforms.nvflare.limits import dropped
 from rankdad.platforms.nvflare.site import KEY, RUN
 
 
@@ -57,7 +59,9 @@ class RunController(Controller):  # type: ignore[misc]
             RankdadError: what ends the job, in words that may be shown.
         """
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        document = _document(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
+        document = None
+        with suppress(UserError):
+            document = load_json(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
         from rankdad.platforms.nvflare.settings import server_settings
         from rankdad.remote.hosted import host
 
@@ -86,6 +90,9 @@ class RunController(Controller):  # type: ignore[misc]
         if node not in self._clients:
             self._inbox.put((node, Lost("no client of this name takes part in the job")))
             return
+        if why := dropped(len(reply)):
+            self._inbox.put((node, Lost(f"at the server {why}")))
+            return
         data = Shareable()
         data[KEY] = reply
         self.send(Task(name=KEY, data=data, result_received_cb=self._received), fl_ctx, targets=[node])
@@ -97,10 +104,3 @@ class RunController(Controller):  # type: ignore[misc]
         node = client_task.client.name
         failed = code is not None and code != ReturnCode.OK
         self._inbox.put((node, Lost(f"NVFlare answers with {code}") if failed else result.get(KEY)))
-
-
-def _document(path: Path) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +42,32 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
         said = "has patterns: `rankdad resolve` replaces them by the columns that all sites have"
         raise SpecError("data.features", said, code="pattern-unresolved")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(
-            f"--output: {output} is there already: choose another folder, or remove it",
-            code="output-exists",
-            field="--output",
-        )
+        said = f"--output: {output} is there already: choose another folder, or remove it"
+        raise UserError(said, code="output-exists", field="--output")
     number = number or secrets.token_hex(8)
-    config = output / "app" / "config"
     required = spec.federation.required_sites
     modules = [BROUGHT, BROUGHT] if brings_code else [f"{PACKAGE}.{module}" for module in ("controller", "executor")]
     paths = f"{modules[0]}.RunController", f"{modules[1]}.SiteExecutor"
-    files = {
-        output / name: document for name, document in job_files(spec.name, spec.federation.sites, *paths, required)
-    }
-    files[config / RUN] = {"id": number, "run": spec.document()}
+    files = job_files(spec.name, spec.federation.sites, *paths, required)
+    files[f"app/config/{RUN}"] = {"id": number, "run": spec.document()}
     try:
-        config.mkdir(parents=True)
-        for path, document in files.items():
-            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        (output / "app" / "config").mkdir(parents=True)
+        for name, document in files.items():
+            (output / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         if brings_code:
             custom = output / "app" / "custom"
             custom.mkdir()
             (custom / f"{BROUGHT}.py").write_text(CODE, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror}", code="cannot-write", field="--output"
-        ) from None
+        said = f"--output: {output} cannot be written: {error.strerror}"
+        raise UserError(said, code="cannot-write", field="--output") from None
     return number
 
 
 def job_files(
     name: str, sites: Sequence[str], controller: str, executor: str, required: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the files of a job, but for what is the run's own: their paths in its folder, and what they say.
+) -> dict[str, dict[str, Any]]:
+    """Return the files of a job, but for what is the run's own: by their paths, what they say.
 
     Args:
         name: of the job.
@@ -83,32 +76,22 @@ def job_files(
         executor: path of the clients' class.
         required: how many clients the job needs.
     """
-    nothing_else: dict[str, Any] = {"components": [], "task_data_filters": [], "task_result_filters": []}
-    yield (
-        "meta.json",
-        {
+    return {
+        "meta.json": {
             "name": name,
             "min_clients": required,
             "mandatory_clients": list(sites) if required == len(sites) else [],
             "deploy_map": {"app": ["server", *sites]},
             "resource_spec": {},
         },
-    )
-    yield (
-        "app/config/config_fed_server.json",
-        {
+        "app/config/config_fed_server.json": {
             "format_version": 2,
             "server": {"heart_beat_timeout": 600, "task_request_interval": INTERVAL},
             "workflows": [{"id": KEY, "path": controller, "args": {}}],
-            **nothing_else,
         },
-    )
-    yield (
-        "app/config/config_fed_client.json",
-        {
+        "app/config/config_fed_client.json": {
             "format_version": 2,
             "default_task_fetch_interval": INTERVAL,
             "executors": [{"tasks": [KEY], "executor": {"path": executor, "args": {}}}],
-            **nothing_else,
         },
-    )
+    }

@@ -91,6 +91,16 @@ class Context:
         return {"submitter_name": "lead@example.org"} if key == "meta" else self.props.get(key)
 
 
+class Limits:
+    most = 1 << 31
+
+    def get_max_message_size(self) -> int:
+        return self.most
+
+    def get_streaming_chunk_size(self, default: int) -> int:
+        return default
+
+
 MODULES: dict[str, dict[str, Any]] = {
     "nvflare.apis.client": {"Client": object},
     "nvflare.apis.controller_spec": {"ClientTask": object, "Task": Task},
@@ -110,9 +120,12 @@ MODULES: dict[str, dict[str, Any]] = {
     "nvflare.apis.impl.controller": {"Controller": Controller},
     "nvflare.apis.shareable": {"Shareable": Shareable, "make_reply": make_reply},
     "nvflare.apis.signal": {"Signal": Signal},
+    "nvflare.fuel.f3.comm_config": {"CommConfigurator": Limits},
 }
 OURS = tuple(
-    f"rankdad.platforms.{engine}.{half}" for engine in ("nvflare", "neuroflame") for half in ("controller", "executor")
+    f"rankdad.platforms.{engine}.{half}"
+    for engine in ("nvflare", "neuroflame")
+    for half in ("controller", "executor", "limits")
 )
 
 

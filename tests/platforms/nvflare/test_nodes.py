@@ -15,7 +15,7 @@ from rankdad.common.data import read_site
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 from tests.platforms.nvflare.conftest import ID
-from tests.platforms.nvflare.engine import Engine
+from tests.platforms.nvflare.engine import Engine, Limits
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., Engine]
@@ -244,6 +244,15 @@ def test_a_node_speaks_for_itself_alone(consortium: Make) -> None:
     engine.run()  # what is refused tells beta so, and beta gives up; but nobody hears that of gamma
     (panic,) = engine.controller.panics
     assert panic.startswith("beta: ")
+
+
+@pytest.mark.parametrize("most", [8_400, 9_500])  # less than every reply, and less than a contribution
+def test_messages_that_nvflare_would_drop_end_the_job_in_a_sentence(
+    consortium: Make, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(Limits, "most", most)
+    said = failed(consortium())
+    assert "max_message_size" in said
 
 
 def test_a_site_that_the_job_was_not_handed_to_is_not_waited_for(consortium: Make) -> None:
