@@ -11,11 +11,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from rankdad.common.errors import RankdadError
+from rankdad.common.files import make_folder
 from rankdad.common.protocol.lost import Lost
 from rankdad.platforms.neuroflame.folders import ERROR, central, workspace
 from rankdad.platforms.nvflare.controller import RunController
 
-LOOK = 0.25  # seconds between two looks at whether the engine ends the job
+TICK = 0.25  # seconds between two looks at whether the engine ends the job
 
 
 class IterationController(RunController):
@@ -24,17 +25,14 @@ class IterationController(RunController):
     def system_panic(self, reason: str, fl_ctx: FLContext) -> None:
         """End the job with a sentence, which the central node's container ends with, too."""
         reason = "; ".join(reason.splitlines())
-        folder = central(workspace())
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ERROR).write_text(reason + "\n", encoding="utf-8")
+        (make_folder(central(workspace())) / ERROR).write_text(reason + "\n", encoding="utf-8")
         super().system_panic(reason, fl_ctx)
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
         from rankdad.platforms.coinstac.aggregator_node import AggregatorNode
         from rankdad.platforms.coinstac.outputs import NodeState
 
-        folder = central(workspace())
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(central(workspace()))
         node, said = AggregatorNode(say=lambda line: self.log_info(fl_ctx, line)), b""
         try:
             for iteration in count(1):
@@ -60,7 +58,7 @@ class IterationController(RunController):
             if abort_signal.triggered:
                 raise RankdadError("stopped by the engine", code="stopped")
             try:
-                client, said = self._inbox.get(timeout=LOOK)
+                client, said = self._inbox.get(timeout=TICK)
             except Empty:
                 continue
             if isinstance(said, Lost):

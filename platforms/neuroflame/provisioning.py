@@ -31,12 +31,19 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+class User(BaseModel):
+    """A member; more keys may come."""
+
+    id: Name
+    name: Name
+
+
 class Input(BaseModel):
     """What NeuroFLAME says of a run, in either shape: `users`, or `user_ids` and `active_participants`."""
 
-    users: tuple[dict[str, Name], ...] = ()
+    users: tuple[User, ...] = ()
     user_ids: tuple[Name, ...] = ()
-    active_participants: tuple[dict[str, str | None], ...] = ()
+    active_participants: tuple[dict[str, Any], ...] = ()
     computation_parameters: dict[str, Any] | str = {}
     fed_learn_port: Port
     admin_port: Port | None = None
@@ -49,9 +56,9 @@ class Input(BaseModel):
             UserError: there are none, or two are alike.
         """
         shown = {one.get("participantId"): one.get("displayName") for one in self.active_participants}
-        pairs = [(one.get("id", ""), one.get("name", "")) for one in self.users]
-        names = dict(pairs := pairs or [(id_, shown.get(id_) or id_) for id_ in self.user_ids])
-        if not names or len(set(names.values())) < len(pairs) or len(names) < len(pairs) or {CENTRAL, ""} & {*names}:
+        pairs = [(user.id, user.name) for user in self.users]
+        names = dict(pairs := pairs or [(id_, str(shown.get(id_) or id_)) for id_ in self.user_ids])
+        if not names or len(set(names.values())) < len(pairs) or len(names) < len(pairs) or CENTRAL in names:
             said = f"{INPUT}: expected one member or more, each with an id and a name of its own"
             raise UserError(said, code="provision-input", field="users")
         return names
