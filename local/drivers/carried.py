@@ -42,7 +42,7 @@ class CarriedConnection:
         name: of the site.
         send: takes a call's bytes.
         receive: returns the reply's bytes, once they are there.
-        dropped: returns why the engine here drops a message of so many bytes; nothing of one that it carries.
+        dropped: returns why the engine here drops a message of so many bytes; "" for one that it carries.
 
     Attributes:
         has_given_up: whether the site has said that it cannot go on.

@@ -128,8 +128,12 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error} [{error.code}]", file=sys.stderr)
         return 1
+    except SystemExit as error:  # a signal's
+        return int(error.code or 0)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of NVFlare's sessions would stay

@@ -10,7 +10,7 @@ CHUNK = 1 << 20  # bytes in which larger messages travel, if nothing else is con
 
 
 def dropped(size: int) -> str:
-    """Return why this node's NVFlare drops a message of so many bytes; nothing of one that it carries."""
+    """Return why this node's NVFlare drops a message of so many bytes; "" for one that it carries."""
     limits = CommConfigurator()
     most = limits.get_max_message_size()
     if min(size, limits.get_streaming_chunk_size(CHUNK)) + HEAD_BYTES <= most:

@@ -67,7 +67,7 @@ class Run:
         return put
 
     def go(self) -> list[str]:
-        """See it through, and return what has ended it; nothing of one that has completed."""
+        """See it through, and return the sentence that has ended it, if it has not completed."""
         self.patch.setenv(ENVIRONMENT, str(self.folder / "central"))
         self.controller.control_flow(Signal(), self.server)
         for client, executor in self.executors.items():
