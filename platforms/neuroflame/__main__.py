@@ -19,7 +19,7 @@ from rankdad.platforms.neuroflame.folders import ENVIRONMENT, ERROR, central, si
 from rankdad.platforms.neuroflame.provisioning import ADMIN, provision
 
 LOOK = 2.0  # seconds between two looks at a run
-JOINING = 3600.0  # seconds for which members may fetch the image and start
+JOINING = 3600.0  # seconds for which nodes wait for others, who may have to fetch the image
 SILENCE = 600.0  # seconds without the central node after which a member's container ends
 LOG = "log.txt"  # in a member's results
 ENDED = "FINISHED:"
@@ -95,15 +95,25 @@ def take_part(root: Path) -> None:
     servers = load_json(root / "runKit" / "startup" / "fed_client.json")["servers"]
     host, _, port = str(servers[0]["service"]["target"]).rpartition(":")
     heard, output = time.monotonic(), root / "output"
+    while not _answers(host, int(port)):  # a client of NVFlare's would wait for a quarter of a minute
+        if time.monotonic() - heard > JOINING:
+            raise UserError("the central node does not answer", code="central-missing")
+        time.sleep(LOOK)
+    heard = time.monotonic()
     with (output / LOG).open("ab") as log, _started(root / "runKit", root, log) as node:
         while node.poll() is None and time.monotonic() - heard < SILENCE:
             with suppress(subprocess.TimeoutExpired):
                 node.wait(10 * LOOK)
-            with suppress(OSError), socket.create_connection((host, int(port)), 10):
-                heard = time.monotonic()
+            heard = time.monotonic() if _answers(host, int(port)) else heard
     if not (output / "index.html").exists():
         said = f"the run has not completed here: {ERROR} or {LOG} among this member's results says why"
         raise UserError(said, code="run-failed")
+
+
+def _answers(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), 10):
+        return True
+    return False
 
 
 def check(root: Path) -> None:
