@@ -21,7 +21,7 @@ from rankdad.platforms.neuroflame.provisioning import ADMIN, provision
 LOOK = 2.0  # seconds between two looks at a run
 JOINING = 3600.0  # seconds for which nodes wait for others, who may have to fetch the image
 SILENCE = 600.0  # seconds without the central node after which a member's container ends
-LOG = "log.txt"  # in a member's results
+LOG, BEGUN = "log.txt", "inputs.json"  # in a member's results; the second once a run has begun
 ENDED = "FINISHED:"
 
 
@@ -94,17 +94,17 @@ def take_part(root: Path) -> None:
     """
     servers = load_json(root / "runKit" / "startup" / "fed_client.json")["servers"]
     host, _, port = str(servers[0]["service"]["target"]).rpartition(":")
-    heard, output = time.monotonic(), root / "output"
-    while not _answers(host, int(port)):  # a client of NVFlare's would wait for a quarter of a minute
-        if time.monotonic() - heard > JOINING:
-            raise UserError("the central node does not answer", code="central-missing")
-        time.sleep(LOOK)
-    heard = time.monotonic()
-    with (output / LOG).open("ab") as log, _started(root / "runKit", root, log) as node:
-        while node.poll() is None and time.monotonic() - heard < SILENCE:
-            with suppress(subprocess.TimeoutExpired):
-                node.wait(10 * LOOK)
-            heard = time.monotonic() if _answers(host, int(port)) else heard
+    until, output = time.monotonic() + JOINING, root / "output"
+    with (output / LOG).open("ab") as log:
+        while time.monotonic() < until and not (output / BEGUN).exists():
+            time.sleep(LOOK)
+            if not _answers(host, int(port)):
+                continue
+            with _started(root / "runKit", root, log) as node:  # which gives up if it is not let in at once
+                while node.poll() is None and time.monotonic() < until:
+                    until = time.monotonic() + SILENCE if _answers(host, int(port)) else until
+                    with suppress(subprocess.TimeoutExpired):
+                        node.wait(10 * LOOK)
     if not (output / "index.html").exists():
         said = f"the run has not completed here: {ERROR} or {LOG} among this member's results says why"
         raise UserError(said, code="run-failed")
