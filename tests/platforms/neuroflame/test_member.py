@@ -1,4 +1,4 @@
-"""A member's container: it waits for the central node, starts a client again that was not let in, and prints nothing."""
+"""A member's container: it waits for the central node, starts a client anew that was not let in, prints nothing."""
 
 from __future__ import annotations
 
