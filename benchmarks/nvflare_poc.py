@@ -20,8 +20,8 @@ NVFLARE = [str(Path(sys.executable).parent / "nvflare")]
 RANKDAD = [sys.executable, "-m", "rankdad"]
 
 
-def call(words: list[str], environment: Mapping[str, str], cwd: Path, seconds: float = 120) -> str:
-    """Run a command, which may fail, and return both output streams."""
+def call(words: list[str], environment: Mapping[str, str], cwd: Path, seconds: float = 600) -> str:
+    """Run a command, and return what it prints on both streams; it may fail."""
     done = subprocess.run(
         words, env=dict(environment), cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False
     )
@@ -41,7 +41,7 @@ class Poc:
         self.environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
         self.environment |= {"HOME": str(folder), "PYTHONPATH": str(ROOT), "NVFLARE_POC_WORKSPACE": str(folder / "poc")}
 
-    def nvflare(self, *words: str, seconds: float = 120) -> str:
+    def nvflare(self, *words: str, seconds: float = 600) -> str:
         """Run a command of NVFlare's."""
         return call([*NVFLARE, *words], self.environment, self.folder, seconds)
 
@@ -55,7 +55,7 @@ class Poc:
             resources["class_allow_list"].append("rankdad.platforms.nvflare")
             (local / "resources.json").write_text(json.dumps(resources))
         try:
-            said = self.nvflare("poc", "start")
+            said = self.nvflare("poc", "start", "--timeout", "300", seconds=330)
             assert "Ready to go" in said, said
             yield
         finally:
@@ -75,8 +75,8 @@ class Poc:
         for node, document in documents.items():
             (self.kits / node / "local" / "rankdad.json").write_text(json.dumps(document))
 
-    def submit(self, job: Path, seconds: float = 200) -> tuple[str, str]:
-        """Submit a job, wait for its end, and return its status and the reason in the server's log."""
+    def submit(self, job: Path, seconds: float = 600) -> tuple[str, str]:
+        """Submit a job, wait for its end, and return its status and what the server's log says has ended it."""
         number = self.begin(job)
         said = self.nvflare("job", "wait", number, "--interval", "1", seconds=seconds)
         found = re.search(r"status: (\S+)", said)

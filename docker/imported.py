@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-ABSENT = ("rankdad.platforms.flower", "rankdad.platforms.nvflare")  # need an engine that the image does not have
+ABSENT = tuple(f"rankdad.platforms.{engine}" for engine in ("flower", "neuroflame", "nvflare"))  # not in the image
 LATE = ("torch._dynamo", "matplotlib.backends.backend_agg", "jinja2")  # imported at the first step, plot and page
 
 

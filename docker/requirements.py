@@ -1,4 +1,7 @@
-"""Prints the requirements for installing and building the project, one per line."""
+"""Prints what the project needs to be installed and built: requirements, one a line.
+
+Arguments: the project's file, then further extras.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +11,6 @@ from pathlib import Path
 
 project = tomllib.loads(Path(sys.argv[1] if sys.argv[1:] else "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = ("coinstac", "demo", "excel", "images", "nifti", "plots")
-extras = [requirement for extra in EXTRAS for requirement in project["project"]["optional-dependencies"][extra]]
+optional = project["project"]["optional-dependencies"]
+extras = [requirement for extra in (*EXTRAS, *sys.argv[2:]) for requirement in optional[extra]]
 print(*project["build-system"]["requires"], *project["project"]["dependencies"], *extras, sep="\n")

@@ -29,6 +29,12 @@ from rankdad.local.shutdown_signals import ShutdownError
 LOOK = 0.2  # seconds between two looks at whether the engine stops the site
 
 
+class TooLargeError(UserError):
+    """The engine would drop a message here without a word: others may hear of how many bytes."""
+
+    is_public = True
+
+
 class CarriedConnection:
     """A site's connection to the aggregator, whose calls somebody else carries.
 
@@ -36,14 +42,21 @@ class CarriedConnection:
         name: of the site.
         send: takes a call's bytes.
         receive: returns the reply's bytes, once they are there.
+        dropped: returns why the engine here drops a message of so many bytes; "" for one that it carries.
 
     Attributes:
         has_given_up: whether the site has said that it cannot go on.
     """
 
-    def __init__(self, name: str, send: Callable[[bytes], None], receive: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[bytes], None],
+        receive: Callable[[], bytes],
+        dropped: Callable[[int], str] = lambda size: "",
+    ) -> None:
         self.name, self.has_given_up = name, False
-        self._send, self._receive = send, receive
+        self._send, self._receive, self._dropped = send, receive, dropped
         self._run, self._number, self._limit = "", 0, MAX_RUN_BYTES
 
     def __enter__(self) -> Self:
@@ -113,7 +126,10 @@ class CarriedConnection:
 
     def _call(self, what: What, **fields: Any) -> Reply:
         self._number += 1
-        self._send(packed(Call(what=what, number=self._number, site=self.name, run=self._run, **fields)))
+        call = packed(Call(what=what, number=self._number, site=self.name, run=self._run, **fields))
+        if why := self._dropped(len(call)):
+            raise TooLargeError(why, code="message-too-large")
+        self._send(call)
         reply = unpacked(Reply, self._receive(), self._limit)
         if reply.number != self._number:
             said = f"number: got the reply to call {reply.number}, expected that to call {self._number}"
@@ -135,17 +151,23 @@ class Carried:
     Args:
         name: of the site, as the engine knows it.
         work: the site's life, given its connection; what ends it is in the site's own log when it raises.
+        dropped: see `CarriedConnection`.
 
     Attributes:
         reason: why the site has ended before its run did, in words that others may hear; "" of one that has not.
         ended: whether the next call, or the one just taken out, is the last.
     """
 
-    def __init__(self, name: str, work: Callable[[CarriedConnection], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[CarriedConnection], object],
+        dropped: Callable[[int], str] = lambda size: "",
+    ) -> None:
         self._calls, self._replies = SimpleQueue[bytes](), SimpleQueue[bytes]()
         self.reason, self.ended = "", False
         self._stopped = threading.Event()
-        self._connection = CarriedConnection(name, self._calls.put, self._receive)
+        self._connection = CarriedConnection(name, self._calls.put, self._receive, dropped)
         self._thread = threading.Thread(target=self._live, args=(work,), name="rankdad", daemon=True)
         self._last: tuple[bytes, bytes] | None = None  # a reply, and the call that came of it
 

@@ -25,6 +25,7 @@ from rankdad.platforms.coinstac.form import FormField, Problem
 from rankdad.platforms.coinstac.inputs import Filled
 
 SITE_FILE = "site.json"
+SITE_FILES = (SITE_FILE, "local_parameters.json")  # NeuroFLAME's name for it
 MODEL, SAFETENSORS = "model.json", ".safetensors"  # of a trained model
 MAX_FILE_NAME = 100  # characters
 PATIENCE, PAUSE = 10.0, 0.5  # seconds to wait for the app to link a folder's files
@@ -150,17 +151,19 @@ def _in_folder(base: Path) -> tuple[list[Path], list[Problem]]:
 
 
 def _site_file(files: Sequence[Path], field: FormField) -> SiteFile | None:
-    """Read a member's own JSON file: the only one of chosen files, or site.json of a folder.
+    """Return what a member's own JSON file says: of chosen files the only one, of a folder the one of `SITE_FILES`.
 
     Raises:
         UserError: it is invalid, or there are several.
     """
     candidates = [file for file in files if file.suffix.lower() == ".json"]
     if field is FOLDER or len(candidates) > 1:
-        candidates = [file for file in candidates if file.name.lower() == SITE_FILE]
+        candidates = [file for file in candidates if file.name.lower() in SITE_FILES]
     if len(candidates) > 1:
-        raise UserError(f"{len(candidates)} files are called {SITE_FILE}, expected one", code="files-several")
-    return validate(SiteFile, load_json(candidates[0]), file=SITE_FILE) if candidates else None
+        raise UserError(
+            f"{len(candidates)} files are called {' or '.join(SITE_FILES)}, expected one", code="files-several"
+        )
+    return validate(SiteFile, load_json(candidates[0]), file=candidates[0].name) if candidates else None
 
 
 def name_of(client: str) -> str:

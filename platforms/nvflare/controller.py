@@ -5,7 +5,7 @@ An exception here would end the job by words of the engine's; what ends it is sa
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,8 +19,10 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from rankdad.common.errors import RankdadError
+from rankdad.common.documents import load_json
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.protocol.lost import Lost
+from rankdad.platforms.nvflare.limits import dropped
 from rankdad.platforms.nvflare.site import KEY, RUN
 
 
@@ -30,6 +32,7 @@ class RunController(Controller):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._inbox = SimpleQueue[tuple[str, object]]()  # a node's name, and the bytes that it sent, or why it is lost
+        self._clients = frozenset[str]()  # to which NVFlare has handed the job: it waits for others without end
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: a run begins with its control flow."""
@@ -40,27 +43,37 @@ class RunController(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """See the run through; its aggregator is called in this thread alone."""
         try:
-            workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-            document = _document(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
-            from rankdad.platforms.nvflare.settings import server_settings
-            from rankdad.remote.hosted import host
-
-            settings = server_settings(workspace.get_site_config_dir())
-            ended = host(
-                document,
-                settings,
-                self._inbox,
-                lambda node, reply: self._post(node, reply, fl_ctx),
-                lambda: bool(abort_signal.triggered),
-                lambda line: self.log_info(fl_ctx, line),
-            )
-            self.log_info(fl_ctx, ended)
+            self._clients = frozenset(client.name for client in fl_ctx.get_engine().get_clients())
+            self.log_info(fl_ctx, self._lead(abort_signal, fl_ctx))
         except RankdadError as error:
             if not abort_signal.triggered:
                 self.system_panic(f"{error} [{error.code}]", fl_ctx)
         except Exception as error:
             self.log_exception(fl_ctx, "an error of the aggregator's own")
             self.system_panic(f"an error of the aggregator's own ({type(error).__name__})", fl_ctx)
+
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
+        """See the run through, and return in a sentence how it has ended.
+
+        Raises:
+            RankdadError: what ends the job, in words that may be shown.
+        """
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        document = None
+        with suppress(UserError):
+            document = load_json(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / RUN)
+        from rankdad.platforms.nvflare.settings import server_settings
+        from rankdad.remote.hosted import host
+
+        settings = server_settings(workspace.get_site_config_dir())
+        return host(
+            document,
+            settings,
+            self._inbox,
+            lambda node, reply: self._post(node, reply, fl_ctx),
+            lambda: bool(abort_signal.triggered),
+            lambda line: self.log_info(fl_ctx, line),
+        )
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Take note of a client whose job process does not come back."""
@@ -74,6 +87,12 @@ class RunController(Controller):  # type: ignore[misc]
         """Drop what belongs to no task."""
 
     def _post(self, node: str, reply: bytes, fl_ctx: FLContext) -> None:
+        if node not in self._clients:
+            self._inbox.put((node, Lost("no client of this name takes part in the job")))
+            return
+        if why := dropped(len(reply)):
+            self._inbox.put((node, Lost(f"at the server {why}")))
+            return
         data = Shareable()
         data[KEY] = reply
         self.send(Task(name=KEY, data=data, result_received_cb=self._received), fl_ctx, targets=[node])
@@ -85,10 +104,3 @@ class RunController(Controller):  # type: ignore[misc]
         node = client_task.client.name
         failed = code is not None and code != ReturnCode.OK
         self._inbox.put((node, Lost(f"NVFlare answers with {code}") if failed else result.get(KEY)))
-
-
-def _document(path: Path) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -16,6 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from rankdad.platforms.nvflare.limits import dropped
 from rankdad.platforms.nvflare.site import KEY, site_life
 
 if TYPE_CHECKING:
@@ -61,5 +62,5 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
             meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
             owner = str(meta.get("submitter_name", ""))[:63]
-            self._site = Carried(node, site_life(node, workspace.get_site_config_dir(), owner))
+            self._site = Carried(node, site_life(node, workspace.get_site_config_dir(), owner), dropped)
         return self._site

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rankdad.platforms.nvflare.site import KEY, RUN
 
 INTERVAL = 0.05  # seconds between two looks of a client for its next task: NVFlare itself waits for two
 PACKAGE = "rankdad.platforms.nvflare"
-CONTROLLER, EXECUTOR = ("controller", "RunController"), ("executor", "SiteExecutor")
 BROUGHT = "rankdad_job"  # module of a job that brings code
 CODE = '''"""What NVFlare starts of rankdad, which is installed at every node."""
 
@@ -36,42 +35,43 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
         UserError: the run cannot be had on NVFlare, or the folder cannot be written.
     """
     number = checked(spec, "an NVFlare server", number)
-    sites = spec.federation.sites
-    meta = {
-        "name": spec.name,
-        "min_clients": spec.federation.required_sites,
-        "mandatory_clients": list(sites) if spec.federation.required_sites == len(sites) else [],
-        "deploy_map": {"app": ["server", *sites]},
-        "resource_spec": {},
-    }
-    server = {
-        "format_version": 2,
-        "server": {"heart_beat_timeout": 600, "task_request_interval": INTERVAL},
-        "workflows": [{"id": KEY, "path": _path(CONTROLLER, brings_code), "args": {}}],
-        **_nothing_else(),
-    }
-    client = {
-        "format_version": 2,
-        "default_task_fetch_interval": INTERVAL,
-        "executors": [{"tasks": [KEY], "executor": {"path": _path(EXECUTOR, brings_code), "args": {}}}],
-        **_nothing_else(),
-    }
-    config = "app/config"
-    files: dict[str, Mapping[str, Any]] = {
-        "meta.json": meta,
-        f"{config}/config_fed_server.json": server,
-        f"{config}/config_fed_client.json": client,
-        f"{config}/{RUN}": {"id": number, "run": spec.document()},
-    }
+    modules = [BROUGHT, BROUGHT] if brings_code else [f"{PACKAGE}.{module}" for module in ("controller", "executor")]
+    paths = f"{modules[0]}.RunController", f"{modules[1]}.SiteExecutor"
+    files = job_files(spec.name, spec.federation.sites, *paths, spec.federation.required_sites)
+    files[f"app/config/{RUN}"] = {"id": number, "run": spec.document()}
     brought = {f"app/custom/{BROUGHT}.py": CODE} if brings_code else {}
     write_files(output, brought | {name: json.dumps(file, indent=2) + "\n" for name, file in files.items()})
     return number
 
 
-def _path(place: tuple[str, str], brings_code: bool) -> str:
-    module, name = place
-    return f"{BROUGHT}.{name}" if brings_code else f"{PACKAGE}.{module}.{name}"
+def job_files(
+    name: str, sites: Sequence[str], controller: str, executor: str, required: int
+) -> dict[str, dict[str, Any]]:
+    """Return the files of a job, but for what is the run's own: by their paths, what they say.
 
-
-def _nothing_else() -> dict[str, list[object]]:
-    return {"components": [], "task_data_filters": [], "task_result_filters": []}
+    Args:
+        name: of the job.
+        sites: names of the clients.
+        controller: path of the server's class.
+        executor: path of the clients' class.
+        required: how many clients the job needs.
+    """
+    return {
+        "meta.json": {
+            "name": name,
+            "min_clients": required,
+            "mandatory_clients": list(sites) if required == len(sites) else [],
+            "deploy_map": {"app": ["server", *sites]},
+            "resource_spec": {},
+        },
+        "app/config/config_fed_server.json": {
+            "format_version": 2,
+            "server": {"heart_beat_timeout": 600, "task_request_interval": INTERVAL},
+            "workflows": [{"id": KEY, "path": controller, "args": {}}],
+        },
+        "app/config/config_fed_client.json": {
+            "format_version": 2,
+            "default_task_fetch_interval": INTERVAL,
+            "executors": [{"tasks": [KEY], "executor": {"path": executor, "args": {}}}],
+        },
+    }

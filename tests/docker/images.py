@@ -68,6 +68,29 @@ def image() -> str:
 
 
 @cache
+def neuroflame() -> str:
+    """Build the image of NeuroFLAME's computation, and return its id."""
+    need_docker()
+    index, base = torch_index(), "rankdad-nvflare:test"
+    arguments = () if index is None else ("--build-arg", f"TORCH_INDEX={index}")
+    docker(
+        "build",
+        "--quiet",
+        "--tag",
+        base,
+        "--file",
+        "docker/Dockerfile",
+        "--build-arg",
+        "EXTRAS=nvflare",
+        *arguments,
+        ".",
+    )
+    words = ("--tag", "rankdad-neuroflame:test", "--file", "docker/neuroflame/Dockerfile")
+    docker("build", "--quiet", *words, "--build-arg", f"RANKDAD={base}", ".")
+    return docker("image", "inspect", "--format", "{{.Id}}", "rankdad-neuroflame:test")
+
+
+@cache
 def nginx() -> str:
     """Build the image of nginx that compose.yaml names, and return its id."""
     need_docker()

@@ -164,6 +164,52 @@ def test_a_site_without_settings_ends_the_job_in_a_sentence(poc: Poc, tmp_path: 
     assert outcome(tmp_path / "work") == ("completed", digests)
 
 
+OTHER_VERSION = """
+import rankdad.common.protocol.versions as versions
+from rankdad.platforms.nvflare.controller import RunController as RunController
+from rankdad.platforms.nvflare.executor import SiteExecutor as Executor
+
+
+class SiteExecutor(Executor):
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        if fl_ctx.get_identity_name() == "hospital-b":
+            versions.__version__ = "7.0.1"
+        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("job/meta.json", {"deploy_map": {"app": ["server", *SITES[:3]]}, "min_clients": 3}, "no client of this name"),
+        ("job/app/custom/rankdad_job.py", OTHER_VERSION, "version-differs"),
+        ("hospital-c/local/rankdad.json", {"device": "cuda"}, "device-missing"),
+        ("server/local/rankdad.json", {"device": "cuda"}, "[device-missing]"),
+        ("hospital-b/local/comm_config.json", {"max_message_size": 20_000}, "[message-too-large]"),
+        ("server/local/comm_config.json", {"max_message_size": 20_000}, "max_message_size"),
+    ],
+)
+def test_what_is_wrong_ends_a_job_in_a_sentence(
+    poc: Poc, tmp_path: Path, file: str, change: dict[str, Any] | str, said: str
+) -> None:
+    simulated, _ = lockstep(tmp_path, *SMALL)
+    poc.settle(tmp_path / "work", site_documents(tmp_path / "work", simulated))
+    job = make(tmp_path, simulated, "--bring-code")
+    path = tmp_path / file if file.startswith("job") else poc.kits / file
+    before = path.read_text() if path.exists() else None
+    if isinstance(change, str):
+        path.write_text(change)
+    else:
+        kept = json.loads(before or "{}")
+        kept.pop("mandatory_clients", None)
+        path.write_text(json.dumps(kept | change))
+    try:
+        status, why = poc.submit(job)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
+    assert (status, said in why) == ("FAILED", True), why
+
+
 def test_no_word_of_a_site_s_log_reaches_the_server(poc: Poc, tmp_path: Path) -> None:
     """NVFlare brings a client's `error_log.txt` to the server, where the site does not forbid it."""
     simulated, _ = lockstep(tmp_path, *SMALL)

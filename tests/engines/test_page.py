@@ -34,6 +34,8 @@ def test_from_the_simulator_to_processes(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "simulations", tmp_path / "simulations")
     poc = commands("A proof of concept").replace("job submit -j job", "job submit -j job | tee submitted")
     poc = poc.replace("JOB_ID", "$(sed -n 's/job_id: //p' submitted)")
+    # NVFlare waits for 30 s, which is little where other work runs.
+    poc = poc.replace("poc start", "poc start --timeout 300").replace("poc stop", "poc stop || true")
     path = f"{Path(sys.executable).parent}:{Poc(tmp_path).environment['PATH']}"
     script = f'rankdad() {{ "{sys.executable}" -m rankdad "$@"; }}\nset -e\n{commands("The simulator")}\n{poc}\n'
     environment = Poc(tmp_path).environment | {"PATH": path}

@@ -72,9 +72,13 @@ class Context:
     config: Path
     job: str = "job"
     props: dict[str, Any] = field(default_factory=dict)
+    clients: list[str] = field(default_factory=list)  # that the job has been handed to
 
     def get_identity_name(self) -> str:
         return self.name
+
+    def get_engine(self) -> Any:
+        return SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in self.clients])
 
     def get_job_id(self) -> str:
         return self.job
@@ -85,6 +89,16 @@ class Context:
                 get_site_config_dir=lambda: str(self.kit), get_app_config_dir=lambda job: str(self.config)
             )
         return {"submitter_name": "lead@example.org"} if key == "meta" else self.props.get(key)
+
+
+class Limits:
+    most = 1 << 31
+
+    def get_max_message_size(self) -> int:
+        return self.most
+
+    def get_streaming_chunk_size(self, default: int) -> int:
+        return default
 
 
 MODULES: dict[str, dict[str, Any]] = {
@@ -106,8 +120,13 @@ MODULES: dict[str, dict[str, Any]] = {
     "nvflare.apis.impl.controller": {"Controller": Controller},
     "nvflare.apis.shareable": {"Shareable": Shareable, "make_reply": make_reply},
     "nvflare.apis.signal": {"Signal": Signal},
+    "nvflare.fuel.f3.comm_config": {"CommConfigurator": Limits},
 }
-OURS = ("rankdad.platforms.nvflare.controller", "rankdad.platforms.nvflare.executor")
+OURS = tuple(
+    f"rankdad.platforms.{engine}.{half}"
+    for engine in ("nvflare", "neuroflame")
+    for half in ("controller", "executor", "limits")
+)
 
 
 @contextmanager
@@ -145,6 +164,7 @@ class Engine:
         self.controller.engine = self
         self.executors: dict[str, Any] = {site: SiteExecutor() for site in sites}
         self.contexts = {node: Context(node, folder / node, config) for node in ("server", *sites)}
+        self.contexts["server"].clients = list(sites)
         self.signal, self.codes = Signal(), list[str]()
         self.one = threading.Lock()  # nodes are processes: here models are made one after the other
         self.spoil: Any = lambda node, result: result  # what a hostile node sends in place of its result
