@@ -10,9 +10,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from rankdad.common.policy import Policy
-from tests import words
+from rankdad.common.spec import RunSpec
+from tests import pages, words
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -20,6 +22,9 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "generated"} & {*page.parts}),
 ]
+MOST_WORDS = 27000  # of pages that people write: as many as there are, and rather fewer
+NOT_RUN = 13  # blocks that only a cluster, a registry or a service of the system could run
+CSV = {"reader": "csv", "file": "t.csv", "features": ["age"], "label": "y", "missing": "impute"}
 NO_REFUSALS = {"cannot-read", "cannot-write", "local-steps", "log-there-already"}  # codes and names beside those
 
 
@@ -100,3 +105,26 @@ def test_the_table_of_dependencies_has_all_of_them_in_the_versions_of_the_tests(
     known = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)] == []
     assert [name for name in names if name in known and known[name] not in page] == []
+
+
+def test_every_block_of_a_page_is_run_or_says_why_not() -> None:
+    found = [block for page in pages.written() if page not in pages.BESIDE for block in pages.blocks(page)]
+    assert {block.kind for block in found} <= {*pages.KINDS, "replace"}
+    tests = {block.rest for block in found if block.kind == "test"} | {*pages.BESIDE.values()}
+    assert [name for name in tests if not (ROOT / name).is_file()] == []
+    assert sum(block.kind == "not run:" for block in found) <= NOT_RUN
+    assert all(block.rest for block in found if block.kind == "not run:")
+
+
+def test_fields_of_a_run_on_a_page_are_fields_of_a_run() -> None:
+    shown = [block for page in pages.written() for block in pages.blocks(page) if block.kind == "json"]
+    assert len(shown) >= 9
+    for block in shown:
+        for lines in block.text.splitlines() if block.rest else [block.text]:
+            found = pages.fields(lines)
+            for name, value in ({block.rest: CSV | found} if block.rest else found).items():
+                TypeAdapter(RunSpec.model_fields[name].annotation).validate_json(json.dumps(value))
+
+
+def test_pages_that_people_write_are_short() -> None:
+    assert sum(words.by_page().values()) <= MOST_WORDS
