@@ -1,4 +1,4 @@
-"""`python -m benchmarks settings`: what `LowRank`'s options cost and gain, beside PyTorch's own hook and exact gradients.
+"""`python -m benchmarks settings`: `LowRank`'s options beside PyTorch's own hook and exact gradients.
 
 Three tables: a step's bytes by number of ranks, a small language model, and the loop of the first tutorial.
 """
@@ -50,6 +50,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return [n, places, width] of the same shape."""
         heads = (*x.shape[:2], 4, WIDTH // 4)
         q, k, v = (
             part.reshape(heads).transpose(1, 2) for part in self.attention(self.before_attention(x)).chunk(3, -1)
@@ -71,6 +72,7 @@ class Language(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return [n, places, 256] logits of the next byte."""
         found = self.blocks(self.words(x) + self.places(torch.arange(x.shape[1])))
         return F.linear(self.norm(found), self.words.weight)
 
@@ -269,7 +271,5 @@ def bench_settings(ranks: list[int], seeds: int, steps: int, console: Console) -
     for options in TUTORIAL:
         ends = [_run(_loop, 2, seed, options)[0] for seed in range(seeds)]
         words = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        table.add_row(
-            words, f"{ends[0][0]:,}", *(", ".join(f"{end[column]:.4f}" for end in ends) for column in (1, 2))
-        )
+        table.add_row(words, f"{ends[0][0]:,}", *(", ".join(f"{end[column]:.4f}" for end in ends) for column in (1, 2)))
     console.print(table)

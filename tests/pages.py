@@ -11,7 +11,7 @@ block says otherwise:
     <!-- python FILE MODULE --> runs at two ranks, in the place of `BLOCK` in this file, where MODULE is installed
     <!-- test PATH -->          is run by this test
     <!-- not run: REASON -->    cannot be run here
-    <!-- hidden LINES -->       commands that the page does not show
+    <!-- hidden LINES -->       commands that the page does not show, such as functions of pages.sh
     <!-- replace A => B -->     below, B is run in the place of A; $PORT is a free port
 """
 
@@ -41,9 +41,6 @@ KINDS = ("", "output", "file", "json", "together", "until", "python", "test", "n
 MARK = re.compile(rf"({'|'.join(kind for kind in (*KINDS, 'replace') if kind)})[ \n]*(.*)", re.DOTALL)
 LONGEST = 1200  # seconds of a page
 BESIDE = {"docs/how-to/nvflare.md": "tests/engines/test_page.py"}  # pages of which a test of their own runs all
-WAITING = """
-wait_for() { for _ in $(seq 600); do grep -qF -- "$2" "$1" && return; sleep 0.2; done; return 1; }
-"""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def _same(shown: str, said: str) -> bool:
 
 def script(page: str, folder: Path, port: int) -> tuple[str, list[tuple[int, Block, str]]]:
     """Return a page's commands as one script, and of each block of it the result that is known beforehand, if any."""
-    lines, results = ["set -e", WAITING], []
+    lines, results = ["set -e", f". {ROOT}/tests/pages.sh"], []
     replaced = {"$PORT": str(port)}
     for number, block in enumerate(blocks(page)):
         text, said = block.text, folder / f"{number}.said"
@@ -159,7 +156,7 @@ def _commands(block: Block, text: str, said: Path) -> list[str]:
             return [f"mkdir -p $(dirname {block.rest})", f"cat >{block.rest} <<'END OF FILE'", text + "END OF FILE"]
         case "python":
             context = (ROOT / block.rest.split()[0]).read_text(encoding="utf-8")
-            found = re.search("^( *)BLOCK\n", context, re.MULTILINE)
+            found = re.search("^( *)# BLOCK\n", context, re.MULTILINE)
             assert found is not None
             whole = context.replace(found[0], textwrap.indent(text, found[1]))
             return [

@@ -39,7 +39,9 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
 
 def box(x: int, y: int, width: int, lines: list[str], kind: str = "box", height: int = 56) -> str:
     """Draw a box with its middle at (x, y)."""
-    drawn = f'<rect class="{kind}" x="{x - width // 2}" y="{y - height // 2}" width="{width}" height="{height}" rx="6"/>'
+    drawn = (
+        f'<rect class="{kind}" x="{x - width // 2}" y="{y - height // 2}" width="{width}" height="{height}" rx="6"/>'
+    )
     for place, line in enumerate(lines):
         below = y + 5 + round(18 * (place - (len(lines) - 1) / 2))
         kind = ' class="small"' if place else ""
@@ -111,9 +113,10 @@ def roc(folder: Path) -> None:
     with chromium() as page:
         page.open(study / "result" / "report.html", 800)
         script = """(figure => {
+          for (const part of document.querySelectorAll('details')) part.open = true;
           const box = figure.getBoundingClientRect();
           return [box.x + scrollX, box.y + scrollY, box.width, box.height];
-        })([...document.querySelectorAll('figure')].find(one => one.innerText.includes('ROC curve')))"""
+        })([...document.querySelectorAll('figure')].find(one => one.textContent.includes('ROC curve')))"""
         shoot(page, "roc.png", *page.evaluate(script))
 
 
@@ -133,7 +136,9 @@ def live(folder: Path) -> None:
         address = text.split("listening on ")[1].split(";")[0]
         rankdad("split", "digits.json", "--output", "hand", "--aggregator", address, folder=folder)
         for site in sorted((folder / "hand").glob("*.json")):
-            started.append(subprocess.Popen([*words, "site", str(site)], cwd=folder, env=environment, stdout=-1, stderr=-1))
+            started.append(
+                subprocess.Popen([*words, "site", str(site)], cwd=folder, env=environment, stdout=-1, stderr=-1)
+            )
         said(folder / "log", f"epoch {LEARNT} of")
         with chromium() as page:
             page.open(f"{address}/page/", 1000)

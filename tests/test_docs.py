@@ -128,3 +128,32 @@ def test_fields_of_a_run_on_a_page_are_fields_of_a_run() -> None:
 
 def test_pages_that_people_write_are_short() -> None:
     assert sum(words.by_page().values()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("shown", "missing"),
+    [
+        ("step 1: AUC 0.93\ntook 5 s", []),
+        ("step 9: AUC 0.5", []),
+        ("written to …/model", []),
+        ("step 1: AUC\n0.93", []),
+        ("step 1: loss 0.93", ["step 1: loss 0.93"]),
+    ],
+)
+def test_output_on_a_page_is_what_was_said_but_for_figures(shown: str, missing: list[str]) -> None:
+    assert pages.unsaid(shown, ["step 1: AUC 0.93\n", "took 5 s\nwritten to /srv/kit/model\n"]) == missing
+
+
+def test_marks_of_a_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    text = "<!-- replace a => b -->\n<!-- hidden go -->\n\n    one\n\n    two\n\n1. Text:\n\n"
+    text += "   <!-- file x -->\n\n       {\n"
+    (tmp_path / "page.md").write_text(text + "\n<!-- not run: no cluster -->\n\n```bash\nrun\n```\n\n    cat\n")
+    assert [(block.kind, block.rest, block.text) for block in pages.blocks("page.md")] == [
+        ("replace", "a => b", "a => b\n"),
+        ("hidden", "go", "go\n"),
+        ("", "", "one\n\ntwo\n"),
+        ("file", "x", "{\n"),
+        ("not run:", "no cluster", "run\n"),
+        ("", "", "cat\n"),
+    ]

@@ -1,4 +1,4 @@
-"""What the blocks of Accelerate stand in: two ranks, a model, a loader; afterwards weights are equal."""
+"""Around the blocks of Accelerate: two ranks, a model, a loader; afterwards weights are equal."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ torch.manual_seed(dist.get_rank())
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.Adam(model.parameters())
 loader = DataLoader(TensorDataset(torch.randn(96, 64), torch.randint(10, (96,))), batch_size=8)
-BLOCK
+# BLOCK
 if "sync" not in globals():
     for inputs, labels in loader:
         with accelerator.accumulate(model):

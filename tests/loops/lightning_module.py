@@ -1,4 +1,4 @@
-"""What the block of Lightning stands in: two ranks train for an epoch; afterwards weights are equal."""
+"""Around the block of Lightning: two ranks train for an epoch; afterwards weights are equal."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankdad
 
-BLOCK
+# BLOCK
 
 
 class Module(Digits):  # noqa: F821 (the page's)
@@ -35,6 +35,6 @@ class Module(Digits):  # noqa: F821 (the page's)
 
 data = TensorDataset(torch.randn(96, 64), torch.randint(10, (96,)))
 options = {"accelerator": "cpu", "devices": 2, "max_epochs": 1, "gradient_clip_val": 1.0, "logger": False}
-lightning.Trainer(
-    strategy="ddp", enable_checkpointing=False, enable_progress_bar=False, **options
-).fit(Module(), DataLoader(data, batch_size=8))
+lightning.Trainer(strategy="ddp", enable_checkpointing=False, enable_progress_bar=False, **options).fit(
+    Module(), DataLoader(data, batch_size=8)
+)

@@ -1,4 +1,4 @@
-"""What the blocks of PyTorch stand in: two ranks, a model, a batch; afterwards gradients and weights are equal."""
+"""Around the blocks of PyTorch: two ranks, a model, a batch; afterwards gradients and weights are equal."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ inputs, labels = torch.randn(16, 64), torch.randint(10, (16,))
 parts = [(inputs, labels), (inputs + 1, labels)]
 for module in (F, DistributedDataParallel, rankdad):
     assert module
-BLOCK
+# BLOCK
 if "ddp" in globals():
     F.cross_entropy(globals()["ddp"](inputs), labels).backward()
 found = b"".join(t.detach().numpy().tobytes() for p in model.parameters() for t in (p, p.grad) if t is not None)

@@ -1,4 +1,4 @@
-"""What the block of the Hugging Face Trainer stands in: two ranks train for some steps; afterwards weights are equal."""
+"""Around the block of the Hugging Face Trainer: two ranks train for some steps; afterwards weights are equal."""
 
 import hashlib
 
@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 import rankdad
 
-BLOCK
+# BLOCK
 
 
 class Net(nn.Module):
