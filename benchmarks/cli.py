@@ -248,6 +248,7 @@ def low_rank(
 
 @app.command()
 def settings(
+    tables: Annotated[str, typer.Option(help="Which, of bytes, language and loop.")] = "bytes,language,loop",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks of the first table, separated by commas.")] = "2,4,8",
     seeds: Annotated[int, typer.Option(help="Of the other two tables.", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="Of the language model, at least 60.", min=60)] = 400,
@@ -255,9 +256,10 @@ def settings(
     """Compare LowRank's options by bytes, loss and time with powerSGD_hook and exact gradients: ten minutes."""
     from rich.console import Console
 
-    from benchmarks.settings import bench_settings
+    from benchmarks.settings import TABLES, bench_settings
 
-    bench_settings(_whole_numbers("--ranks", ranks), seeds, steps, Console(width=120))
+    names = _names("--tables", tables, TABLES)
+    bench_settings(names, _whole_numbers("--ranks", ranks), seeds, steps, Console(width=120))
 
 
 @app.command()

@@ -30,6 +30,7 @@ from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 
 CONTEXT, WIDTH, LAYERS, SEQUENCES = 64, 128, 2, 16
+TABLES = ("bytes", "language", "loop")
 LAST = 50  # steps whose mean loss is printed
 TUTORIAL: tuple[dict[str, Any], ...] = (
     {"rank": None},
@@ -234,30 +235,43 @@ def _run(work: Callable[..., None], places: int, *words: Any) -> list[Any]:
     return [answers.get() for _ in range(places)]
 
 
-def bench_settings(ranks: list[int], seeds: int, steps: int, console: Console) -> None:
-    """Print the three tables.
+def bench_settings(tables: list[str], ranks: list[int], seeds: int, steps: int, console: Console) -> None:
+    """Print the tables.
 
     Args:
+        tables: some of `TABLES`.
         ranks: numbers of ranks of the first table.
         seeds: of the other two.
         steps: of the language model.
         console: to print to.
     """
+    for name in tables:
+        match name:
+            case "bytes":
+                console.print(_bytes(ranks))
+            case "language":
+                console.print(_language(seeds, steps))
+            case _:
+                console.print(_digits(seeds))
+
+
+def _bytes(ranks: list[int]) -> Table:
     table = Table("way", *(f"{places} ranks: kB (busiest)" for places in ranks), title="six layers, 256 wide, rank 4")
     columns = [_run(_rank, places, "deep", WARM_UP + 10, 0) for places in ranks]
     for place, (name, *_) in enumerate(columns[0][0]):
         sent = [[median(rank[place][3][WARM_UP:]) / 1e3 for rank in answers] for answers in columns]
         table.add_row(name, *(f"{fmean(of_ranks):.0f} ({max(of_ranks):.0f})" for of_ranks in sent))
-    console.print(table)
+    return table
 
+
+def _language(seeds: int, steps: int) -> Table:
     table = Table("way", "kB", "loss", "over powerSGD_hook's time", title=f"GPT of bytes, 2 ranks, {steps} steps")
     runs = [_run(_rank, 2, "language", steps, seed) for seed in range(seeds)]
     for place, (name, *_) in enumerate(runs[0][0]):
         losses = [fmean(fmean(rank[place][1][-LAST:]) for rank in run) for run in runs]
-        yardsticks = [run[0][0][2] for run in runs]
         times = [
-            median(own / other for own, other in zip(run[0][place][2][WARM_UP:], yardstick[WARM_UP:], strict=True))
-            for run, yardstick in zip(runs, yardsticks, strict=True)
+            median(own / other for own, other in zip(run[0][place][2][WARM_UP:], run[0][0][2][WARM_UP:], strict=True))
+            for run in runs
         ]
         table.add_row(
             name,
@@ -265,11 +279,14 @@ def bench_settings(ranks: list[int], seeds: int, steps: int, console: Console) -
             ", ".join(f"{loss:.3f}" for loss in losses),
             ", ".join(f"{time:.2f}" for time in times),
         )
-    console.print(table)
+    return table
 
+
+def _digits(seeds: int) -> Table:
     table = Table("options", "bytes", "loss", "accuracy", title="the loop of docs/tutorials/low_rank.py")
     for options in TUTORIAL:
         ends = [_run(_loop, 2, seed, options)[0] for seed in range(seeds)]
         words = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        table.add_row(words, f"{ends[0][0]:,}", *(", ".join(f"{end[column]:.4f}" for end in ends) for column in (1, 2)))
-    console.print(table)
+        numbers = (", ".join(f"{end[column]:.4f}" for end in ends) for column in (1, 2))
+        table.add_row(words, f"{ends[0][0]:,}", *numbers)
+    return table

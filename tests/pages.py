@@ -29,6 +29,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -219,7 +220,8 @@ def followed(page: str, folder: Path) -> list[tuple[Block, str]]:
 def _result(block: Block, done: Path, own: Path, said: list[str]) -> str:
     if block.kind == "output":
         missing = unsaid(block.text, said)
-        return f"FAILED: nobody said {missing[0]!r}" if missing else "passed"
+        near = get_close_matches(missing[0], "\n".join(said).splitlines(), 1, 0.3) if missing else []
+        return f"FAILED: nobody said {missing[0]!r}, but {near}" if missing else "passed"
     if done.exists():
         return "passed"
     last = own.read_text(errors="replace").strip().splitlines()[-6:] if own.exists() else ["not reached"]
@@ -252,4 +254,5 @@ def main(pages: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it has started ends, too
     sys.exit(bool(main([word for word in sys.argv[1:] if not word.startswith("--")])))

@@ -46,7 +46,7 @@ def diabetes() -> None:
         "data": {"reader": "csv", "file": "patients.csv", "features": features, "label": "progression"},
         "preparation": {"standardise": "federated"},
         "model": {"name": "mlp", "hidden": [8]},
-        "training": {"epochs": 10, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
+        "training": {"epochs": 10, "batch_size": 16, "validation": 0.1, "optimizer": {"name": "adam", "lr": 0.01}},
         "method": {"name": "rank-dad", "rank": 2},
         "federation": {"sites": list(SITES)},
     }
