@@ -22,7 +22,7 @@ from tests.remote.report.browser import Browser, browser, find
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-LEARNT = 12  # epochs, before the live page is taken
+LEARNT = 5  # epochs, before the live page is taken
 PATIENCE = 600.0
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
