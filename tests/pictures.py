@@ -22,7 +22,7 @@ from tests.remote.report.browser import Browser, browser, find
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-LEARNT = 5  # epochs, before the live page is taken
+LEARNT = 8  # epochs, before the live page is taken
 PATIENCE = 600.0
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
@@ -123,7 +123,7 @@ def roc(folder: Path) -> None:
 def live(folder: Path) -> None:
     """Take the live page of a run that trains."""
     spec = json.loads((ROOT / "simulations" / "specs" / "digits.json").read_text())
-    spec["run"]["training"]["epochs"] = 60
+    spec["run"]["training"] |= {"epochs": 60, "batch_size": 512}  # few steps an epoch: the curve is what is shown
     (folder / "digits.json").write_text(json.dumps(spec))
     started = []
     try:
