@@ -123,7 +123,7 @@ def roc(folder: Path) -> None:
 def live(folder: Path) -> None:
     """Take the live page of a run that trains."""
     spec = json.loads((ROOT / "simulations" / "specs" / "digits.json").read_text())
-    spec["run"]["training"] |= {"epochs": 60, "batch_size": 512}  # few steps an epoch: the curve is what is shown
+    spec["run"]["training"] |= {"epochs": 60, "batch_size": 128}  # few steps an epoch: the curve is what is shown
     (folder / "digits.json").write_text(json.dumps(spec))
     started = []
     try:
