@@ -80,3 +80,8 @@ agents() { # a question that hospital-b refuses and hospital-c does not hear; th
     wait_for kits/sites/hospital-c/stay.log 'stays for'
     cd kits/owners/anna
 }
+
+long_run() { # another run of this owner's, for those who cancel it
+    sed 's/"epochs": 10/"epochs": 2000/' RUN.json >long.json
+    rankdad submit long.json --to OWNER.json
+}
