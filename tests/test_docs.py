@@ -157,3 +157,11 @@ def test_marks_of_a_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("not run:", "no cluster", "run\n"),
         ("", "", "cat\n"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/reference/policy.md", "docs/tutorials/first-loop.md", "docs/how-to/tables.md"])
+def test_commands_of_short_pages_do_what_the_page_says(tmp_path: Path, page: str) -> None:
+    found = pages.followed(page, tmp_path)
+    assert found
+    assert [(block.line, result) for block, result in found if result.startswith("FAILED")] == []
