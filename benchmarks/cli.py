@@ -253,7 +253,7 @@ def settings(
     seeds: Annotated[int, typer.Option(help="Of the other two tables.", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="Of the language model, at least 60.", min=60)] = 400,
 ) -> None:
-    """Compare LowRank's options by bytes, loss and time with powerSGD_hook and exact gradients: ten minutes."""
+    """Compare LowRank's options by bytes, loss and time with powerSGD_hook and exact gradients."""
     from rich.console import Console
 
     from benchmarks.settings import TABLES, bench_settings
