@@ -195,8 +195,12 @@ def followed(page: str, folder: Path) -> list[tuple[Block, str]]:
     }
     process = subprocess.Popen(
         ["bash", str(folder / "script")],
-        **{"cwd": work, "env": environment, "start_new_session": True},
-        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT},
+        cwd=work,
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
     )
     try:
         process.wait(LONGEST)

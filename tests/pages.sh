@@ -56,7 +56,7 @@ approved_run() { # the run of `kit`, then another one, of a service, that hospit
     wait_for kits/sites/hospital-a/stay.log 'rankdad approve'
     cat kits/sites/hospital-a/stay.log
     cd kits/sites/hospital-a
-    rankdad approve diabetes-1 SITE.json --yes
+    echo y | rankdad approve diabetes-1 SITE.json
     rankdad logs diabetes-1 --follow --to ../../owners/anna/OWNER.json
     kill $started
     wait $started || true

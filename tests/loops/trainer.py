@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import rankdad
 
@@ -29,6 +29,7 @@ options = TrainingArguments(
 )
 trainer = LowRankTrainer(model=Net(), args=options, train_dataset=data)  # noqa: F821 (the page's)
 trainer.train()
+assert isinstance(trainer, Trainer)
 assert isinstance(trainer.state_of_hook, rankdad.LowRankState)
 found = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
 digests = [None, None]
