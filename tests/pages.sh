@@ -18,7 +18,7 @@ simulated_source() {
         "source": {"name": "folders", "path": "data"}, "partition": {"name": "folder"}}}, open("RUN.json", "w"))'
 }
 
-new_patients() { ln -s runs/trial DIR; sed '1s/s6/s6/; 1s/progression/ward/' data/hospital-a/patients.csv >new.csv; }
+new_patients() { ln -s runs/trial DIR; sed '1s/progression/ward/' data/hospital-a/patients.csv >new.csv; }
 
 served() { # COMMAND LOG: start an aggregator or a service in kits/aggregator
     (cd kits/aggregator && exec rankdad $1 --port "$PORT" --tls-cert server.pem --tls-key server.key \
