@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # or every worker and every command compiles the tests anew
 
-.PHONY: simulate test sample slow engines docs lint lines clean
+.PHONY: simulate test sample slow engines docs docs-check lint lines clean
 
 simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
@@ -29,6 +29,10 @@ engines: .venv-nvflare/ready .venv-flower/ready
 # The documentation's site, in docs/_build.
 docs: .venv/ready
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build
+
+# All commands of the documentation's pages, and what they say: tens of minutes.
+docs-check: .venv/ready
+	$(BIN)/python -m tests.pages
 
 lint: .venv/ready
 	$(BIN)/ruff check .

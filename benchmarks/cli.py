@@ -247,6 +247,22 @@ def low_rank(
 
 
 @app.command()
+def settings(
+    tables: Annotated[str, typer.Option(help="Which, of bytes, language and loop.")] = "bytes,language,loop",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks of the first table, separated by commas.")] = "2,4,8",
+    seeds: Annotated[int, typer.Option(help="Of the other two tables.", min=1)] = 3,
+    steps: Annotated[int, typer.Option(help="Of the language model, at least 60.", min=60)] = 400,
+) -> None:
+    """Compare LowRank's options by bytes, loss and time with powerSGD_hook and exact gradients."""
+    from rich.console import Console
+
+    from benchmarks.settings import TABLES, bench_settings
+
+    names = _names("--tables", tables, TABLES)
+    bench_settings(names, _whole_numbers("--ranks", ranks), seeds, steps, Console(width=120))
+
+
+@app.command()
 def paired(
     count: Annotated[int, typer.Option(help="Null data sets of each kind.", min=10)] = 5000,
     draws: Annotated[int, typer.Option(help="Of the bootstrap.", min=100)] = 2000,

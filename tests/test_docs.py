@@ -10,9 +10,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from rankdad.common.policy import Policy
-from tests import words
+from rankdad.common.spec import RunSpec
+from tests import pages, words
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -20,6 +22,9 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "generated"} & {*page.parts}),
 ]
+MOST_WORDS = 26000  # of pages that people write: may only fall
+NOT_RUN = 15  # blocks that need a cluster, a registry or systemd, or are no commands: may only fall
+CSV = {"reader": "csv", "file": "t.csv", "features": ["age"], "label": "y", "missing": "impute"}
 NO_REFUSALS = {"cannot-read", "cannot-write", "local-steps", "log-there-already"}  # codes and names beside those
 
 
@@ -100,3 +105,63 @@ def test_the_table_of_dependencies_has_all_of_them_in_the_versions_of_the_tests(
     known = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)] == []
     assert [name for name in names if name in known and known[name] not in page] == []
+
+
+def test_every_block_of_a_page_is_run_or_says_why_not() -> None:
+    found = [block for page in pages.written() if page not in pages.BESIDE for block in pages.blocks(page)]
+    assert {block.kind for block in found} <= {*pages.KINDS, "replace"}
+    tests = {block.rest for block in found if block.kind == "test"} | {*pages.BESIDE.values()}
+    assert [name for name in tests if not (ROOT / name).is_file()] == []
+    assert sum(block.kind == "not run:" for block in found) <= NOT_RUN
+    assert all(block.rest for block in found if block.kind == "not run:")
+
+
+def test_fields_of_a_run_on_a_page_are_fields_of_a_run() -> None:
+    shown = [block for page in pages.written() for block in pages.blocks(page) if block.kind == "json"]
+    assert len(shown) >= 9
+    for block in shown:
+        for lines in block.text.splitlines() if block.rest else [block.text]:
+            found = pages.fields(lines)
+            for name, value in ({block.rest: CSV | found} if block.rest else found).items():
+                TypeAdapter(RunSpec.model_fields[name].annotation).validate_json(json.dumps(value))
+
+
+def test_pages_that_people_write_are_short() -> None:
+    assert sum(words.by_page().values()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("shown", "missing"),
+    [
+        ("step 1: AUC 0.93\ntook 5 s", []),
+        ("step 9: AUC 0.5", []),
+        ("written to …/model", []),
+        ("step 1: AUC\n0.93", []),
+        ("step 1: loss 0.93", ["step 1: loss 0.93"]),
+    ],
+)
+def test_output_on_a_page_is_what_was_said_but_for_figures(shown: str, missing: list[str]) -> None:
+    assert pages.unsaid(shown, ["step 1: AUC 0.93\n", "took 5 s\nwritten to /srv/kit/model\n"]) == missing
+
+
+def test_marks_of_a_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    text = "<!-- replace a => b -->\n<!-- hidden go -->\n\n    one\n\n    two\n\n1. Text:\n\n"
+    text += "   <!-- file x -->\n\n       {\n"
+    (tmp_path / "page.md").write_text(text + "\n<!-- not run: no cluster -->\n\n```bash\nrun\n```\n\n    cat\n")
+    assert [(block.kind, block.rest, block.text) for block in pages.blocks("page.md")] == [
+        ("replace", "a => b", "a => b\n"),
+        ("hidden", "go", "go\n"),
+        ("", "", "one\n\ntwo\n"),
+        ("file", "x", "{\n"),
+        ("not run:", "no cluster", "run\n"),
+        ("", "", "cat\n"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/reference/policy.md", "docs/tutorials/first-loop.md", "docs/how-to/tables.md"])
+def test_commands_of_short_pages_do_what_the_page_says(tmp_path: Path, page: str) -> None:
+    found = pages.followed(page, tmp_path)
+    assert found
+    assert [(block.line, result) for block, result in found if result.startswith("FAILED")] == []

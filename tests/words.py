@@ -1,10 +1,15 @@
-"""Counts words that make a page hard to read: `python -m tests.words` writes words.txt anew, and it may only fall."""
+"""Counts words: `python -m tests.words` prints how many each page has that people write.
+
+It also writes words.txt anew: words that make a page hard to read, whose counts may only fall.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
+
+from tests.pages import written
 
 ROOT = Path(__file__).parent.parent
 COUNTS = Path(__file__).with_name("words.txt")
@@ -73,5 +78,15 @@ def known() -> dict[str, int]:
     return {phrase: int(count) for phrase, _, count in lines}
 
 
+def by_page() -> dict[str, int]:
+    """Return how many words each page has that people write: what has a letter or a digit, but no comment."""
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in written()}
+    texts = {page: re.sub(r"<!--.*?-->|```{toctree}.*?```", "", text, flags=re.DOTALL) for page, text in texts.items()}
+    return {page: sum(bool(re.search(r"\w", word)) for word in text.split()) for page, text in texts.items()}
+
+
 if __name__ == "__main__":
+    for page, count in sorted(by_page().items(), key=lambda pair: pair[1]):
+        print(f"{count:6,} {page}")
+    print(f"{sum(by_page().values()):6,}")
     COUNTS.write_text("".join(f"{phrase}\t{count}\n" for phrase, count in counts().items()), encoding="utf-8")

@@ -71,3 +71,11 @@ def test_low_rank_is_measured_in_turns_on_three_networks() -> None:
     done = benchmark("low-rank", "--against", str(ROOT), "--turns", "3", "--steps", "5", timeout=280)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(done.stdout.count(name) == 2 for name in NETWORKS)
+
+
+@pytest.mark.exhaustive
+def test_options_of_low_rank_send_fewer_bytes_than_gradients() -> None:
+    done = benchmark("settings", "--tables", "bytes", "--ranks", "2", timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    sent = dict(re.findall(r"│ (\S.*?) +│ (\d+) \(", done.stdout))
+    assert (len(sent), 20 * int(sent["LowRank, gathering"]) < int(sent["DistributedDataParallel"])) == (5, True)
