@@ -153,7 +153,7 @@ class Besieged(Aggregator):
         """Complete a round that a broken contribution has closed, on the side."""
         for ready in effects:
             if isinstance(ready, Ready):
-                update = self.source.make(self.kept.collected(ready))
+                update = self.source.make(self.store.collected(ready))
                 assert update is not None
                 copy.deepcopy(self.state).follow(protocol.unpack(update.packed, self.plan, up=False))
                 own = self.recorder
@@ -165,7 +165,7 @@ class Besieged(Aggregator):
     def _state(self) -> dict[str, Any]:
         own = {name: copy.copy(value) for name, value in vars(self.barrier).items()}
         own["problems"], own["departed"] = dict(self.recorder.progress.problems), set(self._departed)
-        own["outcome"], own["residuals"] = self.kept.outcome, self.kept.residuals
+        own["outcome"], own["residuals"] = self.store.outcome, self.store.residuals
         own["waiting"] = list(self.persistence.file._waiting)
         return own
 
@@ -173,7 +173,11 @@ class Besieged(Aggregator):
         for name in vars(self.barrier):
             setattr(self.barrier, name, state[name])
         self.recorder.progress.problems = state["problems"]
-        self._departed, self.kept.outcome, self.kept.residuals = state["departed"], state["outcome"], state["residuals"]
+        self._departed, self.store.outcome, self.store.residuals = (
+            state["departed"],
+            state["outcome"],
+            state["residuals"],
+        )
 
 
 def kind_of(body: bytes) -> Kind:

@@ -155,7 +155,7 @@ def test_a_new_region_is_refused_where_the_run_is_under_way(file: Path, tmp_path
     offered |= {"plan_sha256": plan.sha256(), "aggregator": "aggregator", "round": 7}  # type: ignore[dict-item]
     said = refused(file, tmp_path, "--upstream", address, "--region", "north")
     assert said == (
-        f"--output: is new, but the run of {address} is in round 7: north can only resume from its began with"
+        f"--output: is new, but the run of {address} is in round 7: north can only resume from its original directory"
     )
     config = SiteConfig(name="north", aggregator=address, data=".", output=".")
     assert Upstream(config, spec, plan).ask() == "0" * 16
