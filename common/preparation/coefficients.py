@@ -250,8 +250,8 @@ def fitted(
     """Return the coefficients of rows that are all here, without columns that are collinear or separate classes.
 
     Of columns of which each follows from the others none has a coefficient. Rows of a level that is left out count as
-    the first level's. The fit is a slope of 0 and a curvature at its weights: like the sums of a round, it is None where
-    too few rows are behind either (`linear.sums`, which takes `fewest`, `groups` and `before`).
+    the first level's. The fit is a slope of 0 and a curvature at its weights. It is None where a round would not tell
+    these, since too few rows are behind them: `linear.sums` takes `fewest`, `groups` and `before`.
     """
     width, ridge = inputs[0].numel(), torch.zeros(coding.fixed.shape, dtype=torch.float64)
     unclear = torch.zeros(width + 1, dtype=torch.bool)

@@ -14,7 +14,7 @@ from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.words import NAMES, count, duration, listed, number
 from rankdad.remote.results.run_results import RunResults, finite
 from rankdad.remote.results.solving import solved
-from rankdad.remote.view import times_fewer
+from rankdad.remote.view import compared
 
 STATUS = {
     "completed": "The run is complete.",
@@ -280,10 +280,10 @@ def drift(run: RunResults) -> str:
 
 def ratio(run: RunResults) -> str:
     """Return how many times fewer bytes travelled than with full gradients, or that there were more."""
-    times = run.summary.times_fewer_bytes_than_dense
-    if times is None:
+    fewer = compared(run.summary)
+    if run.summary.times_fewer_bytes_than_dense is None or not fewer:
         return "–"
-    return f"{times_fewer(times)} bytes, both ways together"
+    return f"{fewer} bytes, both ways together"
 
 
 def notes(run: RunResults) -> Iterator[str]:

@@ -329,7 +329,8 @@ def few_values(count: int, seed: int, steep: float) -> pd.DataFrame:
 
 def test_a_converged_fit_is_not_held_back_for_a_difference_of_rounding() -> None:
     """Its curvature was asked for a step of 1e-12 further on, and too few rows seemed to be behind that difference."""
-    found = {site: few_values(count, seed, 1.0) for seed, (site, count) in enumerate(zip(SIZES, (260, 180, 95), strict=True), 22)}
+    sizes = {"alpha": 260, "beta": 180, "gamma": 95}
+    found = {site: few_values(count, seed, 1.0) for seed, (site, count) in enumerate(sizes.items(), 22)}
     pooled, own = solved(spec_of("two classes"), {site: rows_of("two classes", one) for site, one in found.items()}, 8)
     everything = pd.concat(found.values())
     expected = by_statsmodels("two classes", everything["y"], design(everything))
