@@ -36,7 +36,7 @@ from rankdad.distributed.options import (
     warn_if_dense,
 )
 from rankdad.distributed.sparse_rows import infinite_row, summed
-from rankdad.distributed.watching import Watch
+from rankdad.distributed.watching import PlainBackward, Watch
 
 GATHER_UP_TO = 8  # ranks: seven messages received against three, in one exchange against six that wait for each other
 MOST_WEIGHT = 1e300  # of a batch, so that the sum of all is finite
@@ -56,6 +56,7 @@ class LowRank:
     A parameter with a hook on its gradient travels as the hook leaves it, unreduced. The rows of sparse embeddings
     travel unreduced, too, in full precision. Where no rank used a parameter, its `.grad` stays as it was. Parameters
     that are frozen or unfrozen, and hooks that come or go, are followed from step to step, if they are so at all ranks.
+    A plain `loss.backward()` of the model is warned of (`plain-backward`): it exchanges nothing.
 
     All ranks make a LowRank of the same model at the same point. They start from the weights and buffers of rank 0,
     as with DistributedDataParallel. Buffers, such as a batch norm's statistics, are each rank's own from then on.
@@ -112,6 +113,7 @@ class LowRank:
         share_weights(model, group)
         self._group, self._place, self._places = group, dist.get_rank(group), dist.get_world_size(group)
         self._state, self._node_state, self._step = MethodState(), MethodState(), 0
+        self._plain = PlainBackward()
         self._prepare(method)
         warn_if_dense(self._layout.routes, method)
         self._batches = Batches(model, self._layout.routes)
@@ -206,12 +208,14 @@ class LowRank:
     def close(self) -> None:
         """Remove the hooks from the model; `backward` raises from then on."""
         self._batches.close()
+        self._plain.close()
         self._closed = True
 
     def _prepare(self, method: RankDad | Dad) -> None:
         """Choose how the model's parameters travel, as they are now; of what is kept goes what no longer fits."""
         self._watch = Watch(self._model, "LowRank")
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._plain.follow(self._parameters.values())
         self._sparse = sparse_parameters(self._model)
         like = torch.zeros((), dtype=self._precision, device=next(iter(self._parameters.values())).device)
         routes, reduced = choose_routes(self._model, method, self._sparse), isinstance(method, RankDad)
@@ -249,7 +253,8 @@ class LowRank:
             return
         try:
             assert loss is not None
-            self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
+            with self._plain.expected():
+                self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
             if scaler is None and not bool(torch.isfinite(loss.detach())):
                 raise NonFiniteError("the loss")
         except Exception as error:
