@@ -48,13 +48,8 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
     single = (name for name, own in found.items() if kinds[name] == "id" and max(column.most for column in own) == 1)
     key = None if group else next(single, None)  # by which the site's log knows its patients
     columns = [name for name in found if kinds[name] not in LEFT_OUT or name in (group, key, *joining)]
-    files = [escaped(path.name) for path in paths]
-    if (
-        len(paths) == 1 == len(tables_in(paths[0].parent))
-    ):  # as a study of hospitals whose files have names of their own
-        files.append(f"*{paths[0].suffix}")
     policy = Policy(
-        files=tuple(files),
+        files=tuple(escaped(path.name) for path in paths),
         columns=tuple(map(escaped, columns)),
         group=group,
         min_sites=MIN_SITES,
@@ -72,8 +67,8 @@ def _explained(
     policy: Policy, kinds: dict[str, Kind], joining: list[str], columns: list[str], key: str | None
 ) -> list[str]:
     lines = [
-        f"files: a study may read {', '.join(policy.files or ())}, and no other file; a pattern counts as "
-        "a study names it.",
+        f"files: a study may read {', '.join(policy.files or ())}, and no other file. A study of hospitals whose files "
+        "have other names asks for a pattern, such as *.csv, and is refused until that is listed, too.",
         f"columns: a study may read these {len(columns)} of {len(kinds)} columns, and no other: {', '.join(columns)}.",
     ]
     for kind, what in LEFT_OUT.items():

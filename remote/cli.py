@@ -288,10 +288,11 @@ def forget(
         if isinstance(outcome, UserError):
             typer.echo(f"{run}: nothing is deleted: {visible(str(outcome))}", err=True)
             continue
-        names = outcome.sites if site is None else {site: outcome.receipt(site)}
+        known, anew = outcome
+        names = known.sites if site is None else {site: known.receipt(site)}
         count, size = sum(one.contributions for one in names.values()), sum(one.bytes for one in names.values())
-        whose = site or "all sites"
-        typer.echo(f"{run}: {count:,} contributions of {whose} are deleted, {size:,} bytes, {outcome.time}")
+        said = f"{count:,} contributions of {site or 'all sites'}"
+        typer.echo(f"{run}: {said} {'are' if anew else 'were already'} deleted, {size:,} bytes, {known.time}")
     typer.echo(
         "what stays: the model and every update, which were made from sums with these contributions in them; "
         "summary.json, the tables and the report, with figures by site; what backups and other members have"

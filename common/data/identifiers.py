@@ -22,6 +22,7 @@ NUMBERS = frozenset({"nr", "no", "num", "number", "nummer", "code", "key", "name
 MANY_VISITS = 20  # rows of one patient
 FEW_PEOPLE = 5  # different values below which repeated ones are rather levels
 MANY_PEOPLE = 20  # different values beyond which they are rather names
+MANY_WORDS = 4  # of a cell, from which most cells are sentences and name nobody
 LEAST_SHARE = 0.2  # of different values among the rows of a column that names patients and is not called so
 CHANCE = -14.0  # logarithm of the chance by which values may agree in all rows of each patient
 
@@ -55,6 +56,8 @@ def names_patients(name: str, held: Sequence[str], numbers: Array) -> bool:
     if 2 * len(numbers) >= len(held):
         if (numbers != np.round(numbers)).any():
             return False
+    elif 2 * sum(len(text.split()) >= MANY_WORDS for text in held) > len(held):
+        return False
     elif alone and len(held) > MANY_PEOPLE:
         return True
     kind, most = _kind_of(name), max(counts.values())

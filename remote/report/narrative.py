@@ -320,15 +320,35 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
-        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration slopes and curves"
+        moved = "quantiles of errors are near those of the exact errors."
+        if kind == "scores":
+            moved = (
+                "average precision, figures at a threshold other than 50 %, calibration slopes and curves come from "
+                "these. They are near the exact ones where scores are spread evenly, and further off where scores pile "
+                "up or have gaps."
+            )
         yield (
-            f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved} are near those of "
-            f"the exact {kind}."
+            f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved}"
             + (
                 f" There is no calibration error, and of fewer than {THRESHOLDS:,} samples nothing at a threshold."
                 * (kind == "scores")
             )
         )
+
+
+def of_smooth_thresholds(run: RunResults, outcome: str) -> str:
+    """Return how far smooth scores put counts at thresholds off, as far as that is known; "" of exact scores."""
+    if not run.summary.metrics.smooth_scores:
+        return ""
+    off = run.outcomes[outcome].get("thresholds_off")
+    said = " Counts beyond a threshold come from smooth curves of the scores, so that 100 % does not say that nobody "
+    said += "was missed."
+    if off is None:
+        return said
+    return said + (
+        f" Only those at 50 % are exact: there the curves are off by {100 * off['sensitivity']:.1f} percentage points "
+        f"of sensitivity and {100 * off['specificity']:.1f} of specificity. At other thresholds it may be more."
+    )
 
 
 def training_warnings(run: RunResults) -> Iterator[str]:
