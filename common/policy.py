@@ -77,7 +77,7 @@ class Policy(Part):
     each part."""
     site_coefficients: bool = True
     """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
-    report, never those of fewer than three patients a column."""
+    report, never those of fewer than three patients a column, nor of a fit that fewer than `min_rows` are behind."""
     runs_per_day: PositiveInt | None = None
     """Most runs of one owner, or where owners are unknown of one aggregator, within 24 hours: refused ones count, too,
     since each refusal is an answer. null is no limit, and nothing is counted."""
