@@ -198,7 +198,10 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
     even = "batches are even: of two thirds of the rows here if they fill none, and another site makes several"
-    step = f"{'else in ' * exact}every step: gradients as {spec.method.name} has them{projected}, at most {step_bytes(plan, up=True):,} bytes"
+    step = (
+        f"{'else in ' * exact}every step: gradients as {spec.method.name} has them{projected}, "
+        f"at most {step_bytes(plan, up=True):,} bytes"
+    )
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
         f"before training: {numbers}, for the preparation{linear} and Table 1: sums, each over at least {data.fewest} "
