@@ -123,7 +123,7 @@ class PlainBackward:
     @classmethod
     @contextmanager
     def expected(cls) -> Iterator[None]:
-        """Say nothing of a LowRank's own pass."""
+        """Let a LowRank's own pass go by."""
         cls._expected = True
         try:
             yield

@@ -110,7 +110,7 @@ def _text(file: RunReader, name: str) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     rows, fold = file.table(name), columns.index(FOLD) if FOLD in columns else None
-    if fold is not None:  # counted from 1 wherever people look, as epochs are
-        rows = ((*row[:fold], int(row[fold]) + 1, *row[fold + 1 :]) for row in rows)
+    if fold is not None:  # counted from 1, as epochs are
+        rows = ([*row[:fold], int(row[fold]) + 1, *row[fold + 1 :]] for row in rows)
     writer.writerows(rows)
     return text.getvalue()

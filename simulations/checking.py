@@ -113,7 +113,7 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console, own: Mapping[str, Sit
     full = "full gradients" if spec.local_steps is None else "whole differences"
     fewer = f"{times_fewer(ratio)} than {full} ({plan.dense_bytes:,})"
     if spec.method.whole and ratio <= 1:
-        fewer = f"of which {plan.dense_bytes:,} are {full}"
+        fewer = f"{plan.dense_bytes:,} of them {full}"
     console.print(
         f"{spec.method.name}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
         f"and step{_batches(spec)}{f', {PROJECTED} included' * spec.training.sends_projections}, {fewer}",

@@ -189,7 +189,7 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     )
     often = f"{counted(allowed, 'epoch')} of such steps" if allowed else "no such step"
     if before.any():
-        often += f" beside the {_percent(before)} of their cells that are told already"
+        often += f" beside the {_percent(before)} of their cells in earlier answers"
     else:
         needed = math.ceil(numbers / (most * cells))
         often += f", or all from {counted(needed, noun)} on" if allowed else f" below {counted(needed, noun)}"

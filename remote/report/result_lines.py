@@ -143,7 +143,7 @@ def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
 def _traffic(summary: RunSummary) -> Iterator[str]:
     up, down = size(summary.bytes_up_per_site_step), size(summary.bytes_down_per_site_step)
     fewer = compared(summary)
-    than = f"{fewer} than full gradients" if fewer else f"of which a full gradient is {size(summary.dense_bytes)}"
+    than = f"{fewer} than full gradients" if fewer else f"{size(summary.dense_bytes)} of them a full gradient"
     yield f"traffic: {up} up, {down} down per {summary.member} and step, {than}"
     for site, steps in summary.left_out.items():
         late = summary.late.get(site, 0)

@@ -16,7 +16,7 @@ from tests.ranks import run_ranks
 
 
 def told(kind: str) -> list[str]:
-    """Return the codes of the warnings of a loop, of which each kind does something beside `sync.backward`."""
+    """Return the codes of the warnings of a loop in which something happens beside `sync.backward`."""
     model, batch = perceptron(), batches_of((8, 8), 0)[place()]
     if kind == "no linear layer":
         model = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 4, batch[0].shape[1]), nn.Flatten())
