@@ -207,6 +207,11 @@ class PolicyError(UserError):
         self.problem, self.change, self.lets_out = problem, dict(change or {}), lets_out
         super().__init__(f"{field}: {problem}", code=code, field=field)
 
+    def reword(self, problem: str, change: Mapping[str, object], lets_out: str) -> None:
+        """Have it name other lines."""
+        self.problem, self.change, self.lets_out = problem, dict(change), lets_out
+        self.args = (f"{self.field}: {problem}",)
+
 
 class FewSamplesError(PolicyError):
     """A site has fewer samples for a step, or for sums, than its policy requires."""

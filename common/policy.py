@@ -76,8 +76,8 @@ class Policy(Part):
     has it. Rarer ones are replaced by usual values before anything is computed. A number applies to the whole site;
     {"count": 3, "by": "part"} to each part."""
     site_coefficients: bool = True
-    """Whether the coefficients of a linear model of this site's rows alone, with their standard errors, may leave it
-    for the report; never with fewer than three patients per column."""
+    """Whether a linear model's coefficients of this site's own rows, with their standard errors, may leave it: for the
+    report, never those of fewer than three patients a column, nor of a fit that fewer than `min_rows` are behind."""
     runs_per_day: PositiveInt | None = None
     """Largest number of runs of one owner, or if owners are unknown of one aggregator, within 24 hours. Refused runs
     count, because a refusal is also an answer. null for no limit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rankdad.common.errors import PolicyError
 from rankdad.common.policy import Policy
@@ -33,13 +33,29 @@ def refusal(
     The sentence has this order: request, limit, what the owner could change, the policy line that would allow the run,
     what that line would disclose.
     """
+    said = f"the run {asks}, but this site's policy allows {allows}{f', which {owner} would respect' if owner else ''}"
+    return PolicyError(field, f"{said}; {_lines(change, lets_out)}", change=change, code=code, lets_out=lets_out)
+
+
+def _lines(change: Mapping[str, object], lets_out: str) -> str:
     lines = " and ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in change.items())
-    lets = "lets" if len(change) == 1 else "let"
-    sentence = (
-        f"the run {asks}, but this site's policy allows {allows}{f', which {owner} would respect' if owner else ''}; "
-    )
-    sentence += f"{lines} in its policy {lets} out {lets_out}"
-    return PolicyError(field, sentence, change=change, code=code, lets_out=lets_out)
+    return f"{lines} in its policy {'lets' if len(change) == 1 else 'let'} out {lets_out}"
+
+
+def enough(found: Sequence[PolicyError]) -> None:
+    """Have each refusal of a policy name its lines as all of them together need them: else the next one refuses them.
+
+    Args:
+        found: as `refusals` returns them.
+    """
+    needed = {line: (value, error.lets_out) for error in found for line, value in error.change.items()}
+    for error in found:
+        change = {line: needed[line][0] for line in error.change}
+        if change == error.change:
+            continue
+        lets_out = ", and ".join(dict.fromkeys(needed[line][1] for line in change))
+        said = _lines(error.change, error.lets_out), _lines(change, lets_out)
+        error.reword(error.problem.replace(*said), change, lets_out)
 
 
 def refusals(check: Callable[[Policy], object], policy: Policy) -> list[PolicyError]:
@@ -70,9 +86,11 @@ def refuse_together(checks: Mapping[str, Callable[[Policy], object]], policies: 
     """
     found = list[PolicyError]()
     for site, check in checks.items():
-        for error in refusals(check, policies[site]):
+        own = refusals(check, policies[site])
+        enough(own)
+        for error in own:
             error.site = site
-            found.append(error)
+        found += own
     if found:
         if len(found) > 1:
             found[0].quoted = tuple(f"{error.site}: {error}" for error in found)

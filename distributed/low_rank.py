@@ -36,7 +36,7 @@ from rankdad.distributed.options import (
     warn_if_dense,
 )
 from rankdad.distributed.sparse_rows import infinite_row, summed
-from rankdad.distributed.watching import Watch
+from rankdad.distributed.watching import PlainBackward, Watch
 
 GATHER_UP_TO = 8  # ranks: one exchange of 7 messages costs less than six dependent exchanges of 3
 MOST_WEIGHT = 1e300  # of a batch, so that sums are finite
@@ -53,9 +53,10 @@ class LowRank:
     gradients; vectors, and matrices that a factor would not make smaller, are sent whole. The rest of the loop does not
     change: optimizer, schedule, clipping, autocast.
 
-    A parameter with a hook on its gradient is sent as the hook leaves it, unreduced. The rows of sparse embeddings are
-    sent unreduced in full precision. If no rank used a parameter, its `.grad` does not change. Parameters may be frozen
-    and unfrozen, and hooks added and removed, between steps, at all ranks alike.
+    A parameter with a hook on its gradient travels as the hook leaves it, unreduced. The rows of sparse embeddings
+    travel unreduced, too, in full precision. Where no rank used a parameter, its `.grad` stays as it was. Parameters
+    that are frozen or unfrozen, and hooks that come or go, are followed from step to step, if they are so at all ranks.
+    A plain `loss.backward()` of the model is warned of (`plain-backward`): it exchanges nothing.
 
     All ranks create a LowRank of the same model at the same point. They start from the weights and buffers of rank 0,
     as with DistributedDataParallel. Buffers, such as a batch norm's statistics, are then each rank's own.
@@ -112,6 +113,7 @@ class LowRank:
         share_weights(model, group)
         self._group, self._place, self._places = group, dist.get_rank(group), dist.get_world_size(group)
         self._state, self._node_state, self._step = MethodState(), MethodState(), 0
+        self._plain = PlainBackward()
         self._prepare(method)
         warn_if_dense(self._layout.routes, method)
         self._batches = Batches(model, self._layout.routes)
@@ -205,12 +207,14 @@ class LowRank:
     def close(self) -> None:
         """Remove the hooks from the model; `backward` then raises."""
         self._batches.close()
+        self._plain.close()
         self._closed = True
 
     def _prepare(self, method: RankDad | Dad) -> None:
         """Choose the routes of the model's current parameters, and drop state that no longer fits."""
         self._watch = Watch(self._model, "LowRank")
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._plain.follow(self._parameters.values())
         self._sparse = sparse_parameters(self._model)
         like = torch.zeros((), dtype=self._precision, device=next(iter(self._parameters.values())).device)
         routes, reduced = choose_routes(self._model, method, self._sparse), isinstance(method, RankDad)
@@ -248,7 +252,8 @@ class LowRank:
             return
         try:
             assert loss is not None
-            self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
+            with self._plain.expected():
+                self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
             if scaler is None and not bool(torch.isfinite(loss.detach())):
                 raise NonFiniteError("the loss")
         except Exception as error:

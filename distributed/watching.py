@@ -1,11 +1,16 @@
-"""Detects changes of a model after a LowRank was made of it."""
+"""What of a model may change after a LowRank was made of it, what may not, and backward passes of others."""
 
 from __future__ import annotations
 
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.layers import has_hooks
@@ -89,3 +94,73 @@ class Watch:
                     code="parameter-replaced",
                     field=name,
                 )
+
+
+class PlainBackward:
+    """Warn, once, of a `loss.backward()` that puts one rank's gradient into `.grad`.
+
+    `torch.autograd.grad`, copies of the model and other models are left alone. So is what a LowRank's own pass leaves
+    in the model of another, as a generator's does in its discriminator.
+    """
+
+    _expected = False  # of all: a pass of any LowRank is under way
+
+    def __init__(self) -> None:
+        self._said = False
+        self._remove: Callable[[], object] = _nothing
+
+    def follow(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Look at these parameters from now on, and at no others."""
+        self.close()
+        look = _Look(self)
+        handles = [parameter.register_post_accumulate_grad_hook(look) for parameter in parameters]
+        self._remove = weakref.finalize(self, _remove_all, handles)
+
+    def close(self) -> None:
+        """Look at no parameter any more."""
+        self._remove()
+
+    @classmethod
+    @contextmanager
+    def expected(cls) -> Iterator[None]:
+        """Let a LowRank's own pass go by."""
+        cls._expected = True
+        try:
+            yield
+        finally:
+            cls._expected = False
+
+    def met(self) -> None:
+        """Say that a gradient has come into `.grad`, unless it is our own pass."""
+        if self._expected or self._said:
+            return
+        self._said = True
+        warnings.warn(
+            "loss.backward() put this rank's gradient alone into .grad: nothing was exchanged, and the ranks' weights "
+            "come apart. Call backward(loss) of the LowRank instead, or torch.autograd.grad for a gradient of your own "
+            "[plain-backward]",
+            stacklevel=6,  # of the line with loss.backward()
+        )
+
+
+class _Look:
+    """A parameter's hook that does not keep its owner alive."""
+
+    only_looks = True
+
+    def __init__(self, owner: PlainBackward) -> None:
+        self._owner = weakref.ref(owner)
+
+    def __call__(self, parameter: Tensor) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.met()
+
+
+def _nothing() -> None:
+    """Remove nothing."""
+
+
+def _remove_all(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -50,9 +50,10 @@ from rankdad.local.sums import (
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
 STEPS = "training by steps (training.solver)"
-EVALUATED = "metrics of fewer samples: of a single sample, its label and its score"
-MAX_MOVED = 10  # columns named in a note
-BINARY_ROWS = 32  # samples per step from which columns of 0 and 1 are hard to recover from its sums
+NO_SUMS = "the model is trained by steps, at all sites"
+EVALUATED = "figures of fewer samples: of one they are its label and its score"
+MAX_MOVED = 10  # columns that a note names
+BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
 
 
 def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteData:
@@ -196,7 +197,7 @@ def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> Site
     except FewSamplesError as error:
         if spec.solver == "exact":
             raise
-        note = f"the model is trained in steps at all sites: {error}"
+        note = f"{NO_SUMS}: {error}"
         return replace(data, warnings=(*data.warnings, NOT_EXACT), notes=(*data.notes, note))
     return replace(data, tells_coefficients=policy.site_coefficients)
 

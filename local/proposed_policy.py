@@ -48,11 +48,8 @@ def propose(data: Path) -> tuple[Policy, list[str]]:
     single = (name for name, own in found.items() if kinds[name] == "id" and max(column.most for column in own) == 1)
     key = None if group else next(single, None)  # identifies patients in the disclosure log
     columns = [name for name in found if kinds[name] not in LEFT_OUT or name in (group, key, *joining)]
-    files = [escaped(path.name) for path in paths]
-    if len(paths) == 1 == len(tables_in(paths[0].parent)):  # a study may write a pattern if file names differ
-        files.append(f"*{paths[0].suffix}")
     policy = Policy(
-        files=tuple(files),
+        files=tuple(escaped(path.name) for path in paths),
         columns=tuple(map(escaped, columns)),
         group=group,
         min_sites=MIN_SITES,
@@ -70,9 +67,9 @@ def _explained(
     policy: Policy, kinds: dict[str, Kind], joining: list[str], columns: list[str], key: str | None
 ) -> list[str]:
     lines = [
-        f"files: a study may read only {', '.join(policy.files or ())}. A pattern allows a study to use the same "
-        "pattern.",
-        f"columns: a study may read only these {len(columns)} of {len(kinds)} columns: {', '.join(columns)}.",
+        f"files: a study may read {', '.join(policy.files or ())}, and no other file. A study of hospitals whose files "
+        "have other names asks for a pattern, such as *.csv, and is refused until that is listed, too.",
+        f"columns: a study may read these {len(columns)} of {len(kinds)} columns, and no other: {', '.join(columns)}.",
     ]
     for kind, what in LEFT_OUT.items():
         names = [name for name, own in kinds.items() if own == kind and name not in columns]

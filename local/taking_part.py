@@ -201,8 +201,14 @@ def _data(
         dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
     )
     looked(read)
+    kept = list[SiteData]()
+
+    def admit(own: Policy) -> None:
+        kept.append(admitted(own, spec.at(config.name), plan, read))
+
     try:
-        data = admitted(policy, spec.at(config.name), plan, read)
+        refuse_together({config.name: admit}, {config.name: policy})
+        (data,) = kept
     except PolicyError:
         _log_notes(read.notes)  # they may explain the refusal
         raise

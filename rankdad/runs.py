@@ -31,6 +31,7 @@ from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
 from rankdad.remote.results.run_results import read_table
 from rankdad.remote.results.run_summary import RunSummary
+from rankdad.remote.view import compared
 from rankdad.settings import TemporaryFolder, settings_kept
 
 NO_RUN = "holds no run, expected the directory of a simulation, of an aggregator or of a site"
@@ -245,8 +246,7 @@ class Run:
         rows = [(label, value, interval) for label, value, interval in self._figures()]
         if self._ended:
             summary = self._checked
-            ratio = summary.times_fewer_bytes_than_dense
-            fewer = f"{ratio:.1f} times fewer than full gradients" if ratio else ""
+            fewer = f"{fewer} than full gradients" if summary.steps and (fewer := compared(summary)) else ""
             member = "member" if summary.regions else "site"
             sent = f"{summary.bytes_up_per_site_step / 1000:.1f} KB up per {member} and step"
             digests = set(summary.weights_sha256.values())

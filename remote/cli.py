@@ -294,10 +294,11 @@ def forget(
         if isinstance(outcome, UserError):
             typer.echo(f"{run}: nothing was deleted: {visible(str(outcome))}", err=True)
             continue
-        names = outcome.sites if site is None else {site: outcome.receipt(site)}
+        known, anew = outcome
+        names = known.sites if site is None else {site: known.receipt(site)}
         count, size = sum(one.contributions for one in names.values()), sum(one.bytes for one in names.values())
-        whose = site or "all sites"
-        typer.echo(f"{run}: deleted {count:,} contributions of {whose}, {size:,} bytes, {outcome.time}")
+        said = f"{count:,} contributions of {site or 'all sites'}"
+        typer.echo(f"{run}: {said} {'are' if anew else 'were already'} deleted, {size:,} bytes, {known.time}")
     typer.echo(
         "not deleted: the model and the updates, computed from sums that include these contributions; summary.json, "
         "the tables and the report, with figures by site; copies in backups and at other members"

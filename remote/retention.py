@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rankdad.common.documents import Part, load_json, parse_json, validate
 from rankdad.common.errors import UserError, visible
@@ -232,8 +232,15 @@ def forget(directory: Path, site: str | None) -> Retention:
         return end(file, known, names, site)
 
 
-def forget_all(directory: Path, site: str | None) -> dict[str, Retention | UserError]:
-    """Delete a site's contributions to a run, or to all its runs of a service.
+class Forgotten(NamedTuple):
+    """What of a site's contributions to a run is deleted, and whether it was there until now."""
+
+    known: Retention
+    anew: bool
+
+
+def forget_all(directory: Path, site: str | None) -> dict[str, Forgotten | UserError]:
+    """Delete what a site has sent to a run, or to all runs of a service that it took part in.
 
     Args:
         directory: the run's or the service's.
@@ -246,20 +253,25 @@ def forget_all(directory: Path, site: str | None) -> dict[str, Retention | UserE
         UserError: there is no run, or the deletion from a single run failed.
     """
     if (directory / "run.json").exists():
-        return {directory.name: forget(directory, site)}
+        return {directory.name: _forgotten(directory, site)}
     runs = sorted(path.parent for path in (directory / "runs").glob("*/run.json"))
     if not runs:
         raise UserError(f"{directory}: holds no run", code="no-run", field="DIR", file=directory)
-    found = dict[str, Retention | UserError]()
+    found = dict[str, Forgotten | UserError]()
     for run in runs:
         try:
             if site is None or site in children(run):
-                found[run.name] = forget(run, site)
+                found[run.name] = _forgotten(run, site)
         except UserError as error:
             found[run.name] = error
     if not found:
         raise UserError(f"{visible(str(site), 63)}: is in no run of {directory}", code="site-unknown")
     return found
+
+
+def _forgotten(directory: Path, site: str | None) -> Forgotten:
+    before, known = retention(directory), forget(directory, site)
+    return Forgotten(known, anew=before is None or known.bytes > before.bytes)
 
 
 def _more(one: Kept, other: Kept) -> Kept:

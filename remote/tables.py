@@ -14,6 +14,8 @@ from rankdad.common.errors import UserError
 from rankdad.common.files import write_whole
 from rankdad.remote.run_reader import FILE, ROWS, TABLE_NAMES, RunReader, reading
 
+FOLD = "fold"  # column
+
 _log = logging.getLogger(__name__)
 
 
@@ -108,5 +110,8 @@ def _text(file: RunReader, name: str) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(file.table(name))
+    rows, fold = file.table(name), columns.index(FOLD) if FOLD in columns else None
+    if fold is not None:  # counted from 1, as epochs are
+        rows = ([*row[:fold], int(row[fold]) + 1, *row[fold + 1 :]] for row in rows)
+    writer.writerows(rows)
     return text.getvalue()

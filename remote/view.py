@@ -312,7 +312,7 @@ def _epoch_line(p: RunFigures, epoch: Epoch, monitor: str) -> str:
     others = {name: value for name, value in values.items() if value is not None}
     metrics = figures(first | others, error)[:MAX_METRICS]
     left = _time_left(p) if p.status == "running" else ""
-    fewer = f"{times_fewer(p.times_fewer_bytes_than_dense or 0.0)} bytes"
+    fewer = f"{fewer} bytes" if (fewer := compared(p)) else ""
     return fitted([place, *metrics[:1], left, *metrics[1:], _step_time(p), fewer])
 
 
@@ -353,8 +353,14 @@ def _bytes(p: RunFigures) -> str:
     if not p.steps:
         return "nothing sent yet"
     up, down = size(p.bytes_up_per_site_step), size(p.bytes_down_per_site_step)
-    fewer = times_fewer(p.times_fewer_bytes_than_dense or 0.0)
-    return f"{up} up, {down} down per {p.member} and step, {fewer} than dsgd"
+    fewer = f", {fewer} than dsgd" if (fewer := compared(p)) else ""
+    return f"{up} up, {down} down per {p.member} and step{fewer}"
+
+
+def compared(p: RunFigures) -> str:
+    """Return how a run's bytes compare with full gradients; "" where it sends these, and no more but its messages."""
+    ratio = p.times_fewer_bytes_than_dense or 0.0
+    return "" if p.method == "dsgd" and ratio <= 1 else times_fewer(ratio)
 
 
 def times_fewer(ratio: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, Regression
-from rankdad.local.admission import admitted, check_steps
+from rankdad.local.admission import NO_SUMS, admitted, check_steps
 from rankdad.local.privacy.told import check_repeated
 from rankdad.remote.results.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
@@ -63,8 +64,8 @@ def admitted_together(
     return own
 
 
-def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> None:
-    """Check a run against one policy that all sites have.
+def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteData]) -> dict[str, SiteData]:
+    """Check a run of all these sites as each of them would, and return what of its data each admits.
 
     Raises:
         PolicyError: a site would refuse the run.
@@ -72,19 +73,32 @@ def check_policy(policy: Policy, spec: RunSpec, plan: Plan, data: Sequence[SiteD
     found = dict(zip(plan.sites, data, strict=bool(data)))
     own = admitted_together(dict.fromkeys(plan.sites, policy), spec, plan, found)
     if not data or is_exact(spec, [warning for site in own.values() for warning in site.warnings]):
-        return
+        return own
     counts = list(zip(*([len(split.train) for split in site.splits] for site in data), strict=True))
     for check, sizes in ((check_steps, drawn_sizes), (check_repeated, largest_sizes)):
         drawn = [sizes(spec, fold) for fold in counts]
         for place, site in enumerate(data):  # a site alone does not know the sizes of even batches
             check(policy, spec, plan, site, [fold[place] for fold in drawn])
+    return own
 
 
-def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
-    """Print how each parameter is sent, and the largest body of a step in each direction."""
-    if spec.solver == "exact":
+def show_plan(spec: RunSpec, plan: Plan, console: Console, own: Mapping[str, SiteData] = MappingProxyType({})) -> None:
+    """Print how every parameter travels, and how large a step's body is in each direction; of no steps nothing.
+
+    Args:
+        spec: the run.
+        plan: of the run.
+        console: where to print.
+        own: what each site admits of its data, where these are known.
+    """
+    if spec.solver == "exact" or (own and is_exact(spec, [one for site in own.values() for one in site.warnings])):
         console.print(f"exact, {counted(len(plan.sites), 'site')}: no step", highlight=False)
         return
+    for site, told in ((site, note) for site, one in own.items() for note in one.notes if NO_SUMS in note):
+        console.print(f"{site}: {told}", highlight=False, markup=False)
+    if spec.solver == "auto" and not own:
+        sums = "it is solved exactly, without steps, if every site's policy lets sums out"
+        console.print(f"{sums}: --offline tells each site. Else:", highlight=False)
     table = Table("parameter", "shape", "route", "reducer", "residual", "rows", "bytes up", "bytes down")
     sizes = [_slot_bytes(plan, up=True), _slot_bytes(plan, up=False)]
     for route in plan.routes:
@@ -95,11 +109,14 @@ def show_plan(spec: RunSpec, plan: Plan, console: Console) -> None:
     for warning in plan.warnings:
         console.print(f"warning: {warning}", highlight=False)
     up, down = step_bytes(plan, up=True), step_bytes(plan, up=False)
+    ratio = 2 * plan.dense_bytes / (up + down)
+    full = "full gradients" if spec.local_steps is None else "whole differences"
+    fewer = f"{times_fewer(ratio)} than {full} ({plan.dense_bytes:,})"
+    if spec.method.whole and ratio <= 1:
+        fewer = f"{plan.dense_bytes:,} of them {full}"
     console.print(
-        f"{spec.trained_by}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
-        f"and step{_batches(spec)}{f', {PROJECTED} included' * spec.training.sends_projections}, "
-        f"{times_fewer(2 * plan.dense_bytes / (up + down))} than "
-        f"{'full gradients' if spec.local_steps is None else 'whole differences'} ({plan.dense_bytes:,})",
+        f"{spec.method.name}, {counted(len(plan.sites), 'site')}: at most {up:,} bytes up and {down:,} down per site "
+        f"and step{_batches(spec)}{f', {PROJECTED} included' * spec.training.sends_projections}, {fewer}",
         highlight=False,
     )
     if spec.federation.regions:
@@ -174,20 +191,22 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         console.print(f"label of {len(label)} rows: {words}", highlight=False, markup=False)
         for question in one_sided(counts if isinstance(spec.task, Classification) else [], site):
             console.print(f"warning: {question}", highlight=False, markup=False)
-    preparing, exact = Preparing(spec), is_exact(spec, data.warnings)
-    numbers = sum(preparing.size(stage) for stage in preparing.stages if preparing.is_due(stage, exact=exact))
+    exact, numbers = is_exact(spec, data.warnings), _numbers(spec, data)
     people = "rows" if data.groups is None else f"{spec.group_noun}s"
     references = spec.references
     histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
     linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
-    even = "even batches: of two thirds of the rows here, if these fill no batch and another site makes several"
-    step = f"every step: gradients by {spec.method.name}{projected}, at most {step_bytes(plan, up=True):,} bytes"
+    even = "batches are even: of two thirds of the rows here if they fill none, and another site makes several"
+    step = (
+        f"{'else in ' * exact}every step: gradients as {spec.method.name} has them{projected}, "
+        f"at most {step_bytes(plan, up=True):,} bytes"
+    )
     lines = [
         f"rows: {len(label)} read, {data.dropped} left out, {len(described.inputs)} in Table 1",
-        f"once: {numbers:,} sums per fold for the preparation{linear} and Table 1, each over at least {data.fewest} "
-        f"{people}",
-        *(["no steps, if the policies of all other sites allow an exact solution too"] if exact else []),
+        f"before training: {numbers}, for the preparation{linear} and Table 1: sums, each over at least {data.fewest} "
+        f"{people}, such as counts, totals and products of columns",
+        *(["no step, if every other site's policy allows an exact solution, too"] if exact else []),
         *([step] if spec.solver != "exact" else []),
         *([f"{even}; the policy is then checked again"] if spec.batches == "even" else []),
         *(["every epoch: metrics of the validation set"] if any(len(own.validation) for own in data.splits) else []),
@@ -202,6 +221,18 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
 def _table_of(spec: RunSpec, schema: TableData, site: str, rows: Rows) -> dict[str, Any]:
     own: dict[str, Any] = table_one(spec, {site: sums(spec.task, rows, schema)})["sites"][site]
     return own
+
+
+def _numbers(spec: RunSpec, data: SiteData) -> str:
+    """Return how many numbers the sums before training are at most: of all rows, and of those of each training."""
+    preparing, exact = Preparing(spec), is_exact(spec, data.warnings)
+    whole, each = preparing.numbers()
+    if not exact and "linear" not in spec.references:
+        due = [stage for stage in preparing.stages if preparing.is_due(stage, exact=False)]
+        whole -= preparing.solving.numbers()[0]
+        each = sum(preparing.size(stage) for stage in due) - whole
+    more = f", and {each:,} of the rows of each of {counted(spec.folds, 'training')}" if spec.folds > 1 else ""
+    return f"at most {whole if more else whole + each:,} numbers of all rows here{more}"
 
 
 def _short(value: float | None) -> str:

@@ -109,8 +109,7 @@ def check(
         spec, policy, sites_data = RunSpec.read(file, set_ or []), EVERYTHING, []
     check_memory(spec)
     plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)
-    check_policy(policy, spec, plan, sites_data)
-    show_plan(spec, plan, _wide_console())
+    show_plan(spec, plan, _wide_console(), check_policy(policy, spec, plan, sites_data))
 
 
 def _check_agent(config: SiteConfig, refusal: RefusedError) -> None:

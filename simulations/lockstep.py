@@ -60,8 +60,9 @@ class Trainers:
         allowed_factories: permitted model factories.
         devices: devices, assigned to sites in turn.
         weights: folder of the pretrained weights that the spec names.
-        policies: policies by site; without them everything is allowed.
-        tested: called with every site's outputs for the test samples of every fold.
+        policies: of the sites, by name; without them everything is allowed.
+        tested: given every site's outputs for the test samples of every fold.
+        noted: given what each site has to say of the data that it admits.
 
     Attributes:
         results: results of sites that completed the run.
@@ -82,6 +83,7 @@ class Trainers:
         weights: Path | None = None,
         policies: Mapping[str, Policy] | None = None,
         tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
+        noted: Callable[[str, Sequence[str]], None] = lambda site, notes: None,
     ) -> None:
         self.results: dict[str, Result] = {}
         self.failures: list[RunFailedError] = []
@@ -90,6 +92,7 @@ class Trainers:
         everyone = dict.fromkeys(data, EVERYTHING) if policies is None else policies
         everyone = {site: everyone[site] for site in data}
         for site, admitted_data in admitted_together(everyone, spec, plan, data).items():
+            noted(site, admitted_data.notes)
             run_state = RunState(spec, plan, Replica(spec, allowed_factories, here[site], weights))
             state, observer = TrainingState(site, run_state), Observer(tested=partial(tested, site))
             self._sites[site] = site_of(spec, plan, admitted_data, state, everyone[site], observer)
@@ -147,6 +150,7 @@ def run(
     policies: Mapping[str, Policy] | None = None,
     on_round: Callable[[Aggregator], None] = lambda aggregator: None,
     tested: Callable[[str, int, Tensor], None] = lambda site, fold, outputs: None,
+    noted: Callable[[str, Sequence[str]], None] = lambda site, notes: None,
 ) -> dict[str, Result]:
     """Train all sites of a run in this process: see `Trainers` for the arguments, and `carry` for `on_round`.
 
@@ -168,6 +172,7 @@ def run(
         weights=weights,
         policies=policies,
         tested=tested,
+        noted=noted,
     )
     with closing(Tree(spec, replica, directory)) as tree:
         carry(tree, trainers.advance, on_round)
@@ -214,12 +219,16 @@ def simulate(
         data = partitioned_data(file, directory / "sites", allow_factories)
         for warning in identifier_warnings(spec, data):
             print(f"warning: {warning}", file=sys.stderr)
-        if on_round is None:  # site processes log the same
-            for site, own in data.items():
-                for note in (note for note in own.notes if not isinstance(note, Fact)):
-                    print(f"{site}: {note}", file=sys.stderr)
+
+        def noted(site: str, notes: Sequence[str]) -> None:
+            """Say what sites that are processes have in their logs."""
+            for note in (note for note in notes if on_round is None and not isinstance(note, Fact)):
+                print(f"{site}: {note}", file=sys.stderr)
+
         policies: dict[str, Policy] | None = dict.fromkeys(data, file.simulation.policy)
         if pooled:
+            for site, own in data.items():
+                noted(site, own.notes)
             together, everything = pooled_spec(spec, data), pooled_data(data)
             everything = replace(everything, splits=own_splits(spec, together, everything.splits))
             spec, data, policies = together, {SITE: everything}, None
@@ -234,6 +243,7 @@ def simulate(
                 policies=policies,
                 on_round=look,
                 tested=predicting(directory, spec, data),
+                noted=noted,
             )
         write_results(directory, spec, data, results)
         summary: dict[str, Any] = load_json(directory / "summary.json")

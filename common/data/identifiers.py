@@ -20,10 +20,11 @@ PEOPLE = frozenset(
 THINGS = frozenset({"case", "record", "row", "index", "name", "study"})  # possibly other things
 NUMBERS = frozenset({"nr", "no", "num", "number", "nummer", "code", "key", "name"})  # words for a number
 MANY_VISITS = 20  # rows of one patient
-FEW_PEOPLE = 5  # with fewer different values, repeated ones are probably levels
-MANY_PEOPLE = 20  # with more different values, they are probably identifiers
-LEAST_SHARE = 0.2  # of different values, for an identifier by its values alone
-CHANCE = -14.0  # logarithm of the probability of values that agree in all rows of each patient
+FEW_PEOPLE = 5  # different values below which repeated ones are rather levels
+MANY_PEOPLE = 20  # different values beyond which they are rather names
+MANY_WORDS = 4  # of a cell, from which most cells are sentences and name nobody
+LEAST_SHARE = 0.2  # of different values among the rows of a column that names patients and is not called so
+CHANCE = -14.0  # logarithm of the chance by which values may agree in all rows of each patient
 
 ZEROS_LOST = (
     "no identifier starts with 0 here, but elsewhere some do: if a spreadsheet program removed the zeros, restore "
@@ -55,6 +56,8 @@ def names_patients(name: str, held: Sequence[str], numbers: Array) -> bool:
     if 2 * len(numbers) >= len(held):
         if (numbers != np.round(numbers)).any():
             return False
+    elif 2 * sum(len(text.split()) >= MANY_WORDS for text in held) > len(held):
+        return False
     elif alone and len(held) > MANY_PEOPLE:
         return True
     kind, most = _kind_of(name), max(counts.values())

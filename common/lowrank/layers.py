@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -76,8 +76,18 @@ def uncaptured_layers(model: nn.Module) -> dict[str, str]:
 
 
 def has_hooks(parameter: Tensor) -> bool:
-    """Return whether user-defined hooks change or read a parameter's gradient."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+    """Tell whether the caller's hooks change or read a parameter's gradient."""
+    return bool(parameter._backward_hooks) or any(not _only_looks(hook) for hook in _hooks_behind(parameter))
+
+
+def _hooks_behind(parameter: Tensor) -> Iterable[Any]:
+    """Return the hooks that follow once a gradient is in `.grad`."""
+    return (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+
+
+def _only_looks(hook: object) -> bool:
+    """Tell a hook of our own, which leaves gradients alone: see `rankdad.distributed.watching.PlainBackward`."""
+    return getattr(hook, "only_looks", False)
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -86,7 +96,7 @@ def copied(model: nn.Module) -> nn.Module:
     for parameter, own in zip(model.parameters(), copy.parameters(), strict=True):
         for hook in (parameter._backward_hooks or {}).values():
             own.register_hook(hook)
-        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+        for hook in (hook for hook in _hooks_behind(parameter) if not _only_looks(hook)):
             own.register_post_accumulate_grad_hook(hook)
     return copy
 

@@ -130,16 +130,17 @@ def average_precision(risks: Risks) -> tuple[float, float] | None:
     return value, max(most - value, value - least, 0.0)
 
 
-def threshold(risks: Risks, edge: int, name: str) -> dict[str, Any]:
-    """Return the metrics of a threshold at an edge, each with Wilson's interval.
+def threshold(risks: Risks, edge: int, name: str, called: tuple[float, float] | None = None) -> dict[str, Any]:
+    """Return the figures of calling a risk at or above an edge positive, each with Wilson's interval.
 
     Args:
         risks: of all samples.
-        edge: index of the edge.
-        name: of the threshold.
+        edge: number of the edge.
+        name: why this one.
+        called: negatives and positives above a risk of 1/2, to which the edge is the nearest; None counts at the edge.
     """
     negatives, positives = risks.counts
-    false, true = (float(one[edge]) for one in risks.above)
+    false, true = _above(risks, edge) if called is None else called
     pairs_of = {
         "sensitivity": (true, positives),
         "specificity": (negatives - false, negatives),
@@ -147,7 +148,7 @@ def threshold(risks: Risks, edge: int, name: str) -> dict[str, Any]:
         "npv": (negatives - false, negatives + positives - true - false),
         "flagged": (true + false, negatives + positives),
     }
-    figures: dict[str, Any] = {"name": name, "risk": float(risks.edges[edge].sigmoid())}
+    figures: dict[str, Any] = {"name": name, "risk": float(risks.edges[edge].sigmoid()) if called is None else 0.5}
     for figure, (hits, count) in pairs_of.items():
         ends = wilson(*(torch.tensor([hits, count], dtype=torch.float64) / risks.effect(figure)[edge]))
         low, high = map(float, ends)
@@ -155,11 +156,26 @@ def threshold(risks: Risks, edge: int, name: str) -> dict[str, Any]:
     return figures
 
 
-def thresholds(risks: Risks) -> list[dict[str, Any]]:
-    """Return the metrics of named thresholds, in order of risk; empty unless there are both outcomes.
+def _above(risks: Risks, edge: int) -> tuple[float, float]:
+    """Return how many negatives and positives are at or above an edge."""
+    false, true = (float(one[edge]) for one in risks.above)
+    return false, true
 
-    These are fixed risks, and data-driven ones: the largest Youden index, and the first with a sensitivity or
-    specificity of 90 %.
+
+def _half(risks: Risks) -> int:
+    """Return the edge that is nearest to a risk of 1/2."""
+    return int(risks.edges.abs().argmin())
+
+
+def thresholds(risks: Risks, called: tuple[float, float] | None = None) -> list[dict[str, Any]]:
+    """Return the figures of named thresholds, in the order of their risks; none unless there are both outcomes.
+
+    They are fixed risks, and those that the tests themselves choose: Youden's largest sum of sensitivity and
+    specificity, and the ones where either is first 90 %.
+
+    Args:
+        risks: of all samples.
+        called: negatives and positives above a risk of 1/2, where it is known: then that threshold is exact.
     """
     negatives, positives = risks.counts
     if not negatives or not positives:
@@ -171,7 +187,18 @@ def thresholds(risks: Risks) -> list[dict[str, Any]]:
     edges["largest Youden index"] = int((sensitivity + specificity).argmax())
     edges["sensitivity of 90 %"] = int((sensitivity >= 0.9).nonzero().max())
     edges["specificity of 90 %"] = int((specificity >= 0.9).nonzero().min())
-    return [threshold(risks, edge, name) for name, edge in sorted(edges.items(), key=lambda one: one[1])]
+    half = "risk of 50 %"
+    found = [threshold(risks, edge, name, called if name == half else None) for name, edge in edges.items()]
+    return sorted(found, key=lambda one: float(one["risk"]))
+
+
+def off_at_half(risks: Risks, called: tuple[float, float] | None) -> dict[str, float] | None:
+    """Return by how much smooth scores put sensitivity and specificity off at a risk of 1/2, where both are known."""
+    negatives, positives = risks.counts
+    if called is None or not negatives or not positives:
+        return None
+    false, true = _above(risks, _half(risks))
+    return {"sensitivity": abs(true - called[1]) / positives, "specificity": abs(false - called[0]) / negatives}
 
 
 def calibration_groups(risks: Risks, fewest: int = 1) -> list[dict[str, float]]:
@@ -248,13 +275,16 @@ def net_benefit(risks: Risks) -> dict[str, Tensor]:
     }
 
 
-def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dict[str, Any]:
-    """Return an outcome's results for reports, as JSON.
+def risk_summary(
+    risks: Risks, brier: float, order: Tensor | None = None, called: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """Return what a page says of an outcome, as JSON.
 
     Args:
         risks: of all samples.
         brier: their sum of squared errors.
         order: float64 [3], the outcome's own; see `Parts.order`.
+        called: see `thresholds`.
     """
     (negatives, positives), scores = risks.counts, torch.stack([risks.negatives, risks.positives])[None]
     samples, smooth = negatives + positives, order is not None and bool(order[2])
@@ -282,7 +312,8 @@ def risk_summary(risks: Risks, brier: float, order: Tensor | None = None) -> dic
         "brier_skill": 1 - value / guess if guess else None,
         "recalibration": recalibrated(recalibration(risks), vague=smooth and samples < CALIBRATED, smooth=smooth),
         "calibration_groups": calibration_groups(risks),
-        "thresholds": [] if smooth and samples < THRESHOLDS else thresholds(risks),
+        "thresholds": [] if smooth and samples < THRESHOLDS else thresholds(risks, called),
+        "thresholds_off": off_at_half(risks, called) if smooth and samples >= THRESHOLDS else None,
     }
 
 

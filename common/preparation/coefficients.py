@@ -7,6 +7,7 @@ column the first level is what the others are compared with, and of more than tw
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -236,12 +237,21 @@ def of_fit(
 
 
 def fitted(
-    task: TaskSpec, inputs: Tensor, labels: Tensor, coding: Coding, people: int, units: tuple[Tensor, Tensor]
-) -> Coefficients:
+    task: TaskSpec,
+    inputs: Tensor,
+    labels: Tensor,
+    coding: Coding,
+    people: int,
+    units: tuple[Tensor, Tensor],
+    fewest: int = 1,
+    groups: Tensor | None = None,
+    before: Sequence[tuple[Tensor, bool]] = (),
+) -> Coefficients | None:
     """Return the coefficients of rows that are all here, without columns that are collinear or separate classes.
 
     Of columns of which each follows from the others none has a coefficient. Rows of a level that is left out count as
-    the first level's.
+    the first level's. The fit is a slope of 0 and a curvature at its weights. It is None where a round would not tell
+    these, since too few rows are behind them: `linear.sums` takes `fewest`, `groups` and `before`.
     """
     width, ridge = inputs[0].numel(), torch.zeros(coding.fixed.shape, dtype=torch.float64)
     unclear = torch.zeros(width + 1, dtype=torch.bool)
@@ -263,6 +273,8 @@ def fitted(
         unclear, coding = unclear | alike, replace(coding, fixed=coding.fixed | out)
     if found.problem:
         return found
+    if not linear.is_told(linear.sums(task, inputs, labels, ats[-1], fewest, groups, before=before)):
+        return None
     estimates, errors = (torch.where(unclear, math.nan, one) for one in (found.estimates, found.errors))
     return replace(found, estimates=estimates, errors=errors)
 

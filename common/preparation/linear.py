@@ -219,6 +219,7 @@ class Descent:
         path: where each round so far was taken.
         left: what steps beyond the next one would win, if they go on as before; as much as the next where the last
             round has brought nothing.
+        best: float64 [size], the best weights so far that a round was taken at; None before any.
     """
 
     at: Tensor
@@ -227,6 +228,15 @@ class Descent:
     decrement: float
     path: tuple[Tensor, ...] = ()
     left: float = math.inf
+    best: Tensor | None = None
+
+    @property
+    def final(self) -> Tensor:
+        """Where the curvature of the solution is taken: at a solution that has converged no new place is asked about.
+
+        A place a rounding away would be one more answer, and few rows may be behind what the two differ by.
+        """
+        return self.best if self.best is not None and self.has_converged else self.at
 
     @property
     def is_near(self) -> bool:
@@ -295,7 +305,8 @@ def descend(
         else:
             step /= 2
         at = (best - step * direction).nan_to_num(0.0, 0.0, 0.0)
-    return Descent(at, known, least, decrement, tuple(path), left if step == 1.0 else decrement)
+    left = left if step == 1.0 else decrement
+    return Descent(at, known, least, decrement, tuple(path), left, best if begun else None)
 
 
 def _updated(curvature: Tensor, held: Tensor, step: Tensor, change: Tensor) -> Tensor:

@@ -159,7 +159,8 @@ class Preparing:
         """
         if stage == OWN:
             fit = self.fit(totals)
-            values = self.solving.own(rows.people, self._learned(fit, rows) if tells else None, fit)
+            own = self._learned(fit, rows) if tells else None
+            values = self.solving.own(rows.people, own, fit, totals, fewest, rows.groups)
         else:
             values = self._summed(stage, totals, rows, fewest) | self._described(stage, described, fewest)
         vector = self._stages[stage].pack(values)

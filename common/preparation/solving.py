@@ -170,7 +170,8 @@ class Solving:
     def _at(self, stage: str, totals: Totals) -> Tensor:
         """Return the weights at which a round is taken: [lines, 1 + inputs]."""
         if stage.startswith(linear.FREE):
-            return self._unpenalised(totals).at.reshape(self._coding.fixed.shape)
+            free = self._unpenalised(totals)
+            return (free.final if stage == linear.FREE_CURVATURE else free.at).reshape(self._coding.fixed.shape)
         return self.weights(totals)
 
     def _asked(self, stage: str, totals: Totals) -> list[tuple[Tensor, bool]]:
@@ -184,23 +185,36 @@ class Solving:
         found = [(at, number < linear.CURVED) for number, at in enumerate(whole.path)]
         if linear.CURVATURE in totals:
             found.append((whole.at, True))
-        if stage.startswith(linear.FREE):
-            found += [(at, False) for at in self._unpenalised(totals).path]
+        if stage == OWN or stage.startswith(linear.FREE):
+            free = self._unpenalised(totals)
+            found += [(at, False) for at in free.path] + [(free.final, True)] * (linear.FREE_CURVATURE in totals)
         elif stage in self.folds:
             found += [(at, False) for at in self._fold(totals, whole).path]
         return [(at.reshape(self._coding.fixed.shape), curved) for at, curved in found]
 
-    def own(self, people: int, rows: tuple[Tensor, Tensor] | None, fit: Fit) -> dict[str, Tensor]:
+    def own(
+        self,
+        people: int,
+        rows: tuple[Tensor, Tensor] | None,
+        fit: Fit,
+        totals: Totals,
+        fewest: int,
+        groups: Tensor | None,
+    ) -> dict[str, Tensor]:
         """Return what a site tells of the coefficients of its own rows: nothing of too few patients.
 
         Args:
             people: patients that the rows are of, or rows.
             rows: prepared inputs, and labels as they are learned; None tells nothing.
             fit: of all sites' rows.
+            totals: of the rounds before.
+            fewest: groups, or rows, behind the fit.
+            groups: what each row belongs to.
         """
         found, fixed = None, self._coding.fixed
         if rows is not None and fixed.shape[1] <= people / coefficients.FEWEST:
-            found = coefficients.fitted(self._task, *rows, self._coding, people, self._units(fit))
+            about = self._coding, people, self._units(fit)
+            found = coefficients.fitted(self._task, *rows, *about, fewest, groups, self._asked(OWN, totals))
         return coefficients.packed_own(people, found, fixed.numel())
 
     def told(self, contributions: Totals) -> dict[str, Coefficients]:

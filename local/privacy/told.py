@@ -183,20 +183,18 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     allowed = max(0, int(spec.training.epochs * ((most - before[told]) / own[told]).min()))
     people, numbers = data.people(torch.cat([one.rows for one in steps]).unique()), sum(one.numbers for one in steps)
     asks = (
-        f"sends {numbers:,} numbers of {counted(people, noun)} here, {cells:.3g} cells each, in steps each "
-        "of all of a training"
+        f"makes steps of all {counted(people, noun)} of a training here, which send {numbers:,} numbers about "
+        f"{cells:.3g} cells of each"
     )
-    often = counted(allowed, "epoch") + " of that" if allowed else "none of that"
-    often += f" in addition to other figures, {_percent(before)} of their cells" if before.any() else ""
-    if not before.any():
+    often = f"{counted(allowed, 'epoch')} of such steps" if allowed else "no such step"
+    if before.any():
+        often += f" beside the {_percent(before)} of their cells in earlier answers"
+    else:
         needed = math.ceil(numbers / (most * cells))
-        often += f", or all from {counted(needed, noun)} on" if allowed else f" but from {counted(needed, noun)} on"
-    often += (
-        f" (rows_per_rank {policy.rows_per_rank}); with two or more smaller batches, their patients change from epoch "
-        "to epoch"
-    )
+        often += f", or all from {counted(needed, noun)} on" if allowed else f" below {counted(needed, noun)}"
+    often += f" (rows_per_rank {policy.rows_per_rank})"
     change: dict[str, object] = {"rows_per_rank": lets(before + own)}
-    error = refusal("training.epochs", asks, often, change, REPEATED)
+    error = refusal("training.epochs", asks, often, change, REPEATED, owner="smaller batches, two or more an epoch,")
     raise FewSamplesError.of(error, code="steps-of-all-repeated")
 
 

@@ -50,9 +50,10 @@
     say("left", stopped ? `Ended: ${stand.status} after ${count(stand.step)} steps in ${lasting(stand.seconds)}.`
       : !stand.ends ? "Unknown before the first step."
       : `About ${clock(stand.ends)}, in ${lasting(Math.max(0, stand.ends - now()))}, unless it stops early: ${Math.floor(100 * stand.step / stand.steps)} % is done.`);
-    say("traffic", !traffic || !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in total.  Per ${run.noun} and step: ` +
-      `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down; a full gradient has ${bytes(traffic.dense)}: ` +
-      (traffic.ratio >= 1 ? `${traffic.ratio.toFixed(1)} times fewer.` : `${(1 / traffic.ratio).toFixed(1)} times more.`));
+    say("traffic", !traffic || !stand.step ? "Nothing yet." : `${bytes(traffic.up)} up and ${bytes(traffic.down)} down in all. Per ${run.noun} and step: ` +
+      `${bytes(traffic.step_up)} up and ${bytes(traffic.step_down)} down, where a full gradient is ${bytes(traffic.dense)}` +
+      (traffic.ratio >= 1 ? `: ${traffic.ratio.toFixed(1)} times fewer.`
+        : run.method === "dsgd" ? "." : `: ${(1 / traffic.ratio).toFixed(1)} times more.`));
     const reduction = known.times && known.times[""];
     say("seconds", !stand.step ? "No step is complete yet." : `A step takes ${number(1000 * stand.step_seconds, 1)} ms on average` +
       (reduction ? `; aggregation took ${number(1000 * reduction[0], 1)} ms in recent steps.` : "."));

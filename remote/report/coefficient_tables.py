@@ -120,7 +120,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
     silent = [site for site in spec.federation.sites if site not in found["sites"]]
     unfit = [site for site, fit in found["sites"].items() if fit["problem"]]
     if silent:
-        yield f"No site coefficients, for too few patients or by policy (site_coefficients): {listed(silent)}."
+        yield f"Not by hospital, for too few patients, too few behind the fit, or by its policy: {listed(silent)}."
     if unfit:
         each = [f"{site} ({found['sites'][site]['problem']})" for site in unfit]
         yield (

@@ -14,7 +14,7 @@ from rankdad.common.spec.tasks import Classification, Regression
 from rankdad.remote.report.words import NAMES, count, duration, listed, number
 from rankdad.remote.results.run_results import RunResults, finite
 from rankdad.remote.results.solving import solved
-from rankdad.remote.view import times_fewer
+from rankdad.remote.view import compared
 
 STATUS = {
     "completed": "The run is complete.",
@@ -279,11 +279,11 @@ def drift(run: RunResults) -> str:
 
 
 def ratio(run: RunResults) -> str:
-    """Describe the traffic relative to full gradients."""
-    times = run.summary.times_fewer_bytes_than_dense
-    if times is None:
+    """Return how many times fewer bytes travelled than with full gradients, or that there were more."""
+    fewer = compared(run.summary)
+    if run.summary.times_fewer_bytes_than_dense is None or not fewer:
         return "–"
-    return f"{times_fewer(times)} bytes, both ways together"
+    return f"{fewer} bytes, both ways together"
 
 
 def notes(run: RunResults) -> Iterator[str]:
@@ -320,15 +320,35 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
-        moved = "quantiles of errors" if kind == "errors" else "figures at a threshold, calibration slopes and curves"
+        moved = "quantiles of errors are near those of the exact errors."
+        if kind == "scores":
+            moved = (
+                "average precision, figures at a threshold other than 50 %, calibration slopes and curves come from "
+                "these. They are near the exact ones where scores are spread evenly, and further off where scores pile "
+                "up or have gaps."
+            )
         yield (
-            f"Hospitals send smoothed histograms of test {kind}, so that no single one leaves: {moved} are close to "
-            f"those of the exact {kind}."
+            f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved}"
             + (
                 f" There is no calibration error, and for fewer than {THRESHOLDS:,} samples no figure at a threshold."
                 * (kind == "scores")
             )
         )
+
+
+def of_smooth_thresholds(run: RunResults, outcome: str) -> str:
+    """Return how far smooth scores put counts at thresholds off, as far as that is known; "" of exact scores."""
+    if not run.summary.metrics.smooth_scores:
+        return ""
+    off = run.outcomes[outcome].get("thresholds_off")
+    said = " Counts beyond a threshold come from smooth curves of the scores, so that 100 % does not say that nobody "
+    said += "was missed."
+    if off is None:
+        return said
+    return said + (
+        f" Only those at 50 % are exact: there the curves are off by {100 * off['sensitivity']:.1f} percentage points "
+        f"of sensitivity and {100 * off['specificity']:.1f} of specificity. At other thresholds it may be more."
+    )
 
 
 def training_warnings(run: RunResults) -> Iterator[str]:

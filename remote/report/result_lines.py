@@ -14,7 +14,7 @@ from rankdad.remote.results.coefficients import opposite_coefficients, uncompare
 from rankdad.remote.results.run_summary import RunMetrics, RunSummary, TunedModel
 from rankdad.remote.results.solving import solved
 from rankdad.remote.results.table_one import outcome_names
-from rankdad.remote.view import figures, size, times_fewer
+from rankdad.remote.view import compared, figures, size
 
 MAX_SITES = 5  # named in a line
 DIFFERING = {"in_the_large": "observed/expected", "slope": "calibration slope"}
@@ -141,8 +141,9 @@ def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
 
 def _traffic(summary: RunSummary) -> Iterator[str]:
     up, down = size(summary.bytes_up_per_site_step), size(summary.bytes_down_per_site_step)
-    fewer = times_fewer(summary.times_fewer_bytes_than_dense or 0.0)
-    yield f"traffic: {up} up, {down} down per {summary.member} and step, {fewer} than full gradients"
+    fewer = compared(summary)
+    than = f"{fewer} than full gradients" if fewer else f"{size(summary.dense_bytes)} of them a full gradient"
+    yield f"traffic: {up} up, {down} down per {summary.member} and step, {than}"
     for site, steps in summary.left_out.items():
         late = summary.late.get(site, 0)
         joined = f", {late} of its contributions joined a later one" if late else ""

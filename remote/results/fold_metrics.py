@@ -24,7 +24,7 @@ from rankdad.common.metrics.risk import Risks, mean_risk_summary, risk_summary
 from rankdad.common.metrics.site_calibration import calibration_by_site, expected
 from rankdad.common.metrics.sites import mean_over_sites, site_alone, within_sites
 from rankdad.common.metrics.summary import Metrics, calibration, confusion, summarise
-from rankdad.common.metrics.sums import Tally, default_log_odds, empty, is_vague, of_one_test, parts
+from rankdad.common.metrics.sums import Parts, Tally, default_log_odds, empty, is_vague, of_one_test, parts
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.scores import rivals
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
@@ -243,7 +243,8 @@ class FoldMetrics:
             document["site_alone"] = {"auc": self._site_alone()}
             found = [
                 [
-                    {"outcome": at, **risk_summary(one, float(part.brier[at]), (part.order + part.across)[at])}
+                    {"outcome": at}
+                    | risk_summary(one, float(part.brier[at]), (part.order + part.across)[at], _called(task, part, at))
                     for at, one in self._risks(own)
                 ]
                 for own, part in ((own, parts(task, own)) for own in totals)
@@ -329,6 +330,14 @@ class FoldMetrics:
         }
         found = Risks.of if at_edges else Risks.plain
         return [(at, found(scores[at], self._log_odds[at], pairs[at])) for at in chosen]
+
+
+def _called(task: TaskSpec, part: Parts, outcome: int) -> tuple[float, float] | None:
+    """Return how many negatives and positives have a risk above 1/2, of two classes or a label; else nobody knows."""
+    if isinstance(task, Classification) and task.classes > 2:
+        return None
+    false, true = part.confusion[0 if isinstance(task, Classification) else outcome][:, 1].tolist()
+    return float(false), float(true)
 
 
 def _binary(task: TaskSpec) -> bool:

@@ -199,8 +199,8 @@ def read_results(directory: Path) -> RunResults:
     """
     path = directory / "run.json"
     if not path.is_file():
-        raise UserError(f"{directory}: has no run.json; give the directory of a run", code="no-run")
-    metrics = read_table(directory / "metrics.csv", METRICS).fillna({"fold": 0})
+        raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json", code="no-run")
+    metrics = _folds_from_zero(read_table(directory / "metrics.csv", METRICS)).fillna({"fold": 0})
     metrics = without_candidates(metrics).drop(columns="candidate", errors="ignore")
     sites = read_table(directory / "sites.csv", SITES)
     if sites.empty:  # written by a version without folds
@@ -211,11 +211,18 @@ def read_results(directory: Path) -> RunResults:
         _optional(RunSummary, directory / "summary.json"),
         metrics,
         sites,
-        read_table(directory / "steps.csv", STEPS),
+        _folds_from_zero(read_table(directory / "steps.csv", STEPS)),
         read_table(directory / "risks.csv", RISKS),
         read_table(directory / "differences.csv", DIFFERENCES),
-        read_table(directory / "spectra.csv", SPECTRA),
+        _folds_from_zero(read_table(directory / "spectra.csv", SPECTRA)),
     )
+
+
+def _folds_from_zero(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with folds as the spec counts them; files count from 1, and once counted from 0."""
+    if "fold" in table and table["fold"].min() > 0:
+        return table.assign(fold=table["fold"] - 1)
+    return table
 
 
 def _optional(model: type[P], path: Path) -> P:

@@ -32,13 +32,14 @@ def solver_summary(spec: RunSpec, exact: bool, warnings: Mapping[str, Sequence[s
     if refusing := warnings.get(NOT_EXACT, ()):
         policies = "policy of" if len(refusing) == 1 else "policies of"
         patients = patients_for_sums(spec, Policy())
-        why = (
-            f"the {policies} {listed(refusing, MAX_NAMED)} do not allow the sums of an exact solution: the default "
-            f"policy does from about {patients} patients a site, if no level or class is rare in a part (min_level)"
-        )
         lacking = ["coefficients"] * (spec.kept_fold is not None)
         lacking += ["reference linear"] * ("linear" in spec.evaluation.references)
-        why += f"; without them there are no {' and no '.join(lacking)}" if lacking else ""
+        why = (
+            f"the {policies} {listed(refusing, MAX_NAMED)} let out no sums of an exact solution"
+            + (f", and without them there are no {' and no '.join(lacking)}" if lacking else "")
+            + f"; the log there says which line refuses. The default policy lets them out from about {patients} "
+            "patients a site on, if no level or class is rare in a part (min_level)"
+        )
         return {"name": "steps", "why": why, "code": NOT_EXACT, "from_patients": patients}
     return {"name": "steps", "why": why_steps(spec) or "the specification asks for it (training.solver), or sets steps"}
 

@@ -513,3 +513,24 @@ def test_projections_are_one_of_the_rows_that_a_policy_lets_out() -> None:
         assert rows_sent(spec) == most
         check({"max_rank": most, "rows_per_rank": None}, spec)
         assert refusal({"max_rank": most - 1, "rows_per_rank": None}, spec).change == {"max_rank": most}
+
+
+def test_the_first_remedy_is_enough_where_a_later_check_needs_more_of_the_same_line(tmp_path: Path) -> None:
+    """`rows_per_rank` 2 was to be 1, which the next check refused, and so on."""
+    model = {"name": "mlp", "hidden": [64, 64]}
+    spec = run_spec(model=model, method={"name": "dsgd"}, data={"shape": [12]}, training={"batch_size": 50})
+    generator = np.random.default_rng(0)
+    reading = Reading("x", generator.normal(size=(150, 12)).astype(np.float32), generator.integers(0, 3, 150))
+    data, plan, policy = split_samples(spec, reading, 0), make_plan(spec, build_model(spec)), Policy(rows_per_rank=2)
+
+    def admits(own: Policy) -> None:
+        admitted(own, spec, plan, data)
+
+    with pytest.raises(PolicyError) as caught:
+        admits(policy)
+    with pytest.raises(PolicyError, match="model"):
+        admits(policy.mended(caught.value.change))
+    with pytest.raises(PolicyError) as caught:
+        refuse_together({"alpha": admits}, {"alpha": policy})
+    admits(policy.mended(caught.value.change))
+    assert json.dumps(caught.value.change["rows_per_rank"]) in str(caught.value)

@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 def test_it_lists_what_a_study_may_read_and_what_a_person_is(data: Path) -> None:
     policy, explained = propose(data)
     assert policy == Policy(
-        files=("visits.csv", "*.csv"), columns=("patient_id", "age", "sex", "ill"), group="patient_id", min_sites=3
+        files=("visits.csv",), columns=("patient_id", "age", "sex", "ill"), group="patient_id", min_sites=3
     )
     told = "\n".join(explained)
     assert all(word in told for word in ("remark", "nothing", "patient_id", "visits.csv"))
@@ -70,3 +70,17 @@ def test_a_folder_without_a_table_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         propose(tmp_path)
     assert (caught.value.code, caught.value.field) == ("data-missing", "DATA")
+
+
+def test_free_text_names_nobody_however_different_its_cells_are(tmp_path: Path) -> None:
+    """Notes were left out "as identifiers", and without another identifier were the key of the site's log."""
+    notes: list[object] = [f"came on foot with pain {row}" for row in range(ROWS)]
+    write(
+        tmp_path / "data/visits.csv",
+        note=notes,
+        name=[f"Roe {row}" for row in range(ROWS)],
+        age=[row % 31 for row in range(ROWS)],
+    )
+    policy, explained = propose(tmp_path / "data")
+    assert policy.columns == ("name", "age")
+    assert [line for line in explained if "note" in line] == ["  Left out, as free text: note."]

@@ -158,9 +158,12 @@ def test_a_hospital_that_leaves_takes_what_it_has_sent_with_it(tmp_path: Path, s
     known = run.aggregator.retention
     assert known is not None
     assert held(tmp_path / "run") == {0, 2}
-    again = taken_up(tmp_path)
-    again.close()
-    assert again.state.replica.digest() == digest
+    taken = taken_up(tmp_path)
+    taken.close()
+    assert taken.state.replica.digest() == digest
+    again = CliRunner().invoke(app, ["forget", str(directory), "beta"])
+    assert (again.exit_code, "were already deleted" in again.output) == (0, True)
+    assert "already" not in made.output
     gone = forget(directory, "gamma")
     assert (gone.forgotten, gone.sites) == (("beta", "gamma"), known.sites), "a receipt lists what was there at the end"
     gone = forget(directory, None)

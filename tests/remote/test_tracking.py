@@ -65,7 +65,7 @@ def in_mlflow(uri: str) -> tuple[Values, dict[str, str], str]:
 def in_table(directory: Path) -> Values:
     found: Values = {}
     for row in csv.DictReader((directory / "metrics.csv").read_text().splitlines()):
-        training = f"fold-{int(row['fold']) + 1}-of-2" if "folds" in directory.name else ""
+        training = f"fold-{row['fold']}-of-2" if "folds" in directory.name else ""
         for name, value in row.items():
             if value and name not in ("fold", "epoch", "split", "site", "samples", "auc_error", "candidate"):
                 key = f"{'test/' * (row['split'] == 'test')}{name}/{row['site']}"

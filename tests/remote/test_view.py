@@ -17,8 +17,9 @@ from rankdad.common.terminal import sparkline
 from rankdad.page.history import History
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.results.progress import Epoch, Progress
+from rankdad.remote.results.run_summary import RunFigures
 from rankdad.remote.site_status import SiteStatus
-from rankdad.remote.view import LiveView, PlainView, Waiting, times_fewer, view_of
+from rankdad.remote.view import LiveView, PlainView, Waiting, compared, times_fewer, view_of
 from tests.screen import Screen
 
 TASK = Classification(classes=3)
@@ -141,6 +142,14 @@ def test_what_sites_write_is_no_markup(terminal: bool) -> None:
     text = shown(progress, Waiting(), terminal=terminal)
     for said in (*progress.problems.values(), "study [/x]"):
         assert said in text
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio", "said"),
+    [("dsgd", 0.5, ""), ("dsgd", 3.1, "3.1 times fewer"), ("rank-dad", 0.5, "2.0 times more")],
+)
+def test_full_gradients_are_not_compared_with_full_gradients(method: str, ratio: float, said: str) -> None:
+    assert compared(RunFigures(method=method, times_fewer_bytes_than_dense=ratio)) == said
 
 
 def test_more_bytes_than_full_gradients_are_called_more() -> None:

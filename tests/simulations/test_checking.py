@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from rankdad.common.data import SiteData
+from rankdad.common.data import Samples, SiteData
+from rankdad.common.documents import validate
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.methods import Contribution, dad
 from rankdad.common.models import build_model
 from rankdad.common.protocol.message_sizes import step_bytes
+from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import NOT_EXACT
+from rankdad.local.admission import NO_SUMS
 from rankdad.remote.run_file import PAGE
 from rankdad.simulations.checking import show_plan
 from rankdad.simulations.verifying import show_verification, verify
-from tests.conftest import SITES, part_of, run_spec
+from tests.conftest import SITES, part_of, run_document, run_spec
 
 Data = Callable[..., dict[str, SiteData]]
 RANK_DAD = {"name": "rank-dad", "rank": 2, "reducer": "exact"}
@@ -135,3 +141,18 @@ def test_bytes_as_sent_are_those_that_the_plan_predicts(site_data: Data, method:
     (own,) = [one for one in verify(spec, data)[0] if one.method == method["name"]]
     assert own.up == step_bytes(plan, up=True)
     assert own.down == step_bytes(plan, up=False)
+
+
+@pytest.mark.parametrize(("warnings", "step"), [((), False), ((NOT_EXACT,), True)])
+def test_check_says_which_solver_the_policies_in_force_leave(warnings: tuple[DataWarning, ...], step: bool) -> None:
+    """It said "exact or dsgd", and that full gradients are 2.0 times more than full gradients."""
+    document = run_document(model={"name": "linear"}) | {"training": {"solver": "auto"}}
+    del document["method"]
+    spec, note = validate(RunSpec, document), f"{NO_SUMS}: training.solver: why"
+    own = SiteData(Samples(torch.zeros(1, 6), torch.zeros(1).long()), (), warnings=warnings, notes=(note,) * step)
+    console = Console(file=StringIO(), width=200)
+    show_plan(spec, make_plan(spec, build_model(spec)), console, dict.fromkeys(SITES, own))
+    assert isinstance(console.file, StringIO)
+    printed = console.file.getvalue()
+    assert ("no step" in printed, note in printed) == (not step, step)
+    assert "times" not in printed

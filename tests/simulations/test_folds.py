@@ -79,7 +79,7 @@ class Trace:
         self.tested[site, fold] = outputs
 
     def validated(self, fold: int) -> list[dict[str, str]]:
-        return [row for row in self.rows if row["fold"] == str(fold) and row["split"] == "validation"]
+        return [row for row in self.rows if row["fold"] == str(fold + 1) and row["split"] == "validation"]
 
     def equals(self, other: Trace, fold: int) -> bool:
         pairs = [(getattr(self, name)[fold], getattr(other, name)[fold]) for name in ("final", "best", "fit")]
@@ -164,7 +164,7 @@ def test_a_rerun_of_folds_gives_the_same_bits_and_every_sample_is_tested_once(tm
     assert same(result.final, one.final[3])
     assert result.fit.rows == sum(len(site.splits[3].train) for site in data.values())
     tests = [row for row in one.rows if row["split"] == "test" and row["site"] == "pooled"]
-    assert [row["fold"] for row in tests] == ["0", "1", "2", "3"]
+    assert [row["fold"] for row in tests] == ["1", "2", "3", "4"]
     assert sum(int(row["samples"]) for row in tests) == one.summary["metrics"]["test"]["samples"] == 91
     with (tmp_path / "one" / "sites.csv").open(newline="") as file:
         sites = list(csv.DictReader(file))

@@ -113,7 +113,7 @@ def test_the_winner_is_trained_again_on_all_training_rows_for_its_best_epochs(tm
     first = next(iter(results.values()))
     assert first.epochs == best["best_epoch"]
     tests = [row for row in rows_of(tmp_path / "tuned" / "metrics.csv") if row["split"] == "test"]
-    assert {(row["fold"], row["candidate"], row["epoch"]) for row in tests} == {("0", "", str(best["best_epoch"]))}
+    assert {(row["fold"], row["candidate"], row["epoch"]) for row in tests} == {("1", "", str(best["best_epoch"]))}
     last = {row["candidate"]: int(row["epoch"]) for row in rows_of(tmp_path / "tuned" / "steps.csv")}
     assert last == {"1": 4, "2": 4, "": best["best_epoch"]}
     tried = tuple((one["validation"], one["best_epoch"] - 1) for one in entry["candidates"])

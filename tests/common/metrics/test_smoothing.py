@@ -17,6 +17,7 @@ from rankdad.common.metrics.auc import bin_edges
 from rankdad.common.metrics.intervals import intervals
 from rankdad.common.metrics.monitoring import measured_on
 from rankdad.common.metrics.recalibration import recalibrations
+from rankdad.common.metrics.risk import Risks, risk_summary, thresholds
 from rankdad.common.metrics.sites import within_sites
 from rankdad.common.metrics.smoothing import Scored, curve, smooth
 from rankdad.common.metrics.summary import summarise
@@ -245,3 +246,27 @@ def test_slopes_of_smooth_scores_are_right_on_average(patients: int, bias: float
         exact = sm.Logit(labels.numpy(), sm.add_constant(scores.numpy())).fit(disp=0).params[1]
         away.append(found["slope"].value - exact)
     assert abs(np.median(away)) < bias
+
+
+def test_at_a_risk_of_a_half_smooth_scores_have_scikit_learns_counts_and_say_how_far_off_curves_are() -> None:
+    """The threshold was counted from the curves, one or two rows beside the confusion matrix."""
+    draw = torch.Generator().manual_seed(0)
+    sites = [site(draw, 360, "normal", 1.5) for _ in range(3)]
+    total = parts(TWO, reduce(add, (left(TWO, *one) for one in sites)))
+    risks = Risks.of(total.scores[1], float(default_log_odds(TWO)[1]))
+    called = float(total.confusion[0, 0, 1]), float(total.confusion[0, 1, 1])
+    found = risk_summary(risks, float(total.brier[1]), (total.order + total.across)[1], called)
+    scores, labels = torch.cat([one[:, 1] for one, _ in sites]), torch.cat([of for _, of in sites])
+    (tn, fp), (fn, tp) = oracle.confusion_matrix(labels, scores > 0).tolist()
+    (half,) = [row for row in found["thresholds"] if row["name"] == "risk of 50 %"]
+    known = {"sensitivity": tp / (tp + fn), "specificity": tn / (tn + fp), "ppv": tp / (tp + fp), "npv": tn / (tn + fn)}
+    assert {name: half[name]["value"] for name in known} == pytest.approx(known, abs=1e-12)
+    assert half["risk"] == 0.5
+    curves = {row["name"]: row for row in thresholds(risks)}["risk of 50 %"]
+    for name, off in found["thresholds_off"].items():
+        assert off == pytest.approx(abs(curves[name]["value"] - known[name]), abs=1e-12)
+        assert off < 0.03
+    for row in found["thresholds"]:  # of evenly spread scores: hardly more
+        beyond = scores >= np.log(row["risk"] / (1 - row["risk"])) - 1e-12
+        assert abs(row["sensitivity"]["value"] - float(beyond[labels == 1].double().mean())) < 0.05, row["name"]
+        assert abs(row["specificity"]["value"] - float((~beyond[labels == 0]).double().mean())) < 0.05, row["name"]

@@ -324,3 +324,34 @@ def test_standard_errors_are_of_all_rows_or_missing_with_the_reason(fewest: int)
         everything = pd.concat(found.values())
         expected = by_statsmodels("two classes", everything["y"], design(everything))
         assert told(spec, pooled)["se"] == pytest.approx(list(expected.bse), rel=1e-5)
+
+
+def few_values(count: int, seed: int, steep: float) -> pd.DataFrame:
+    """A site with a skewed column, whose outcome follows its columns the more closely the steeper it is."""
+    drawn = np.random.default_rng(seed)
+    age, bp = drawn.normal(60, 10, count).round(), np.exp(drawn.normal(2.6, 1, count)).round(2)
+    sex, stage = drawn.integers(0, 2, count), drawn.integers(0, 3, count)
+    score = steep * (0.04 * (age - 60) + 0.02 * (bp - 13) - 1)
+    y = (drawn.random(count) < 1 / (1 + np.exp(-score))).astype(float)
+    return pd.DataFrame({"age": age, "bp": bp, "sex": sex, "stage": stage, "y": y})
+
+
+def test_a_converged_fit_is_not_held_back_for_a_difference_of_rounding() -> None:
+    """Its curvature was asked for a step of 1e-12 further on, and too few rows seemed to be behind that difference."""
+    sizes = {"alpha": 260, "beta": 180, "gamma": 95}
+    found = {site: few_values(count, seed, 1.0) for seed, (site, count) in enumerate(sizes.items(), 22)}
+    pooled, own = solved(spec_of("two classes"), {site: rows_of("two classes", one) for site, one in found.items()}, 8)
+    everything = pd.concat(found.values())
+    expected = by_statsmodels("two classes", everything["y"], design(everything))
+    assert told(spec_of("two classes"), pooled)["se"] == pytest.approx(list(expected.bse), rel=1e-6)
+    assert set(own) == set(found)
+
+
+@pytest.mark.parametrize(("fewest", "tells"), [(1, True), (8, False)])
+def test_a_site_keeps_a_fit_of_its_own_that_few_of_its_patients_are_behind(fewest: int, tells: bool) -> None:
+    """It told the standard errors of a curvature that it would keep back from the pooled fit."""
+    found = {"alpha": few_values(260, 1, 1.0), "beta": few_values(60, 8, 9.0)}
+    rows = {site: rows_of("two classes", table) for site, table in found.items()}
+    own = solved(spec_of("two classes"), rows, fewest)[1]
+    assert own["alpha"].errors[0, 1] > 0
+    assert ("beta" in own) == tells
