@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
+RECOVERABLE = frozenset({"cannot-write", "log-out-of-reach"})  # a disk that a person mends while the run waits
 DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
@@ -118,6 +119,11 @@ class RankdadError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Travel between processes, whose constructor asks for other arguments than an exception keeps."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+    @property
+    def is_recoverable(self) -> bool:
+        """Whether the process goes on with its run when it is started again, once a person has mended the disk."""
+        return self.code in RECOVERABLE
 
     @property
     def public_message(self) -> str:

@@ -12,7 +12,50 @@ from pathlib import Path
 
 from rankdad.common.errors import DataError, UserError, visible
 
+OF_THE_DISK = {  # what of a disk a person can mend, by the number of the error
+    errno.ENOSPC: "make space there",
+    errno.EDQUOT: "make space there, or raise the quota",
+    errno.EFBIG: "choose a disk that holds larger files",
+    errno.EROFS: "make the disk writable",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.EIO: "look whether the disk is failing",
+}
+AGAIN = "make space there, or let this user write there, and start the same command again"
 LOCK = "lock"  # in a folder that one process at a time writes into: whose it is
+
+
+def cannot_write(path: str | Path, error: OSError, field: str = "") -> UserError:
+    """Return the error of what could not be written, with a remedy.
+
+    Args:
+        path: of the file or folder.
+        error: as the system raised it.
+        field: that names the path.
+    """
+    begin = f"{field}: {path}" if field.startswith("-") else f"{path}:"
+    remedy = OF_THE_DISK.get(error.errno or 0, "choose another place")
+    return UserError(
+        f"{begin} cannot be written: {error.strerror or error}; {remedy}, and start the same command again",
+        code="cannot-write",
+        field=field,
+        file=path,
+    )
+
+
+@contextmanager
+def naming_the_disk() -> Iterator[None]:
+    """Let what a disk refuses within a `with` be a sentence, whatever was being written.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        raise cannot_write(error.filename or "the output", error) from None
 
 
 def is_within(path: Path, folder: Path) -> bool:
@@ -67,15 +110,16 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
         sync_path(temporary)
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+        raise cannot_write(path, error) from None
 
 
-def make_folder(path: Path, *, private: bool = False) -> Path:
+def make_folder(path: Path, *, private: bool = False, field: str = "") -> Path:
     """Make a folder if it is missing, and return it.
 
     Args:
         path: of the folder.
         private: whether its owner alone can enter it.
+        field: that names the folder.
 
     Raises:
         UserError: it cannot be made.
@@ -83,7 +127,7 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
     try:
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be made: {error.strerror}", code="cannot-write") from None
+        raise cannot_write(path, error, field) from None
     return path
 
 
@@ -118,9 +162,7 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror}", code="cannot-write", field=field, file=path
-        ) from None
+        raise cannot_write(path, error, field) from None
     try:
         before = visible(os.pread(file, 1 << 10, 0).decode(errors="replace").strip(), 63)
         try:
@@ -145,7 +187,10 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
                 site=before,
                 file=path,
             )
-        os.pwrite(file, f"{owner}\n".encode(), 0)
+        try:
+            os.pwrite(file, f"{owner}\n".encode(), 0)
+        except OSError as error:
+            raise cannot_write(path, error, field) from None
         try:
             yield
         finally:

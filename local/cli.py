@@ -10,6 +10,7 @@ import typer
 
 from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
 from rankdad.local.owner import ask, cancel, fetch, logs, runs, submit
@@ -104,9 +105,7 @@ def policy_init(
     try:
         output.write_text(proposed.text(), encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     for line in explained:
         typer.echo(visible(line, 10_000))
     typer.echo(f'{output}: read it, change what you like, and name it in SITE.json: "policy": "{output.name}"')
@@ -166,9 +165,7 @@ def resolve(
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     typer.echo(f"{found}; the run is in {output}")
 
 
@@ -200,9 +197,7 @@ def describe(
         try:
             html.write_text(page(profile), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"--html: {html} cannot be written: {error.strerror or error}", code="cannot-write", field="--html"
-            ) from None
+            raise cannot_write(html, error, "--html") from None
     if json_:
         typer.echo(json.dumps(profile.document(), indent=2))
     elif html is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdad.common.errors import UserError, visible
+from rankdad.common.files import cannot_write
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.service import Asked, Described
@@ -191,9 +192,7 @@ def fetch(
             count = unpack(archive, unpacked)
             unpacked.rename(output)
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     typer.echo(f"{run}: {count} files, all as the service has them, are in {output}")
 
 

@@ -19,6 +19,7 @@ from rankdad.common.data.loading import Loading
 from rankdad.common.data.reading import PLACE, AllRows, Array, Reading, number
 from rankdad.common.documents import load_json
 from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
 from rankdad.common.metrics.summary import bound, summarise
@@ -64,7 +65,7 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         inert(table).to_csv(path, index_label=inert_cell(key_name(spec)), float_format="%.9g")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None
+        raise cannot_write(path, error) from None
 
 
 def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
@@ -183,9 +184,7 @@ def predict_file(
     except BrokenPipeError:  # whoever reads the standard output has enough
         raise
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output or "standard output", error, "--output") from None
     if found.refused:
         first = found.refused[min(found.refused)].problem
         _say(f"{len(found.refused)} of {len(found.names)} rows refused, the first: {first}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -12,9 +11,8 @@ import typer
 
 from rankdad.common import __version__
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.files import naming_the_disk
 from rankdad.common.logs import LogOptions, end_with, set_up
-
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # whatever was being written
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log every round, too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log nothing but warnings and errors.")]
@@ -95,14 +93,8 @@ def run(app: typer.Typer) -> None:
     """Run a command line; a user's mistake ends in one sentence, exit status 2."""
     set_up(LogOptions())
     try:
-        app()
+        with naming_the_disk():
+            app()
     except RankdadError as error:
         end_with(error)
         sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno not in OF_THE_DISK:
-            raise
-        named = error.filename or "the output"
-        found = UserError(f"{named}: cannot be written: {error.strerror}", code="cannot-write")
-        end_with(found)
-        sys.exit(found.exit_code)

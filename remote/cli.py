@@ -10,6 +10,7 @@ import typer
 
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
 from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.options import ExposedOption, SocketOption
 from rankdad.remote.records import Retention
@@ -206,7 +207,7 @@ def report(
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+        raise cannot_write(path, error) from None
     if plotter() is None:
         typer.echo(f"the report has no figures: {NO_PLOTS}", err=True)
     typer.echo(f"made {path}")
@@ -237,9 +238,7 @@ def compare(
         try:
             html.write_text(page(found, runs), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"{html}: cannot be written: {error.strerror}", code="cannot-write", field="--html"
-            ) from None
+            raise cannot_write(html, error, "--html") from None
         typer.echo(f"made {html}")
 
 

@@ -14,6 +14,7 @@ import typer
 
 from rankdad.command import ColumnsOption, DeviceOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError, visible
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.simulations.cli_checks import check, verify
 from rankdad.simulations.options import (
@@ -313,8 +314,7 @@ def init(
     try:
         output.write_text(written(document), encoding="utf-8")
     except OSError as error:
-        said = f"{output} cannot be written: {error.strerror or error}"
-        raise UserError(f"--output: {said}", code="output-unwritable", field="--output") from None
+        raise cannot_write(output, error, "--output") from None
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
     typer.echo(f"{output}: look at it, then: rankdad simulate {output}")

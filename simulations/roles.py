@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO, cast
 
 from rich.console import Console
 
@@ -59,7 +60,7 @@ def aggregator_process(
         console = console_here(stderr=json_output, quiet=logs.level > logging.INFO)
         if upstream is not None:
             redirect(log)
-            console = Console(file=log)
+            console = Console(file=cast(IO[str], log))
         set_up(logs, log)
         weights = file.simulation.weights_folder
         aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights, upstream=upstream)

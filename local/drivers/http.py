@@ -116,6 +116,7 @@ class Client:
         delay, silent, held = MIN_DELAY, False, request.extensions["held"]
         since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
         while True:
+            wanted = 0.0  # seconds that whoever answers asks to be left alone
             try:
                 answer = self._client.send(request, stream=stream)
                 status, self._met = answer.status_code, True
@@ -126,7 +127,8 @@ class Client:
                 answer.read()
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
                     raise RefusedError(f"{self._url} {_refusal(answer)}", status, **_kind(answer))
-                reason = _reason(answer)
+                reason, after = _reason(answer), answer.headers.get("retry-after", "")
+                wanted = min(float(after), MAX_DELAY) if re.fullmatch(r"\d{1,4}", after) else 0.0
                 problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
                 if held and not silent:  # one that works on a round for so long is not silent yet
@@ -151,7 +153,7 @@ class Client:
                     "address right?",
                     code="unreachable",
                 )
-            pause = min(delay, left)
+            pause = min(max(delay, wanted), left)
             _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
             self._pause(pause)  # nobody is there to be asked
             delay = min(delay * 2, MAX_DELAY)

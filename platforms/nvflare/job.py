@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import SpecError, UserError
+from rankdad.common.files import cannot_write
 from rankdad.common.spec import RunSpec
 from rankdad.platforms.nvflare.site import KEY, RUN
 
@@ -85,9 +86,7 @@ def write_job(spec: RunSpec, output: Path, *, brings_code: bool = False, number:
             custom.mkdir()
             (custom / f"{BROUGHT}.py").write_text(CODE, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     return number
 
 

@@ -123,6 +123,8 @@ async def _wrong_spec(request: Request, error: Exception) -> Response:
 def _refusal(error: Exception) -> ProtocolError:
     """Return what a request is answered with where an error has ended it; the service's own errors are logged."""
     if isinstance(error, QueueError):
+        if error.code == "queue-locked":
+            return ProtocolError(503, "the queue is locked by another process: try again", code=error.code)
         return ProtocolError(507, str(error), code="disk-full")
     _log.error("an error of the service's own", exc_info=error)
     return ProtocolError(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from rankdad.remote.run_reader import FILE
+from rankdad.remote.server import listen
 from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.crashing import LONGEST
@@ -89,6 +91,38 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("full", "limit"), [("beta", 4 << 10), ("aggregator", 64 << 10)])
+def test_all_others_wait_for_a_full_disk_and_the_run_goes_on_to_the_same_bits(
+    tmp_path: Path, full: str, limit: int
+) -> None:
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    assert rankdad("split", file, "--output", tmp_path, "--aggregator", f"http://127.0.0.1:{port}").returncode == 0
+    commands: dict[str, tuple[object, ...]] = {name: ("site", tmp_path / f"{name}.json") for name in SITES}
+    commands["aggregator"] = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
+    processes = {name: start(*command) for name, command in commands.items()}
+    try:
+        wait_for_steps(tmp_path / "run", 80)
+        resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (limit, limit))  # bytes of a file
+        _, logged = processes[full].communicate(timeout=LONGEST)
+        assert (processes[full].returncode, "[cannot-write]" in logged, "Traceback" in logged) == (2, True, False)
+        assert all(process.poll() is None for name, process in processes.items() if name != full)
+        processes[full] = start(*commands[full])
+        for name, process in processes.items():
+            _, logged = process.communicate(timeout=LONGEST)
+            assert (name, process.returncode) == (name, 0), logged
+        assert full == "aggregator" or f"{full}: cannot-write" in logged, "the aggregator says whom all wait for"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["weights_sha256"].values()) == {undisturbed}
+    assert not [*tmp_path.rglob("*/checkpoints")][1:], "but the aggregator's"
 
 
 @pytest.mark.slow
