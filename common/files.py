@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from rankdad.common.errors import DataError, UserError, visible
 
@@ -22,7 +25,39 @@ OF_THE_DISK = {  # what of a disk a person can mend, by the number of the error
     errno.EIO: "look whether the disk is failing",
 }
 AGAIN = "make space there, or let this user write there, and start the same command again"
+READABLE = "secret-readable"  # the code of a warning
 LOCK = "lock"  # in a folder that one process at a time writes into: whose it is
+
+_log = logging.getLogger(__name__)
+
+
+def warn_if_readable(path: str | Path | None, field: str) -> None:
+    """Warn of a secret's file that others than its owner can read or write, and name the command that mends it.
+
+    Args:
+        path: of the file; nothing is said where there is none.
+        field: that names it.
+    """
+    try:
+        mode = 0 if path is None else Path(path).stat().st_mode
+    except OSError:
+        return
+    if mode & 0o066:
+        said = "%s holds a secret, and others than its owner can read it (mode %o): chmod 600 %s"
+        about = {"event": {"code": READABLE, "field": field}}
+        _log.warning(said, path, mode & 0o777, shlex.quote(str(path)), extra=about)
+
+
+def keep_private() -> None:
+    """Let no other user read what this process writes from now on: it holds patients' rows, names and secrets."""
+    os.umask(0o077)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file to write anew, which its owner alone can read, whatever the umask and the file before it."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(file, 0o600)
+    return os.fdopen(file, "wb")
 
 
 def cannot_write(path: str | Path, error: OSError, field: str = "") -> UserError:

@@ -10,7 +10,7 @@ import typer
 
 from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError
-from rankdad.common.files import cannot_write
+from rankdad.common.files import cannot_write, keep_private
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
 from rankdad.local.owner import ask, cancel, fetch, logs, runs, submit
@@ -61,6 +61,7 @@ def site(
 
     options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(options)
+    keep_private()
 
     def read() -> SiteConfig:
         config = SiteConfig.read(file)

@@ -19,7 +19,7 @@ from rankdad.common.data.loading import Loading
 from rankdad.common.data.reading import PLACE, AllRows, Array, Reading, number
 from rankdad.common.documents import load_json
 from rankdad.common.errors import DataError, UserError, visible
-from rankdad.common.files import cannot_write
+from rankdad.common.files import cannot_write, open_private
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
 from rankdad.common.metrics.summary import bound, summarise
@@ -63,7 +63,8 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
     path = folder / f"fold-{spec.place(fold)[0] + 1}.csv"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        inert(table).to_csv(path, index_label=inert_cell(key_name(spec)), float_format="%.9g")
+        with open_private(path) as file:
+            inert(table).to_csv(file, index_label=inert_cell(key_name(spec)), float_format="%.9g")
     except OSError as error:
         raise cannot_write(path, error) from None
 

@@ -14,7 +14,7 @@ from typing import IO, cast
 
 from rich.console import Console
 
-from rankdad.common.files import write_json
+from rankdad.common.files import keep_private, write_json
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
@@ -77,6 +77,7 @@ def site_process(
     multiprocessing.current_process().daemon = False  # a daemon may have no processes that read ahead
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    keep_private()
     with open_log(Path(config.output) / "log.txt") as log:
         redirect(log)
         set_up(logs)

@@ -154,7 +154,9 @@ class Client:
                     code="unreachable",
                 )
             pause = min(max(delay, wanted), left)
-            _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+            said = "waits for an answer of %s: %s; trying again in %.1f s, until %s (patience %.0f s)"
+            _log.warning(said, self._url, problem, pause, until, self._patience)
             self._pause(pause)  # nobody is there to be asked
             delay = min(delay * 2, MAX_DELAY)
 

@@ -122,6 +122,8 @@ def run_site(
         keep_receipt(client.done(), policy, results)
         ranks.share()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
+    with suppress(OSError):  # those of another run are there
+        checkpoints.folder.parent.rmdir()
     trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
     printed(f"{config.name}: done {trained}; the model is in {model}")
     return result

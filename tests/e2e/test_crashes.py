@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any
 import pytest
 
 from rankdad.remote.run_reader import FILE
-from rankdad.remote.server import listen
 from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.crashing import LONGEST
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, start
+from tests.ports import free_port
 
 
 def long_run(tmp_path: Path, method: dict[str, Any], **changes: Any) -> tuple[Path, str]:
@@ -99,8 +98,7 @@ def test_all_others_wait_for_a_full_disk_and_the_run_goes_on_to_the_same_bits(
     tmp_path: Path, full: str, limit: int
 ) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
-    with listen("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     assert rankdad("split", file, "--output", tmp_path, "--aggregator", f"http://127.0.0.1:{port}").returncode == 0
     commands: dict[str, tuple[object, ...]] = {name: ("site", tmp_path / f"{name}.json") for name in SITES}
     commands["aggregator"] = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
@@ -135,8 +133,7 @@ def test_all_others_wait_for_a_full_disk_and_the_run_goes_on_to_the_same_bits(
 )
 def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
     file, undisturbed = long_run(tmp_path, method)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     split = rankdad("split", file, "--output", tmp_path / "demo", "--aggregator", f"http://127.0.0.1:{port}")
     assert split.returncode == 0, split.stderr
     serve = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
