@@ -20,6 +20,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+FAILED, REFUSED, PARTLY, INTERRUPTED = 1, 2, 3, 128
+STATUSES = {  # with which commands end
+    "0": "all was done",
+    f"{FAILED}": "a run or a process could not go on, a check found a fault, or a question was answered no",
+    f"{REFUSED}": "nothing was begun, or it stopped until something is mended: a wrong command line, file, table or "
+    "policy, a refusal by a site's policy, no answer at an address, a full disk",
+    f"{PARTLY}": "done, but not for all: `ask` where a site would refuse or has not answered, `predict` where rows are "
+    "refused",
+    f"{INTERRUPTED} + N": "signal N stopped it, such as 130 after Ctrl-C and 143 after SIGTERM; a run goes on when "
+    "it is started again",
+}
 CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
 RECOVERABLE = frozenset({"cannot-write", "log-out-of-reach"})  # a disk that a person mends while the run waits
 DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
@@ -97,7 +108,7 @@ class RankdadError(Exception):
         code_is_public: whether they may hear the code.
     """
 
-    exit_code = 1
+    exit_code = FAILED
     is_public = False
     field_is_public = True
     code_is_public = True
@@ -146,7 +157,7 @@ class RankdadError(Exception):
 class UserError(RankdadError):
     """A mistake in what the caller passed in."""
 
-    exit_code = 2
+    exit_code = REFUSED
 
 
 class SpecError(UserError):

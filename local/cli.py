@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
-from rankdad.common.errors import UserError
+from rankdad.common.errors import PARTLY, UserError
 from rankdad.common.files import cannot_write, keep_private
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
@@ -20,9 +20,6 @@ AllowFactory = Annotated[
     list[str] | None,
     typer.Option("--allow-factory", help="Permit a model factory 'package.module:function' whose code you have read."),
 ]
-
-
-SOME_REFUSED = 3  # exit status of `rankdad predict`: the table is written, some rows have a reason for a prediction
 
 
 policy = typer.Typer(help="Say what may be asked of a site's data.", no_args_is_help=True)
@@ -138,7 +135,7 @@ def predict(
 
     loading = Loading(workers=workers, cache_mib=cache_mib)
     if predict_file(model, data, output, "final" if final else "best", allow_factory or (), keep or (), loading):
-        raise typer.Exit(SOME_REFUSED)
+        raise typer.Exit(PARTLY)
 
 
 def resolve(

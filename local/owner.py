@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import PARTLY, UserError, visible
 from rankdad.common.files import cannot_write
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ SERVICE = "RANKDAD_SERVICE"  # in the environment: what --to would say
 PATIENCE = 30.0  # seconds for which a person waits for a service that does not answer
 LOOK = 2.0  # seconds between two looks at a log
 ANSWERED = 0.5  # seconds between two looks whether all sites have answered
-NOT_ALL = 3  # exit status of `rankdad ask`: some would refuse, or have not answered
 SUMS = "SHA256SUMS"
 
 To = Annotated[
@@ -78,7 +77,7 @@ def ask(
             asked = client.asked(asked.id)
     _show_answers(asked)
     if any(site not in asked.stances or asked.stances[site].refusals for site in asked.sites):
-        raise typer.Exit(NOT_ALL)
+        raise typer.Exit(PARTLY)
 
 
 def _show_answers(asked: Asked) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
-from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.errors import FAILED, UserError, counted, visible
 from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.options import ExposedOption, SocketOption
@@ -296,4 +296,4 @@ def forget(
         "summary.json, the tables and the report, with figures by site; what backups and other members have"
     )
     if any(isinstance(outcome, UserError) for outcome in found.values()):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

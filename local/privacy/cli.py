@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.errors import FAILED, UserError, counted, visible
 from rankdad.common.files import cannot_write
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def purge(
         typer.echo(f"{visible(patient)}: {known}")
     if not yes and not typer.confirm(f"Use {counted(len(patients), 'patient')} no more?"):
         typer.echo("nothing is changed")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     log.withdraw(patients)
     typer.echo(
         f"{config.name} uses them no more, nor the others of their parts until enough newcomers join these: with and "
