@@ -125,13 +125,14 @@ def write_json(path: Path, document: object, *, private: bool = False) -> None:
     write_whole(path, json.dumps(document, indent=2) + "\n", private=private)
 
 
-def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+def write_whole(path: Path, text: str, *, private: bool = False, field: str = "") -> None:
     """Write a file so that readers, also after a crash or a power failure, find the old one or the new one.
 
     Args:
         path: its folder is made if it is missing.
         text: what it is to hold.
         private: whether its owner alone can read it.
+        field: that names the file.
 
     Raises:
         UserError: it cannot be written.
@@ -145,7 +146,7 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
         sync_path(temporary)
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise cannot_write(path, error, field) from None
 
 
 def make_folder(path: Path, *, private: bool = False, field: str = "") -> Path:

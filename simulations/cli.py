@@ -14,7 +14,7 @@ import typer
 
 from rankdad.command import ColumnsOption, DeviceOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError, visible
-from rankdad.common.files import cannot_write
+from rankdad.common.files import write_whole
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.simulations.cli_checks import check, verify
 from rankdad.simulations.options import (
@@ -289,6 +289,7 @@ def init(
     decimal: Annotated[
         str | None, typer.Option(metavar="MARK", help="What stands before decimals, '.' or ',', where it is not plain.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace RUN.json if it is there.")] = False,
 ) -> None:
     """Write a first spec for tables that are there, and say what was guessed."""
     from rankdad.common.documents import validate
@@ -298,10 +299,9 @@ def init(
     if len(label) > 1:
         said = f"is given {len(label)} times, expected one column: of several, write data.label as a list by hand"
         raise UserError(f"--label: {said}, with the task multi-label", code="option-repeated", field="--label")
-    if output.exists():
-        raise UserError(
-            f"{output}: already there; choose another --output or remove it", code="output-exists", field="--output"
-        )
+    if output.exists() and not force:
+        said = "is there already; --force replaces it, or choose another --output"
+        raise UserError(f"--output: {output} {said}", code="output-exists", field="--output")
     known = {"columns": list_of(columns), "decimal": decimal}
     document = first_spec(
         data,
@@ -311,10 +311,7 @@ def init(
         exclude=list_of(exclude),
         written=validate(Written, known),
     )
-    try:
-        output.write_text(written(document), encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(output, error, "--output") from None
+    write_whole(output, written(document), field="--output")
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
     typer.echo(f"{output}: look at it, then: rankdad simulate {output}")
