@@ -24,9 +24,9 @@ from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, 
 from tests.ports import free_port
 
 
-def long_run(tmp_path: Path, method: dict[str, Any], **changes: Any) -> tuple[Path, str]:
+def long_run(tmp_path: Path, method: dict[str, Any], epochs: int = 60, **changes: Any) -> tuple[Path, str]:
     """A run that takes seconds, with dropout, and the digest that it ends with if nobody dies."""
-    training = {"epochs": 60, "schedule": {"name": "cosine"}}
+    training = {"epochs": epochs, "schedule": {"name": "cosine"}}
     model, evaluation = (
         {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
         {"name": "holdout", "references": ["local"]},
@@ -93,18 +93,18 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("full", "limit"), [("beta", 4 << 10), ("aggregator", 64 << 10)])
+@pytest.mark.parametrize(("full", "limit"), [("beta", 3 << 10), ("aggregator", 64 << 10)])
 def test_all_others_wait_for_a_full_disk_and_the_run_goes_on_to_the_same_bits(
     tmp_path: Path, full: str, limit: int
 ) -> None:
-    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, epochs=30)
     port = free_port()
     assert rankdad("split", file, "--output", tmp_path, "--aggregator", f"http://127.0.0.1:{port}").returncode == 0
     commands: dict[str, tuple[object, ...]] = {name: ("site", tmp_path / f"{name}.json") for name in SITES}
     commands["aggregator"] = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
     processes = {name: start(*command) for name, command in commands.items()}
     try:
-        wait_for_steps(tmp_path / "run", 80)
+        wait_for_steps(tmp_path / "run", 60)
         resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (limit, limit))  # bytes of a file
         _, logged = processes[full].communicate(timeout=LONGEST)
         assert (processes[full].returncode, "[cannot-write]" in logged, "Traceback" in logged) == (2, True, False)
