@@ -133,7 +133,7 @@ class RankdadError(Exception):
 
     @property
     def is_recoverable(self) -> bool:
-        """Whether the process goes on with its run when it is started again, once a person has mended the disk."""
+        """Whether the process, started again, continues its run, once a person has mended the disk."""
         return self.code in RECOVERABLE
 
     @property

@@ -54,7 +54,7 @@ def keep_private() -> None:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """Open a file to write anew, which its owner alone can read, whatever the umask and the file before it."""
+    """Open a file to write anew, which its owner alone can read, under any umask."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.fchmod(file, 0o600)
     return os.fdopen(file, "wb")
@@ -80,7 +80,7 @@ def cannot_write(path: str | Path, error: OSError, field: str = "") -> UserError
 
 @contextmanager
 def naming_the_disk() -> Iterator[None]:
-    """Let what a disk refuses within a `with` be a sentence, whatever was being written.
+    """Turn what a disk refuses within a `with` into a sentence with a remedy.
 
     Raises:
         UserError: the disk is full or broken.

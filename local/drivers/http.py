@@ -116,7 +116,7 @@ class Client:
         delay, silent, held = MIN_DELAY, False, request.extensions["held"]
         since: float | None = None  # when nobody answered first: an answer that waits for other sites is no silence
         while True:
-            wanted = 0.0  # seconds that whoever answers asks to be left alone
+            wanted = 0.0  # seconds that an answer asks us to wait
             try:
                 answer = self._client.send(request, stream=stream)
                 status, self._met = answer.status_code, True

@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypa
         (lambda path: make_folder(path, private=True), 0o700),
     ],
 )
-def test_what_is_private_is_so_whatever_the_umask(tmp_path: Path, write: Callable[[Path], object], mode: int) -> None:
+def test_what_is_private_is_so_under_any_umask(tmp_path: Path, write: Callable[[Path], object], mode: int) -> None:
     before = os.umask(0)
     try:
         write(tmp_path / "one")

@@ -45,7 +45,7 @@ MEANINGS = {  # of codes whose sentences are made up at run time
     "preparation-impossible": "the rows leave nothing to train on or to prepare: see rows and evaluation",
     "rank-ended": "a process of the run ended: read what it said last, and start the run again",
     "record-damaged": "a run's file is damaged or incomplete: see `rankdad check-run DIR`, or restore a backup",
-    "refused": "whoever answered at the address refused the request: read its sentence, and the host's audit log",
+    "refused": "what answered at the address refused the request: read its sentence, and the host's audit log",
     "region-stopped": "a region's aggregator ended: start it again",
     "rounds-differ": "the members are in different rounds: start the run again",
     "run-failed": "the run ended because of a site or the aggregator: the sentence names which and why",
