@@ -20,9 +20,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # of every error
-DATA_REFUSED = "data-refused"  # public code of errors whose own code would reveal data
-REASON_CHARACTERS = 500  # of a sent reason: enough for a sentence, too few for data
+FAILED, REFUSED, PARTLY, INTERRUPTED = 1, 2, 3, 128
+STATUSES = {  # with which commands end
+    "0": "all was done",
+    f"{FAILED}": "a run or a process could not go on, a check found a fault, or a question was answered no",
+    f"{REFUSED}": "nothing was begun, or it stopped until something is mended: a wrong command line, file, table or "
+    "policy, a refusal by a site's policy, no answer at an address, a full disk",
+    f"{PARTLY}": "done, but not for all: `ask` where a site would refuse or has not answered, `predict` where rows are "
+    "refused",
+    f"{INTERRUPTED} + N": "signal N stopped it, such as 130 after Ctrl-C and 143 after SIGTERM; a run goes on when "
+    "it is started again",
+}
+CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
+RECOVERABLE = frozenset({"cannot-write", "log-out-of-reach"})  # a disk that a person mends while the run waits
+DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
+REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
 
 def visible(text: str, most: int = REASON_CHARACTERS) -> str:
@@ -96,7 +108,7 @@ class RankdadError(Exception):
         code_is_public: whether they may read the code.
     """
 
-    exit_code = 1
+    exit_code = FAILED
     is_public = False
     field_is_public = True
     code_is_public = True
@@ -120,6 +132,11 @@ class RankdadError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
+    def is_recoverable(self) -> bool:
+        """Whether the process, started again, continues its run, once a person has mended the disk."""
+        return self.code in RECOVERABLE
+
+    @property
     def public_message(self) -> str:
         """Return the part of it that other sites, the aggregator and the run's owner may read."""
         if self.is_public:
@@ -140,7 +157,7 @@ class RankdadError(Exception):
 class UserError(RankdadError):
     """A mistake in what the caller passed in."""
 
-    exit_code = 2
+    exit_code = REFUSED
 
 
 class SpecError(UserError):

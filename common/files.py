@@ -5,14 +5,92 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from rankdad.common.errors import DataError, UserError, visible
 
-LOCK = "lock"  # in a folder that one process at a time writes to: the owner's name
+OF_THE_DISK = {  # what of a disk a person can mend, by the number of the error
+    errno.ENOSPC: "make space there",
+    errno.EDQUOT: "make space there, or raise the quota",
+    errno.EFBIG: "choose a disk that holds larger files",
+    errno.EROFS: "make the disk writable",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.EIO: "look whether the disk is failing",
+}
+AGAIN = "make space there, or let this user write there, and start the same command again"
+READABLE = "secret-readable"  # the code of a warning
+LOCK = "lock"  # in a folder that one process at a time writes into: whose it is
+
+_log = logging.getLogger(__name__)
+
+
+def warn_if_readable(path: str | Path | None, field: str) -> None:
+    """Warn of a secret's file that others than its owner can read or write, and name the command that mends it.
+
+    Args:
+        path: of the file; nothing is said where there is none.
+        field: that names it.
+    """
+    try:
+        mode = 0 if path is None else Path(path).stat().st_mode
+    except OSError:
+        return
+    if mode & 0o066:
+        said = "%s holds a secret, and others than its owner can read it (mode %o): chmod 600 %s"
+        about = {"event": {"code": READABLE, "field": field}}
+        _log.warning(said, path, mode & 0o777, shlex.quote(str(path)), extra=about)
+
+
+def keep_private() -> None:
+    """Let no other user read what this process writes from now on: it holds patients' rows, names and secrets."""
+    os.umask(0o077)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file to write anew, which its owner alone can read, under any umask."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(file, 0o600)
+    return os.fdopen(file, "wb")
+
+
+def cannot_write(path: str | Path, error: OSError, field: str = "") -> UserError:
+    """Return the error of what could not be written, with a remedy.
+
+    Args:
+        path: of the file or folder.
+        error: as the system raised it.
+        field: that names the path.
+    """
+    begin = f"{field}: {path}" if field.startswith("-") else f"{path}:"
+    remedy = OF_THE_DISK.get(error.errno or 0, "choose another place")
+    return UserError(
+        f"{begin} cannot be written: {error.strerror or error}; {remedy}, and start the same command again",
+        code="cannot-write",
+        field=field,
+        file=path,
+    )
+
+
+@contextmanager
+def naming_the_disk() -> Iterator[None]:
+    """Turn what a disk refuses within a `with` into a sentence with a remedy.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        raise cannot_write(error.filename or "the output", error) from None
 
 
 def is_within(path: Path, folder: Path) -> bool:
@@ -47,13 +125,14 @@ def write_json(path: Path, document: object, *, private: bool = False) -> None:
     write_whole(path, json.dumps(document, indent=2) + "\n", private=private)
 
 
-def write_whole(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file atomically: readers find the old or the new contents, also after a crash or a power failure.
+def write_whole(path: Path, text: str, *, private: bool = False, field: str = "") -> None:
+    """Write a file so that readers, also after a crash or a power failure, find the old one or the new one.
 
     Args:
-        path: its folder is created if missing.
-        text: contents.
-        private: whether only its owner can read it.
+        path: its folder is made if it is missing.
+        text: what it is to hold.
+        private: whether its owner alone can read it.
+        field: that names the file.
 
     Raises:
         UserError: it cannot be written.
@@ -67,15 +146,16 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
         sync_path(temporary)
         os.replace(temporary, path)  # noqa: PTH105
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+        raise cannot_write(path, error, field) from None
 
 
-def make_folder(path: Path, *, private: bool = False) -> Path:
-    """Create a folder if it is missing, and return it.
+def make_folder(path: Path, *, private: bool = False, field: str = "") -> Path:
+    """Make a folder if it is missing, and return it.
 
     Args:
         path: of the folder.
-        private: whether only its owner can enter it.
+        private: whether its owner alone can enter it.
+        field: that names the folder.
 
     Raises:
         UserError: it cannot be created.
@@ -83,7 +163,7 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
     try:
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be made: {error.strerror}", code="cannot-write") from None
+        raise cannot_write(path, error, field) from None
     return path
 
 
@@ -118,9 +198,7 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror}", code="cannot-write", field=field, file=path
-        ) from None
+        raise cannot_write(path, error, field) from None
     try:
         before = visible(os.pread(file, 1 << 10, 0).decode(errors="replace").strip(), 63)
         try:
@@ -145,7 +223,10 @@ def owned(folder: Path, owner: str, field: str = "output") -> Iterator[None]:
                 site=before,
                 file=path,
             )
-        os.pwrite(file, f"{owner}\n".encode(), 0)
+        try:
+            os.pwrite(file, f"{owner}\n".encode(), 0)
+        except OSError as error:
+            raise cannot_write(path, error, field) from None
         try:
             yield
         finally:

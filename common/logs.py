@@ -5,8 +5,10 @@ Loggers are named `rankdad.…` after their modules. Results of commands are pri
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
 from rankdad.common.errors import RankdadError, UserError, visible
@@ -64,8 +67,8 @@ def log_names(*, run: str | None = None, site: str | None = None) -> Iterator[No
         _names.reset(token)
 
 
-def set_up(options: LogOptions, file: TextIO | None = None) -> None:
-    """Log to standard error; with a file, log to it, and only warnings to standard error as well."""
+def set_up(options: LogOptions, file: TextIO | LogFile | None = None) -> None:
+    """Log to standard error. With a file all records go there, and only warnings to standard error as well."""
     handlers = [_Lines(None, options.level if file is None else logging.WARNING)]
     if file is not None:
         handlers.append(_Lines(file, options.level))
@@ -106,6 +109,61 @@ def progress(site: str, line: str) -> None:
             most = MAX_LINE if sys.stdout.isatty() else MAX_PROGRESS
             name = visible(site, max(MIN_NAME, most - len(line) - len(": ")))
             print(visible(f"{name}: {line}", most), flush=True)
+
+
+class LogFile(io.TextIOBase):
+    """A log that only its owner can read. What a full disk does not take of it is lost, and the run goes on.
+
+    Args:
+        path: of the file, to which lines are added.
+        anew: whether what it holds goes.
+
+    Attributes:
+        problem: why it could not be opened; None if it is open. Each line tries again.
+    """
+
+    def __init__(self, path: Path, *, anew: bool = False) -> None:
+        self._path, self._file = path, -1
+        self.problem: OSError | None = None
+        self._open(os.O_TRUNC if anew else 0)
+
+    def _open(self, flags: int = 0) -> bool:
+        if self._file < 0:
+            try:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o600)
+                os.fchmod(self._file, 0o600)
+                self.problem = None
+            except OSError as error:
+                self.problem = error
+        return self._file >= 0
+
+    def write(self, text: str) -> int:
+        """Add a text."""
+        with suppress(OSError):
+            if self._open():
+                os.write(self._file, text.encode(errors="replace"))
+        return len(text)
+
+    def writable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the open file's number."""
+        if not self._open():
+            raise io.UnsupportedOperation("the file could not be opened")
+        return self._file
+
+    def size(self) -> int:
+        """Return how many bytes it has."""
+        return os.fstat(self._file).st_size if self._open() else 0
+
+    def close(self) -> None:
+        """Close it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        super().close()
 
 
 class NamesFilter(logging.Filter):
@@ -161,7 +219,7 @@ def _time(record: logging.LogRecord) -> datetime:
 class _Lines(logging.Handler):
     """Write lines to a file, or to the current standard error, which a live view may replace."""
 
-    def __init__(self, file: TextIO | None, level: int) -> None:
+    def __init__(self, file: TextIO | LogFile | None, level: int) -> None:
         super().__init__(level)
         self._file = file
 

@@ -12,6 +12,7 @@ from sphinx.application import Sphinx
 
 import rankdad
 from rankdad.common import __version__
+from rankdad.common.errors import STATUSES
 from rankdad.common.spec import RunSpec
 
 HERE = Path(__file__).parent
@@ -43,9 +44,17 @@ def errors() -> str:
         code, _, sentence = line.partition("\t")
         if code != "ValueError":
             by_code.setdefault(code, []).append(sentence)
-    lines = ["# Errors", "", "Every error has a code, which stays. `…` stands for names and numbers of the case.", ""]
+    lines = ["# Errors", "", "## Exit status", "", "| status | meaning |", "|---|---|"]
+    lines += [f"| {status} | {meaning} |" for status, meaning in STATUSES.items()]
+    lines += [
+        "",
+        "## Codes",
+        "",
+        "Every error has a code, which stays. `…` stands for names and numbers of the case.",
+        "",
+    ]
     for code, sentences in sorted(by_code.items()):
-        lines += [f"## `{code}`", "", *(f"    {sentence}" for sentence in sentences), ""]
+        lines += [f"### `{code}`", "", *(f"    {sentence}" for sentence in sentences), ""]
     return "\n".join(lines)
 
 

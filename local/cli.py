@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
-from rankdad.common.errors import UserError
+from rankdad.common.errors import PARTLY, UserError
+from rankdad.common.files import cannot_write, keep_private
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
 from rankdad.local.owner import ask, cancel, fetch, logs, runs, submit
@@ -20,8 +21,6 @@ AllowFactory = Annotated[
     typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'; read its code first."),
 ]
 SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="Configuration of the site.")]
-
-SOME_REFUSED = 3  # exit status of `rankdad predict`: some rows have no prediction
 
 policy = typer.Typer(help="Create the policy that limits what studies may do with a site's data.", no_args_is_help=True)
 
@@ -60,6 +59,7 @@ def site(
 
     options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(options)
+    keep_private()
 
     def read() -> SiteConfig:
         config = SiteConfig.read(file)
@@ -104,9 +104,7 @@ def policy_init(
     try:
         output.write_text(proposed.text(), encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     for line in explained:
         typer.echo(visible(line, 10_000))
     typer.echo(f'{output} is written. Read it, change it as needed, and add to SITE.json: "policy": "{output.name}"')
@@ -138,7 +136,7 @@ def predict(
 
     loading = Loading(workers=workers, cache_mib=cache_mib)
     if predict_file(model, data, output, "final" if final else "best", allow_factory or (), keep or (), loading):
-        raise typer.Exit(SOME_REFUSED)
+        raise typer.Exit(PARTLY)
 
 
 def resolve(
@@ -166,9 +164,7 @@ def resolve(
     try:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     typer.echo(f"{found}; the run is in {output}")
 
 
@@ -200,9 +196,7 @@ def describe(
         try:
             html.write_text(page(profile), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"--html: {html} cannot be written: {error.strerror or error}", code="cannot-write", field="--html"
-            ) from None
+            raise cannot_write(html, error, "--html") from None
     if json_:
         typer.echo(json.dumps(profile.document(), indent=2))
     elif html is None:

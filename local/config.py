@@ -15,12 +15,14 @@ from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError
+from rankdad.common.files import warn_if_readable
 from rankdad.common.numbers import PositiveFloat, PositiveInt
 from rankdad.common.spec import SiteName
 from rankdad.common.user_code import Permitted
 
 ENGINES = ("flower", "nvflare")  # in the place of an address: the engine starts the site, and carries what it says
 TOKEN = "RANKDAD_TOKEN"  # in the environment: the token, where no file is named
+SECRETS = ("token_file", "key")  # fields of files that are a member's alone
 PATHS = ("data", "output", "privacy", "weights", "spec", "policy", "token_file", "ca", "certificate", "key")
 
 
@@ -93,6 +95,8 @@ class Member(Part):
         config = validate(cls, document, file=path)
         folder = path.resolve().parent
         places = {key: str(folder / value) for key in PATHS if (value := getattr(config, key, None))}
+        for field in SECRETS:
+            warn_if_readable(places.get(field), field)
         return config.checked(path).model_copy(update=places)
 
     def checked(self, source: str | Path) -> Self:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import visible
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import MAX_LINE
 
 FILE = "notices.txt"  # in the folder of a run's results
@@ -33,4 +34,4 @@ class Notices:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(visible(sentence, MAX_LINE) + "\n")
         except OSError as error:
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}", code="cannot-write") from None
+            raise cannot_write(self._path, error) from None

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import PARTLY, UserError, visible
+from rankdad.common.files import cannot_write
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.service import Asked, Described
     from rankdad.local.drivers.service import ServiceClient
 
-SERVICE = "RANKDAD_SERVICE"  # environment variable, for --to
-PATIENCE = 30.0  # seconds to wait for a service that does not answer
+SERVICE = "RANKDAD_SERVICE"  # in the environment: what --to would say
+PATIENCE = 30.0  # seconds for which a person waits for a service that does not answer
 LOG_PERIOD = 2.0  # seconds
 ANSWER_PERIOD = 0.5  # seconds
-NOT_ALL = 3  # exit status of `rankdad ask`: some sites would refuse, or have not answered
 SUMS = "SHA256SUMS"
 
 To = Annotated[
@@ -69,7 +69,7 @@ def ask(
             asked = client.asked(asked.id)
     _show_answers(asked)
     if any(site not in asked.stances or asked.stances[site].refusals for site in asked.sites):
-        raise typer.Exit(NOT_ALL)
+        raise typer.Exit(PARTLY)
 
 
 def _show_answers(asked: Asked) -> None:
@@ -183,9 +183,7 @@ def fetch(
             count = unpack(archive, unpacked)
             unpacked.rename(output)
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None
     typer.echo(f"{run}: {count} files, verified against the service's checksums, are in {output}")
 
 

@@ -19,6 +19,7 @@ from rankdad.common.data.reading import PLACE, AllRows, Array, Reading
 from rankdad.common.data.spreadsheets import inert_cell
 from rankdad.common.documents import load_json
 from rankdad.common.errors import DataError, UserError, visible
+from rankdad.common.files import cannot_write, open_private
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
 from rankdad.common.metrics.summary import bound, summarise
@@ -61,9 +62,10 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
     path = folder / f"fold-{spec.place(fold)[0] + 1}.csv"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        inert(table).to_csv(path, index_label=inert_cell(key_name(spec)), float_format="%.9g")
+        with open_private(path) as file:
+            inert(table).to_csv(file, index_label=inert_cell(key_name(spec)), float_format="%.9g")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None
+        raise cannot_write(path, error) from None
 
 
 def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
@@ -174,9 +176,7 @@ def predict_file(
     except BrokenPipeError:  # the reader of standard output has stopped
         raise
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror or error}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output or "standard output", error, "--output") from None
     if found.refused:
         first = found.refused[min(found.refused)].problem
         _say(f"{len(found.refused)} of {len(found.names)} rows refused, the first: {first}")

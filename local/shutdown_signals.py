@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from rankdad.common.errors import RankdadError
+from rankdad.common.errors import INTERRUPTED, RankdadError
 from rankdad.common.logs import end_with
 
 MAX_STEP_SECONDS = 4.0  # seconds for the current step, which may wait for other sites
@@ -27,7 +27,7 @@ class ShutdownError(RankdadError):
     is_public = True
 
     def __init__(self, number: int) -> None:
-        self.exit_code = 128 + number
+        self.exit_code = INTERRUPTED + number
         super().__init__(f"stopped by {signal.Signals(number).name}", code="stopped")
 
 
@@ -96,4 +96,4 @@ class ShutdownSignals:
     def _end_now(self, *_: object) -> None:
         with contextlib.suppress(Exception):  # a stream may be in use
             end_with(ShutdownError(self._number))
-        os._exit(128 + self._number)
+        os._exit(INTERRUPTED + self._number)

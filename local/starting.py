@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankdad.common.errors import UserError
+from rankdad.common.files import cannot_write
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_snapshot
@@ -64,7 +65,7 @@ def results_folder(output: Path, name: str, run: str) -> Path:
             return separate
         owner.write_bytes(run.encode())
     except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}", code="cannot-write", field="output") from None
+        raise cannot_write(output, error, "output") from None
     return output
 
 

@@ -10,7 +10,7 @@ import torch
 
 from rankdad.common.data import SiteData
 from rankdad.common.data.reading import Array
-from rankdad.common.errors import UserError
+from rankdad.common.files import cannot_write, open_private
 from rankdad.common.preparation import Inputs
 from rankdad.common.preparation.moments import blocks
 
@@ -34,9 +34,10 @@ def write_trained_rows(folder: Path, data: SiteData) -> None:
     seen = np.concatenate([split.train.numpy(), split.validation.numpy()])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / FILE, np.sort(digests(data.samples.inputs[torch.from_numpy(seen)])))
+        with open_private(folder / FILE) as file:
+            np.save(file, np.sort(digests(data.samples.inputs[torch.from_numpy(seen)])))
     except OSError as error:
-        raise UserError(f"{folder / FILE}: cannot be written: {error.strerror or error}", code="cannot-write") from None
+        raise cannot_write(folder / FILE, error) from None
 
 
 def seen_rows(path: Path, inputs: Inputs) -> int:

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from rankdad.common.errors import UserError
-from rankdad.common.files import write_whole
+from rankdad.common.files import warn_if_readable, write_whole
 
 VIEWER_TOKEN = "viewer-token"  # the file's name
 
@@ -17,6 +17,7 @@ def own_token(path: Path) -> str:
     Raises:
         UserError: it cannot be read or written.
     """
+    warn_if_readable(path, path.name)
     if not path.exists():
         write_whole(path, f"{secrets.token_hex(32)}\n", private=True)
     try:

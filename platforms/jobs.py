@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankdad.common.errors import SpecError, UserError
+from rankdad.common.files import cannot_write
 from rankdad.common.spec import RunSpec
 
 
@@ -54,6 +55,4 @@ def write_files(output: Path, files: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--output: {output} cannot be written: {error.strerror}", code="cannot-write", field="--output"
-        ) from None
+        raise cannot_write(output, error, "--output") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -12,9 +11,8 @@ import typer
 
 from rankdad.common import __version__
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.files import naming_the_disk
 from rankdad.common.logs import LogOptions, end_with, set_up
-
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also log every round.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
@@ -95,13 +93,8 @@ def run(app: typer.Typer) -> None:
     """Run a command line; a user's mistake ends it with one sentence and exit status 2."""
     set_up(LogOptions())
     try:
-        app()
+        with naming_the_disk():
+            app()
     except RankdadError as error:
         end_with(error)
         sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        named = error.filename or "the output"
-        end_with(UserError(f"{named}: cannot be written: {error.strerror}", code="cannot-write"))
-        sys.exit(UserError.exit_code)

@@ -19,6 +19,7 @@ from rankdad.common.data.dialect import BLANK
 from rankdad.common.data.tables import Table
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError, UserError
+from rankdad.common.files import cannot_write
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.method import named_method
 from rankdad.common.spec.table_schema import canonical
@@ -234,7 +235,7 @@ def write_frame(frame: pd.DataFrame, run: RunSpec, called: str, path: Path) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         cells.replace("", blank).to_csv(path, index=False, sep=data.delimiter or ",")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}", code="cannot-write") from None
+        raise cannot_write(path, error) from None
     held: NDArray[np.bool_] = (cells.map(str.strip) != "").any(axis=1).to_numpy()
     return held
 

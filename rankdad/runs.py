@@ -20,7 +20,7 @@ from rankdad.common.data.files import Fact
 from rankdad.common.data.reading import Reading
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError, counted, visible
-from rankdad.common.files import check_file
+from rankdad.common.files import cannot_write, check_file
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import Standalone
@@ -200,7 +200,7 @@ class Run:
         try:
             path.write_text(page, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+            raise cannot_write(path, error) from None
         return path
 
     @contextmanager

@@ -47,6 +47,7 @@ from rankdad.remote.run_session import RunSession
 from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
+AGAIN = {"queue-locked": "1", "disk-full": "10"}  # seconds after which a request is worth another try
 RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
 
 Find = Callable[[Request], Awaitable["Routes"]]
@@ -78,8 +79,9 @@ class Refusal(JSONResponse):
     """
 
     def __init__(self, error: ProtocolError, unread: float, **more: object) -> None:
-        body = Refused(error=str(error), code=error.code, field=error.field).model_dump()
-        super().__init__(body | more, error.status, {"connection": "close"} | HEADERS)
+        said = Refused(error=str(error), code=error.code, field=error.field).model_dump()
+        later = {"retry-after": AGAIN[error.code]} if error.code in AGAIN else {}
+        super().__init__(said | more, error.status, {"connection": "close"} | later | HEADERS)
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

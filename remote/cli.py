@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_options
-from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.errors import FAILED, UserError, counted, visible
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.remote.options import ExposedOption, SocketOption
 from rankdad.remote.records import Retention
@@ -209,7 +210,7 @@ def report(
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+        raise cannot_write(path, error) from None
     if plotter() is None:
         typer.echo(f"the report has no figures: {NO_PLOTS}", err=True)
     typer.echo(f"made {path}")
@@ -240,9 +241,7 @@ def compare(
         try:
             html.write_text(page(found, runs), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"{html}: cannot be written: {error.strerror}", code="cannot-write", field="--html"
-            ) from None
+            raise cannot_write(html, error, "--html") from None
         typer.echo(f"made {html}")
 
 
@@ -304,4 +303,4 @@ def forget(
         "the tables and the report, with figures by site; copies in backups and at other members"
     )
     if any(isinstance(outcome, UserError) for outcome in found.values()):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdad.common.errors import UserError
+from rankdad.common.files import warn_if_readable
 from rankdad.page.viewers import VIEWER_TOKEN, own_token
 from rankdad.remote.auth import Context, Identity, TokenFile, check_authority, hashed, read_tokens, server_context
 from rankdad.remote.proxies import Proxy
@@ -68,6 +69,7 @@ class Access:
             )
         if self.behind is not None:
             self._check_behind()
+        warn_if_readable(self.tls_key, "--tls-key")
         if self.secure is not None:
             self.secure()
         identity = self.identity(sites)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import time
 from collections.abc import Collection, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rankdad.common.devices import CPU, device_here, limit_threads
-from rankdad.common.errors import RankdadError, RunFailedError
+from rankdad.common.errors import INTERRUPTED, RankdadError, RunFailedError
 from rankdad.common.logs import log_names
 from rankdad.common.memory import check_memory
 from rankdad.common.protocol.plan import make_plan
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 class InterruptedRunError(RankdadError):
     """A signal ended the run; its directory is readable."""
 
-    exit_code = 130
+    exit_code = INTERRUPTED + signal.SIGINT
 
 
 def run_aggregator(

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankdad.common.errors import UserError, visible
-from rankdad.common.files import make_folder, sync_path
+from rankdad.common.files import AGAIN, make_folder, sync_path
 from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
@@ -287,7 +287,8 @@ class RunFile(RunReader):
             if not isinstance(error, BROKEN):
                 raise
             failed = self._failed(error, "cannot-write")
-            raise UserError(f"{failed}; the run can resume from here", code=failed.code, file=self.path) from None
+            said = f"{failed}; the run can resume from here: {AGAIN}"
+            raise UserError(said, code=failed.code, file=self.path) from None
 
     def _check_place(self) -> None:
         """Check that the path still names the open file.

@@ -191,10 +191,9 @@ class RunSession:
             called = result()
         except UserError as error:  # a full or broken disk
             self.error = error
-            if self._comes_back and self.aggregator.persistence.keeps:
-                self._refuse_all(
-                    ProtocolError(503, "the aggregator's disk is full or broken; it tries again", code="disk-full")
-                )
+            if self.aggregator.persistence.keeps and (self._comes_back or error.is_recoverable):
+                waits = "the aggregator's disk is full or broken: the run is paused until that is mended"
+                self._refuse_all(ProtocolError(503, waits, code="disk-full"))
                 self.stop(error)
             else:
                 self.fail(str(error), code=error.code)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from rankdad.common.errors import UserError, one_line
-from rankdad.common.files import make_folder
+from rankdad.common.files import cannot_write, make_folder
 from rankdad.common.spec import RunSpec
 
 EVENTS = "events.out.tfevents.0.rankdad"
@@ -128,7 +128,7 @@ class TensorBoard:
             )
             file.flush()
         except OSError as error:
-            raise UserError(f"{self._folder}: cannot be written: {error.strerror}", code="cannot-write") from None
+            raise cannot_write(self._folder, error) from None
 
     def _open(self, training: str) -> BinaryIO:
         self.close()

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankdad.common.errors import counted, visible
-from rankdad.common.logs import MAX_PROGRESS
+from rankdad.common.logs import MAX_LINE, MAX_PROGRESS
 from rankdad.common.metrics.summary import bound
 from rankdad.common.spec.tasks import shown
 from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
@@ -92,7 +92,8 @@ def view_of(
 class PlainView:
     """Lines about the first step, every epoch, every ten seconds of waiting, and sites that leave and return.
 
-    Lines have at most `MAX_PROGRESS` characters, warnings any number. A quiet console logs warnings instead.
+    None is longer than `MAX_PROGRESS` but those that give a reason. What is wrong is said in full; a quiet console
+    leaves that: it is logged.
     """
 
     def __init__(self, progress: Progress, waiting: Callable[[], Waiting], console: Console) -> None:
@@ -113,7 +114,7 @@ class PlainView:
         p, monitor, ended = RunFigures.of(self._progress), self._progress.monitor, self._progress.ended
         if p.exact and not self._begun:
             self._begun = True
-            self._say(f"solved exactly, without steps: {p.solver['why']}")
+            self._say(f"solved exactly, without steps: {p.solver['why']}", MAX_LINE)
         if "code" in p.solver and not self._steps_shown:
             self._steps_shown = True
             self._warn(f"solved by steps: {p.solver['why']}", "warning: ")
@@ -139,7 +140,7 @@ class PlainView:
             known = "; ".join(f"{site}: {p.problems[site]}" for site in now.sites if site in p.problems)
             seconds = f" ({now.seconds:.0f} s)"
             names = listed(now.sites, MAX_PROGRESS - len(f"waiting for {seconds}"))
-            self._say(f"waiting for {names}{seconds}" + f": {known}" * bool(known))
+            self._say(f"waiting for {names}{seconds}" + f": {known}" * bool(known), MAX_LINE)
         self._periods = periods
         if now.without != self._without and not now.ended:
             without = f"continues without {listed(now.without, MAX_PROGRESS - len('continues without '))}"
@@ -156,8 +157,8 @@ class PlainView:
         else:
             self._console.print(Text(before + problem), soft_wrap=True)
 
-    def _say(self, line: str) -> None:
-        self._console.print(Text(visible(line, MAX_PROGRESS)), soft_wrap=True)
+    def _say(self, line: str, most: int = MAX_PROGRESS) -> None:
+        self._console.print(Text(visible(line, most)), soft_wrap=True)
 
 
 class LiveView:

@@ -14,6 +14,7 @@ import typer
 
 from rankdad.command import ColumnsOption, DeviceOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError, visible
+from rankdad.common.files import write_whole
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.simulations.cli_checks import check, verify
 from rankdad.simulations.options import (
@@ -288,6 +289,7 @@ def init(
     decimal: Annotated[
         str | None, typer.Option(metavar="MARK", help="Decimal mark, '.' or ',', for tables where it is ambiguous.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace RUN.json if it is there.")] = False,
 ) -> None:
     """Write a first spec for existing tables, and list the guesses in it."""
     from rankdad.common.documents import validate
@@ -297,10 +299,9 @@ def init(
     if len(label) > 1:
         said = f"is given {len(label)} times, expected one column: of several, write data.label as a list by hand"
         raise UserError(f"--label: {said}, with the task multi-label", code="option-repeated", field="--label")
-    if output.exists():
-        raise UserError(
-            f"{output}: already there; choose another --output or remove it", code="output-exists", field="--output"
-        )
+    if output.exists() and not force:
+        said = "is there already; --force replaces it, or choose another --output"
+        raise UserError(f"--output: {output} {said}", code="output-exists", field="--output")
     known = {"columns": list_of(columns), "decimal": decimal}
     document = first_spec(
         data,
@@ -310,11 +311,7 @@ def init(
         exclude=list_of(exclude),
         written=validate(Written, known),
     )
-    try:
-        output.write_text(written(document), encoding="utf-8")
-    except OSError as error:
-        said = f"{output} cannot be written: {error.strerror or error}"
-        raise UserError(f"--output: {said}", code="output-unwritable", field="--output") from None
+    write_whole(output, written(document), field="--output")
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
     typer.echo(f"{output} is written; read it, then run: rankdad simulate {output}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdad.command import DeviceOption, refuse_options
-from rankdad.common.errors import UserError, counted
+from rankdad.common.errors import FAILED, UserError, counted
 from rankdad.common.logs import end_with
 from rankdad.simulations.options import (
     AllowOption,
@@ -71,7 +71,7 @@ def check(
                 show_contribution(config.name, *check_site(config, run, lines), _wide_console())
             except UserError as error:
                 end_with(error)
-                raise typer.Exit(1) from None
+                raise typer.Exit(FAILED) from None
             return
         config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
         try:
@@ -155,7 +155,7 @@ def verify(
     for sentence in misfits:
         typer.echo(sentence)
     if not right:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _wide_console() -> Console:

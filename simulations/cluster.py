@@ -20,7 +20,7 @@ import torch
 from rankdad.common.data import SiteData
 from rankdad.common.documents import load_json, parse_json, validate
 from rankdad.common.errors import RunFailedError, UserError
-from rankdad.common.files import is_within, make_folder
+from rankdad.common.files import cannot_write, is_within, make_folder
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -247,4 +247,4 @@ def _collect(star: Star, folder: Path) -> None:
         except RankEndedError as error:
             print(f"warning: {error}: the folders of its sites are incomplete", file=sys.stderr)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+            raise cannot_write(path, error) from None

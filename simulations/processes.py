@@ -13,9 +13,11 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TextIO, cast
 
-from rankdad.common.errors import RankdadError, UserError
-from rankdad.common.logs import ended_with, error_line
+from rankdad.common.errors import RankdadError
+from rankdad.common.files import cannot_write, naming_the_disk
+from rankdad.common.logs import LogFile, ended_with, error_line
 
 ENDING = 4.0  # seconds for processes to end after one has ended
 LAST_LINES = 5
@@ -28,27 +30,29 @@ def start(context: BaseContext, name: str, target: Callable[[], None]) -> BasePr
     return process  # type: ignore[no-any-return]
 
 
-def redirect(log: io.TextIOWrapper) -> None:
-    """Redirect a process's output to its log."""
+def redirect(log: LogFile) -> None:
+    """Let a process print into its log."""
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
-    sys.stdout = sys.stderr = log
+    sys.stdout = sys.stderr = cast(TextIO, log)
 
 
-def open_log(path: Path) -> io.TextIOWrapper:
-    """Open this process's log, or end the process with an error."""
-    try:
-        return path.open("w", encoding="utf-8", buffering=1)
-    except OSError as error:
-        print(error_line(f"{path}: cannot be written: {error.strerror}", "cannot-write"), file=sys.stderr, flush=True)
-        os._exit(UserError.exit_code)
+def open_log(path: Path) -> LogFile:
+    """Open this process's log; where the disk does not take it, say so and end the process."""
+    log = LogFile(path, anew=True)
+    if log.problem is not None:
+        error = cannot_write(path, log.problem)
+        print(error_line(str(error), error.code), file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+    return log
 
 
 def run(work: Callable[[], object], log: io.TextIOBase) -> None:
     """Run a process's work; a known error becomes a line in its log, any other a traceback."""
     code = 0
     try:
-        work()
+        with naming_the_disk():
+            work()
     except RankdadError as error:
         print(error_line(str(error), error.code), file=log)
         code = error.exit_code

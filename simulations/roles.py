@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO, cast
 
 from rich.console import Console
 
-from rankdad.common.files import write_json
+from rankdad.common.files import keep_private, write_json
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
@@ -59,7 +60,7 @@ def aggregator_process(
         console = console_here(stderr=json_output, quiet=logs.level > logging.INFO)
         if upstream is not None:
             redirect(log)
-            console = Console(file=log)
+            console = Console(file=cast(IO[str], log))
         set_up(logs, log)
         weights = file.simulation.weights_folder
         aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights, upstream=upstream)
@@ -76,6 +77,7 @@ def site_process(
     multiprocessing.current_process().daemon = False  # daemons cannot start processes that load data
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the simulator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    keep_private()
     with open_log(Path(config.output) / "log.txt") as log:
         redirect(log)
         set_up(logs)

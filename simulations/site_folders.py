@@ -10,6 +10,7 @@ from pathlib import Path
 from rankdad.common.data import SiteData, read_site
 from rankdad.common.data.identifiers import ZEROS_LOST, digits_of, lost_zeros
 from rankdad.common.errors import SpecError
+from rankdad.common.files import make_folder
 from rankdad.common.policy import FILE
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.spec import RunSpec
@@ -57,8 +58,7 @@ def write_sites(
     places = _places(run, simulation, folder, dealt, sites)
     configs: dict[str, SiteConfig] = {}
     for site in sites:
-        output = folder / site
-        output.mkdir(parents=True, exist_ok=True)
+        output = make_folder(folder / site, private=True)
         (output / FILE).write_text(simulation.policy.text(), encoding="utf-8")
         if not simulation.policy.keyed_folds:
             own = hmac.digest(simulation.secret.encode(), site.encode(), "sha256")
@@ -97,7 +97,8 @@ def _places(
         written = run.data if isinstance(run.data, Written) else None
         pool: Dataset = source.load(written) if isinstance(source, OneTable) else source.load()
         for site, rows in partition(pool, how, run).items():
-            places[site].mkdir(parents=True, exist_ok=True)
+            make_folder(places[site].parent, private=True)
+            make_folder(places[site], private=True)
             pool.write(rows, run, places[site] / name)
     return places
 

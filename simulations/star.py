@@ -18,7 +18,7 @@ import msgpack
 import torch.distributed as dist
 
 from rankdad.common.collectives import JOINING, not_joined, receive_bytes, send_bytes
-from rankdad.common.errors import RankdadError, visible
+from rankdad.common.errors import INTERRUPTED, RankdadError, visible
 from rankdad.common.logs import end_with
 
 T = TypeVar("T")
@@ -196,4 +196,4 @@ def _stop_soon(_number: int, _frame: FrameType | None) -> None:
 def _stop(_number: int, _frame: FrameType | None) -> None:
     """End this process with an exception that handlers of errors do not catch."""
     end_with(RankdadError(f"rank {os.environ.get('RANK', '?')}: stopped by SIGTERM", code="stopped"))
-    raise SystemExit(128 + signal.SIGTERM)
+    raise SystemExit(INTERRUPTED + signal.SIGTERM)

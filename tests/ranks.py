@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,14 +13,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import start_processes
 
+from tests.ports import free_port
 from tests.warm import CONTEXT
 
 PATIENCE = timedelta(seconds=60)  # of the group: ranks start seconds apart on a machine that is busy
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _rank(

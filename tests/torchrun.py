@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.ranks import free_port
+from tests.ports import free_port
 from tests.warm import Warm
 
 

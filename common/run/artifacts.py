@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rankdad.common import __version__
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, UserError, one_line, visible
-from rankdad.common.files import check_file, sync_path, write_whole
+from rankdad.common.files import AGAIN, check_file, sync_path, write_whole
 from rankdad.common.models import build_network
 from rankdad.common.models.weights import wrong_numbers
 from rankdad.common.preparation import Fit, OwnFit, Preparing
@@ -60,7 +60,7 @@ def save_model(
             _save(tensors, directory / PREPARATION)
         sync_path(directory)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{directory}: the model cannot be written: {error}", code="cannot-write") from None
+        raise UserError(f"{directory}: the model cannot be written: {error}; {AGAIN}", code="cannot-write") from None
 
 
 def _write_model(

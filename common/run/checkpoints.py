@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rankdad.common.errors import DataError, ProtocolError, UserError, one_line
-from rankdad.common.files import sync_path
+from rankdad.common.files import AGAIN, sync_path
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.snapshot import Progress
@@ -97,9 +97,8 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             with suppress(OSError):  # the disk may be full or broken
                 temporary.unlink(missing_ok=True)
-            raise DataError(
-                temporary, f"the checkpoint cannot be written: {error}", code="cannot-write"
-            ) from None  # without the folder, because others may read this error
+            problem = f"the checkpoint cannot be written: {error}"
+            raise DataError(temporary, problem, code="cannot-write", hint=f"; {AGAIN}") from None
         before = [old for old in self._whole if _round(old) != state.round]
         self._whole = [*before, path][-KEPT:]
         for old in self._paths():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import FAILED, UserError, visible
 
 if TYPE_CHECKING:
     from rankdad.local.agent.state import Considered, RunFolder
@@ -44,7 +44,7 @@ def approve(
             typer.echo(visible(line, MAX_ALL))
     if not yes and not typer.confirm("Let this site take part?"):
         typer.echo(f"no decision: {run} waits until it is approved or refused")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     folder.decide(Decision(id=considered.offer.id, decision="accepted", by=somebody()))
     typer.echo(f"{run} is approved; it starts when all sites have joined")
 

@@ -12,14 +12,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError, one_line, public_reason
-from rankdad.common.logs import LogOptions, error_line, log_names, set_up
+from rankdad.common.files import naming_the_disk
+from rankdad.common.logs import LogFile, LogOptions, error_line, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
@@ -213,12 +215,13 @@ class Train:
         address = f"{self.config.aggregator.rstrip('/')}/runs/{self.run}"
         own = {"aggregator": address, "output": str(folder.path), "spec": str(folder.spec)}
         config = self.config.model_copy(update=own)
-        with folder.log.open("a", encoding="utf-8", buffering=1) as log:
-            os.dup2(log.fileno(), 1)
-            sys.stdout = log
+        with closing(LogFile(folder.log)) as log:
+            with suppress(OSError):
+                os.dup2(log.fileno(), 1)
+            sys.stdout = cast(TextIO, log)
             set_up(self.logs, log)
             try:
-                with ShutdownSignals() as signals:
+                with ShutdownSignals() as signals, naming_the_disk():
                     run_site(
                         config,
                         signals,
@@ -230,7 +233,8 @@ class Train:
                 log.write("done\n")
             except Exception as error:
                 known = isinstance(error, RankdadError)
-                lasting = isinstance(error, DataError | PolicyError | SpecError)  # a retry would not help
+                lasting = isinstance(error, DataError | PolicyError | SpecError)  # what another try would not mend
+                lasting = lasting and not (isinstance(error, RankdadError) and error.is_recoverable)
                 outcome = Outcome(
                     kind="refused" if lasting else "again" if known else "crashed",
                     reason=str(error) if known else one_line(error),

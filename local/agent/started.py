@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 from rankdad.common.errors import PolicyError, RankdadError, UserError, visible
-from rankdad.common.files import make_folder
-from rankdad.common.logs import LogOptions, log_names, set_up
+from rankdad.common.files import make_folder, naming_the_disk
+from rankdad.common.logs import LogFile, LogOptions, log_names, set_up
 from rankdad.common.protocol.service import Offer
 from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
@@ -55,10 +55,10 @@ def take_part(config: SiteConfig, connection: Connection, owner: str) -> None:
         return
     make_folder(runs_folder(config), private=True)
     make_folder(folder.path, private=True)
-    with folder.log.open("a", encoding="utf-8", buffering=1) as log, closing(log):
+    with closing(LogFile(folder.log)) as log:
         set_up(LogOptions(), log)
         try:
-            with log_names(run=folder.run, site=config.name):
+            with naming_the_disk(), log_names(run=folder.run, site=config.name):
                 _decide(config, folder, offered, owner[:63])
             own = config.model_copy(update={"output": str(folder.path), "spec": str(folder.spec)})
             _run(own, folder, Path(config.output), connection)

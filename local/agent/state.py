@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import UserError, visible
-from rankdad.common.files import make_folder, sync_path, write_json, write_whole
+from rankdad.common.errors import visible
+from rankdad.common.files import cannot_write, make_folder, sync_path, write_json, write_whole
 from rankdad.common.protocol.service import Offer
 from rankdad.local.config import SiteConfig
 
@@ -151,7 +151,7 @@ class RunFolder:
                 os.close(file)
             sync_path(path.parent)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}", code="cannot-write") from None
+            raise cannot_write(path, error) from None
 
 
 def runs_folder(config: SiteConfig) -> Path:

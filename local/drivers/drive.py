@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from rankdad.common.errors import RankdadError, RunFailedError, UnreachableError
+from rankdad.common.files import naming_the_disk
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.messages import Ask, Kind, Message, failure_message
 from rankdad.local.drivers.connection import Connection
@@ -24,6 +25,7 @@ def drive(
     *,
     ranks: Alone | None = None,
     quietly: tuple[type[RankdadError], ...] = (),
+    comes_back: bool = False,
 ) -> R:
     """Run a site to its end.
 
@@ -31,30 +33,38 @@ def drive(
         site: before its beginning.
         client: connected to the aggregator.
         name: of the site.
-        ranks: of the site, which receive the same answers; by default it has one process.
-        quietly: errors that are not reported to the aggregator, because the site will return.
+        ranks: of the site, which have the same answers; without any it is alone.
+        quietly: errors that are not reported to the aggregator, since the site comes back.
+        comes_back: whether the site, started again, goes on: the others then wait until its disk is mended.
 
     Raises:
         RunFailedError: another site, or the aggregator, failed.
         RankdadError: this site failed; the aggregator has been informed.
     """
+
+    def report(error: BaseException) -> None:
+        waited_for = comes_back and isinstance(error, RankdadError) and error.is_recoverable
+        final = round_ > 0 and not waited_for
+        client.give_up(pack_failure(failure_message(name, round_, error, final=final)))
+
     round_, sender, ranks = 0, _Sender(client, site), ranks or Alone()
     client.expect(site.plan)
     try:
-        site.take()
-        while (due := site.due) is not None:
-            round_ = due.round
-            site.take(ranks.share(sender.exchange(due), patiently=is_long(due)))
+        with naming_the_disk():
+            site.take()
+            while (due := site.due) is not None:
+                round_ = due.round
+                site.take(ranks.share(sender.exchange(due), patiently=is_long(due)))
     except (RunFailedError, UnreachableError):
         raise
     except quietly:
         raise
     except RefusedError as error:
-        if error.code != REPEATED:  # otherwise another process of the site takes part, and the run goes on with it
-            client.give_up(pack_failure(failure_message(name, round_, error, final=round_ > 0)))
+        if error.code != REPEATED:  # else the site takes part by another process, and the run goes on with that
+            report(error)
         raise
     except (Exception, KeyboardInterrupt) as error:
-        client.give_up(pack_failure(failure_message(name, round_, error, final=round_ > 0)))
+        report(error)
         raise
     return site.result
 

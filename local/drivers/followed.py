@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from rankdad.common.errors import ProtocolError, UserError
+from rankdad.common.files import cannot_write
 
 SIZE = 32  # bytes of a digest
 FILE = "followed"
@@ -67,4 +68,4 @@ class Followed:
             )
 
     def _unwritten(self, error: OSError) -> UserError:
-        return UserError(f"{self._path}: cannot be written: {error.strerror}", code="cannot-write", field="output")
+        return cannot_write(self._path, error, "output")

@@ -116,6 +116,7 @@ class Client:
         delay, silent, held = MIN_DELAY, False, request.extensions["held"]
         since: float | None = None  # start of the silence; waiting for other sites is no silence
         while True:
+            wanted = 0.0  # seconds that an answer asks us to wait
             try:
                 answer = self._client.send(request, stream=stream)
                 status, self._met = answer.status_code, True
@@ -126,7 +127,8 @@ class Client:
                 answer.read()
                 if (status < 500 and status not in (TOO_SLOW, TOO_MANY)) or status in (NOT_THERE, FULL):
                     raise RefusedError(f"{self._url} {_refusal(answer)}", status, **_kind(answer))
-                reason = _reason(answer)
+                reason, after = _reason(answer), answer.headers.get("retry-after", "")
+                wanted = min(float(after), MAX_DELAY) if re.fullmatch(r"\d{1,4}", after) else 0.0
                 problem = f"answered {status}: {visible(reason, 200)}" if reason else f"answered {status}"
             except httpx.ReadTimeout:
                 if held and not silent:  # the aggregator may still be working on the round
@@ -151,8 +153,10 @@ class Client:
                     "address right?",
                     code="unreachable",
                 )
-            pause = min(delay, left)
-            _log.warning("%s: %s; trying again in %.1f s, for %.0f s more", self._url, problem, pause, left)
+            pause = min(max(delay, wanted), left)
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+            said = "waits for an answer of %s: %s; trying again in %.1f s, until %s (patience %.0f s)"
+            _log.warning(said, self._url, problem, pause, until, self._patience)
             self._pause(pause)  # nobody is there to be asked
             delay = min(delay * 2, MAX_DELAY)
 

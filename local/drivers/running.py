@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError
-from rankdad.common.files import owned, write_json
+from rankdad.common.errors import RankdadError, SpecError, UnreachableError
+from rankdad.common.files import make_folder, naming_the_disk, owned, write_json
 from rankdad.common.logs import log_names, progress
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import policy_warnings
@@ -77,12 +77,7 @@ def run_site(
     with log_names(site=config.name), connection as client, ExitStack() as names:
         offered = client.run()
         with _reporting_failure(client, config):
-            try:
-                output.mkdir(parents=True, exist_ok=True, mode=0o700)  # predictions name patients
-            except OSError as error:
-                raise UserError(
-                    f"output: {output} cannot be made: {error.strerror}", code="cannot-make", field="output"
-                ) from None
+            make_folder(output, private=True, field="output")  # predictions name patients
             names.enter_context(owned(output, config.name))
             if number is not None and (offered.get("id"), offered.get("resumes")) != (number, True):
                 raise SpecError(
@@ -119,7 +114,7 @@ def run_site(
             )
             site = site_of(spec, plan, data, state, policy, observer, ranks=ranks, again=followed.again)
             quietly = (ShutdownError, LostRankError) if resumable else ()
-            result = drive(site, client, config.name, ranks=ranks, quietly=quietly)
+            result = drive(site, client, config.name, ranks=ranks, quietly=quietly, comes_back=resumable)
         model = results / "model"
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
@@ -127,6 +122,8 @@ def run_site(
         keep_receipt(client.done(), policy, results)
         ranks.share()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
+    with suppress(OSError):  # those of another run are there
+        checkpoints.folder.parent.rmdir()
     trained = f"after {result.epochs} epochs" if result.epochs else "with an exact solution"
     printed(f"{config.name}: done {trained}; the model is in {model}")
     return result
@@ -179,7 +176,8 @@ def _reporting_failure(client: Connection, config: SiteConfig) -> Iterator[None]
     The run waits for the site, which may be corrected and started again.
     """
     try:
-        yield
+        with naming_the_disk():
+            yield
     except (ShutdownError, UnreachableError, RefusedError, LostRankError):
         raise
     except Exception as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdad.common.errors import UserError, counted, visible
+from rankdad.common.errors import FAILED, UserError, counted, visible
+from rankdad.common.files import cannot_write
 
 if TYPE_CHECKING:
     from rankdad.local.config import SiteConfig
@@ -52,9 +53,7 @@ def disclosures(
         try:
             report.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"{report}: cannot be written: {error.strerror}", code="cannot-write", field="--report", file=report
-            ) from None
+            raise cannot_write(report, error, "--report") from None
         typer.echo(f"wrote {report}")
         return
     if not found:
@@ -111,7 +110,7 @@ def purge(
         typer.echo(f"{visible(patient)}: {known}")
     if not yes and not typer.confirm(f"Exclude {counted(len(patients), 'patient')} from all future runs?"):
         typer.echo("nothing was changed")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     log.withdraw(patients)
     typer.echo(
         f"{config.name} no longer uses them. The other patients of their parts wait until enough new patients join, "
@@ -133,9 +132,7 @@ def export_log(
         with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
             written.write(content)
     except OSError as error:
-        raise UserError(
-            f"{output}: cannot be written: {error.strerror}", code="cannot-write", field="FILE", file=output
-        ) from None
+        raise cannot_write(output, error, "FILE") from None
     typer.echo(f"{output} holds the log of {config.name}; stop the site here before another machine uses it")
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from rankdad.common.errors import UserError, visible
-from rankdad.common.files import make_folder, sync_path
+from rankdad.common.files import cannot_write, make_folder, sync_path
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.witness import Witness
@@ -240,9 +240,7 @@ def restore(folder: Path, site: str, content: bytes, source: Path, results: Iter
         problem = "already exists, and is never overwritten: move it away to replace it"
         raise UserError(f"{path}: {problem}", code="log-there-already", field="privacy", file=path) from None
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror}", code="cannot-write", field="privacy", file=path
-        ) from None
+        raise cannot_write(path, error, "privacy") from None
 
 
 @contextmanager

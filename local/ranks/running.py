@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rankdad.common.files import naming_the_disk
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.run.state import RunState
@@ -39,7 +40,8 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
         config = read()
         config = config.model_copy(update={"device": ranks.device(config.device)})
         if ranks.rank:
-            follow(config, Sharing(ranks, config))
+            with naming_the_disk():
+                follow(config, Sharing(ranks, config))
         else:
             with ShutdownSignals(ranks.look) as signals:
                 run_site(config, signals, ranks=Sharing(ranks, config))

@@ -123,6 +123,8 @@ async def _wrong_spec(request: Request, error: Exception) -> Response:
 def _refusal(error: Exception) -> ProtocolError:
     """Convert an error to a response; log internal errors."""
     if isinstance(error, QueueError):
+        if error.code == "queue-locked":
+            return ProtocolError(503, "the queue is locked by another process: try again", code=error.code)
         return ProtocolError(507, str(error), code="disk-full")
     _log.error("internal error", exc_info=error)
     return ProtocolError(

@@ -6,10 +6,9 @@ import contextlib
 import logging
 import os
 from pathlib import Path
-from typing import IO
 
 from rankdad.common.errors import visible
-from rankdad.common.logs import LineFormatter, NamesFilter
+from rankdad.common.logs import LineFormatter, LogFile, NamesFilter
 from rankdad.page.tail import MAX_LENGTH, MAX_LINES, Line
 
 LOGS = "logs"  # in a service's directory
@@ -27,32 +26,27 @@ class RunLogs(logging.Handler):
     def __init__(self, folder: Path) -> None:
         super().__init__(logging.INFO)
         self._folder = folder
-        self._files: dict[str, IO[str]] = {}
+        self._files: dict[str, LogFile] = {}
         self.addFilter(NamesFilter())
         self.setFormatter(LineFormatter())
 
-    def open(self, run: str) -> IO[str]:
-        """Open the file of an active run.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+    def open(self, run: str) -> LogFile:
+        """Return the file of a run that begins or goes on."""
         if run not in self._files:
-            self._files[run] = (self._folder / f"{run}.log").open("a", encoding="utf-8", buffering=1)
+            self._files[run] = LogFile(self._folder / f"{run}.log")
         return self._files[run]
 
     def shut(self, run: str) -> None:
         """Close the file of a run."""
         if run in self._files:
-            with contextlib.suppress(OSError):
-                self._files.pop(run).close()
+            self._files.pop(run).close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, if it is of an active run."""
         file = self._files.get(vars(record)["run"])
         if file is not None:
-            with contextlib.suppress(OSError, ValueError):  # a full disk does not stop the run
-                if file.tell() < MAX_LOG:
+            with contextlib.suppress(ValueError):
+                if file.size() < MAX_LOG:
                     print(self.format(record), file=file)
 
 

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class QueueError(RankdadError):
-    """The queue cannot be written: the disk is full or broken. Nothing has changed."""
+    """The queue cannot be written: it is locked, or the disk is full or broken. Nothing has changed then."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +326,9 @@ class Queue:
             with contextlib.suppress(sqlite3.Error):  # already rolled back
                 self._writer.execute("rollback")
             if isinstance(error, sqlite3.Error):
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    said = "is locked by another process, such as a backup: try again, or end that"
+                    raise QueueError(f"{self._path}: {said}", code="queue-locked") from None
                 self._failed = True
                 raise QueueError(f"{self._path}: cannot be written: {error}", code="cannot-write") from None
             raise

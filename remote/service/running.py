@@ -12,14 +12,15 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 
 from rankdad.common.devices import CPU, device_here, limit_threads
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UserError, one_line
-from rankdad.common.logs import log_names
+from rankdad.common.files import cannot_write
+from rankdad.common.logs import LogFile, log_names
 from rankdad.common.memory import check_memory
 from rankdad.common.protocol.service import State
 from rankdad.common.run.replica import Replica
@@ -193,7 +194,7 @@ class RunningRun:
         audit: Audit,
         identity: Identity,
         registry: ConnectionRegistry,
-        log: IO[str],
+        log: LogFile,
         leaving: Callable[[], bool],
     ) -> RunSession:
         """Let the sites connect, drive the run to its end, and return its session."""
@@ -207,7 +208,7 @@ class RunningRun:
             host.fail(self._cancelled, status="interrupted")
         self._ready.set()
         try:
-            progress, console = aggregator.recorder.progress, Console(file=log, width=200)
+            progress, console = aggregator.recorder.progress, Console(file=cast(IO[str], log), width=200)
             view = PlainView(progress, partial(waiting_of, aggregator), console)
             await run_until_finished(host, view, lambda: leaving() and not aggregator.ended)
         finally:
@@ -249,7 +250,7 @@ class RunningRun:
                 logs=self._known_logs,
             )
         except OSError as error:
-            raise UserError(f"{self.directory}: cannot be written: {error.strerror}", code="cannot-write") from None
+            raise cannot_write(self.directory, error) from None
         if resumes:
             try:
                 aggregator.resume()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rankdad.local.drivers.http_library import httpx
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PORT = 8881  # where an image serves
@@ -166,8 +166,7 @@ class ProcessNode(Node):
     def _start(self) -> None:
         shutil.rmtree(self.cache, ignore_errors=True)  # a container's /tmp dies with it
         self.cache.mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         environment, options = self.environment, ["--host", "127.0.0.1"]
         if self.port_in_environment:
             environment = environment | {"COINSTAC_PORT": str(self.port)}

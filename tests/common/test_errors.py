@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import pickle
+import re
 import unicodedata
+from errno import ENOSPC
+from signal import SIGTERM
 
 import pytest
 
-from rankdad.common.errors import REASON_CHARACTERS, DataError, ProtocolError, RunFailedError, one_line, visible
+from rankdad.common.errors import (
+    INTERRUPTED,
+    REASON_CHARACTERS,
+    STATUSES,
+    DataError,
+    PolicyError,
+    ProtocolError,
+    RankdadError,
+    RunFailedError,
+    SpecError,
+    UnreachableError,
+    UserError,
+    one_line,
+    visible,
+)
+from rankdad.common.files import cannot_write
 from rankdad.common.logs import end_with, ended_with
+from rankdad.local.shutdown_signals import ShutdownError
+from rankdad.remote.process import InterruptedRunError
+from tests.errors.sentences import sources
 
 
 @pytest.mark.parametrize(
@@ -49,3 +70,28 @@ def test_a_code_is_read_back_from_what_a_command_prints(capsys: pytest.CaptureFi
     said = capsys.readouterr().err.removeprefix("error: ")
     assert ended_with(said) == (str(error), "not-finite")
     assert ended_with("a line of something else") == ("a line of something else", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("", code="c"), 2),
+        (SpecError("f", "", code="c"), 2),
+        (DataError("f", "", code="c"), 2),
+        (PolicyError("f", "", code="c"), 2),
+        (UnreachableError(""), 2),
+        (cannot_write("f", OSError(ENOSPC, "full")), 2),
+        (ProtocolError(409, "", code="c"), 1),
+        (RunFailedError("a", "", code="c"), 1),
+        (InterruptedRunError("", code="c"), 130),
+        (ShutdownError(SIGTERM), 143),
+    ],
+)
+def test_commands_end_with_a_status_of_the_table(error: RankdadError, status: int) -> None:
+    assert error.exit_code == status
+    assert str(min(status, INTERRUPTED)) in {told.split()[0] for told in STATUSES}
+
+
+def test_no_command_ends_with_a_status_of_its_own() -> None:
+    ends = [(path, said) for path in sources() for said in re.findall(r"typer\.Exit\((.+?)\)", path.read_text())]
+    assert {said for _, said in ends} <= {"FAILED", "PARTLY"}, ends

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
+from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
 
 import pytest
 
 from rankdad.common.errors import UserError
-from rankdad.common.files import is_within, write_whole
+from rankdad.common.files import (
+    is_within,
+    make_folder,
+    naming_the_disk,
+    open_private,
+    warn_if_readable,
+    write_whole,
+)
+from rankdad.common.logs import LogFile
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "out/a", "a\0b", "loop/a"])
@@ -33,3 +44,58 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"a\.json: cannot be written: No space left on device"):
         write_whole(path, "new")
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("write", "mode"),
+    [
+        (lambda path: write_whole(path, "secret", private=True), 0o600),
+        (lambda path: open_private(path).close(), 0o600),
+        (lambda path: LogFile(path).close(), 0o600),
+        (lambda path: make_folder(path, private=True), 0o700),
+    ],
+)
+def test_what_is_private_is_so_under_any_umask(tmp_path: Path, write: Callable[[Path], object], mode: int) -> None:
+    before = os.umask(0)
+    try:
+        write(tmp_path / "one")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "one").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1), (0o620, 1)])
+def test_a_secret_that_others_can_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
+) -> None:
+    path = tmp_path / "my token"
+    path.write_text("x")
+    path.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        warn_if_readable(path, "token_file")
+        warn_if_readable(tmp_path / "none", "key")
+    events = [vars(record)["event"] for record in caplog.records]
+    assert events == [{"code": "secret-readable", "field": "token_file"}] * warned
+    assert all(f"chmod 600 '{path}'" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("number", [ENOSPC, EDQUOT, EROFS])
+def test_what_a_disk_refuses_is_a_sentence_and_other_errors_stay(number: int) -> None:
+    with pytest.raises(UserError) as caught, naming_the_disk():
+        raise OSError(number, "no", "some/file")
+    assert (caught.value.code, caught.value.file, caught.value.is_recoverable) == ("cannot-write", "some/file", True)
+    with pytest.raises(ConnectionResetError), naming_the_disk():
+        raise ConnectionResetError(104, "reset")
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(ENOSPC, "full")
+
+    log = LogFile(tmp_path / "log.txt")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        print("lost", file=log)
+    print("kept", file=log)
+    log.close()
+    assert (tmp_path / "log.txt").read_text() == "kept\n"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from rankdad.local.config import Member
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.remote.auth import hashed
 from tests.conftest import write_policy
+from tests.ports import free_port
 from tests.warm import Warm
 
 LONGEST = 240.0  # seconds for what takes a few where nothing else runs
@@ -52,8 +52,7 @@ class Consortium:
     ) -> None:
         self.folder, self.sites = folder, tuple(sites)
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = folder / "service"
         document: dict[str, Any] = {"name": "test", "aggregator": "https://unused.example", "runs_at_once": 3}

@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -21,11 +21,12 @@ from rankdad.remote.tables import count_of
 from tests.conftest import SITES
 from tests.e2e.crashing import LONGEST
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, start
+from tests.ports import free_port
 
 
-def long_run(tmp_path: Path, method: dict[str, Any], **changes: Any) -> tuple[Path, str]:
+def long_run(tmp_path: Path, method: dict[str, Any], epochs: int = 60, **changes: Any) -> tuple[Path, str]:
     """A run that takes seconds, with dropout, and the digest that it ends with if nobody dies."""
-    training = {"epochs": 60, "schedule": {"name": "cosine"}}
+    training = {"epochs": epochs, "schedule": {"name": "cosine"}}
     model, evaluation = (
         {"name": "mlp", "hidden": [16, 16], "dropout": 0.1},
         {"name": "holdout", "references": ["local"]},
@@ -92,6 +93,37 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("full", "limit"), [("beta", 3 << 10), ("aggregator", 64 << 10)])
+def test_all_others_wait_for_a_full_disk_and_the_run_goes_on_to_the_same_bits(
+    tmp_path: Path, full: str, limit: int
+) -> None:
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, epochs=30)
+    port = free_port()
+    assert rankdad("split", file, "--output", tmp_path, "--aggregator", f"http://127.0.0.1:{port}").returncode == 0
+    commands: dict[str, tuple[object, ...]] = {name: ("site", tmp_path / f"{name}.json") for name in SITES}
+    commands["aggregator"] = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
+    processes = {name: start(*command) for name, command in commands.items()}
+    try:
+        wait_for_steps(tmp_path / "run", 60)
+        resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (limit, limit))  # bytes of a file
+        _, logged = processes[full].communicate(timeout=LONGEST)
+        assert (processes[full].returncode, "[cannot-write]" in logged, "Traceback" in logged) == (2, True, False)
+        assert all(process.poll() is None for name, process in processes.items() if name != full)
+        processes[full] = start(*commands[full])
+        for name, process in processes.items():
+            _, logged = process.communicate(timeout=LONGEST)
+            assert (name, process.returncode) == (name, 0), logged
+        assert full == "aggregator" or f"{full}: cannot-write" in logged, "the aggregator says whom all wait for"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["weights_sha256"].values()) == {undisturbed}
+    assert not [*tmp_path.rglob("*/checkpoints")][1:], "but the aggregator's"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -101,8 +133,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_
 )
 def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
     file, undisturbed = long_run(tmp_path, method)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     split = rankdad("split", file, "--output", tmp_path / "demo", "--aggregator", f"http://127.0.0.1:{port}")
     assert split.returncode == 0, split.stderr
     serve = ("aggregator", file, "--output", tmp_path / "run", "--port", port)

@@ -34,10 +34,10 @@ from rankdad.local.training import TrainingState, train
 from rankdad.remote.audit import AUDIT, MAX_PER_MINUTE
 from rankdad.remote.auth import hashed
 from tests.conftest import SITES, run_document, run_spec, site_config
-from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import COMMAND, ENVIRONMENT
 from tests.e2e.test_soak import status_of
 from tests.hostile import mutant
+from tests.ports import free_port
 from tests.remote.test_fuzz import MODEL, Recording, kind_of
 from tests.remote.test_fuzz import run as in_one_process
 

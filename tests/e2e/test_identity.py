@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -13,12 +12,7 @@ import pytest
 from tests.conftest import SITES, write_policy
 from tests.e2e.test_crashes import long_run, wait_for_steps
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 @pytest.mark.slow

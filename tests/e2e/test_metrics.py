@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from rankdad.local.drivers.http_library import httpx
 from tests.conftest import SITES, run_document, write_site
 from tests.e2e.consortium import Consortium
+from tests.ports import free_port
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "service.md"
 
@@ -28,8 +28,7 @@ def test_every_panels_query_has_an_answer(tmp_path: Path) -> None:
         write_site(data / site, 60, number)
     queries = re.findall(r"^\| [^|`]+ \| `(.*rankdad_.*)` \|", DOCS.read_text(), re.MULTILINE)
     assert len(queries) == 7
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with Consortium(tmp_path / "all", data, SITES, tokens=True).started() as all_:
         all_.submit(run_document(name="long", training={"epochs": 2000}))
         settings = {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_crashes import wait_for_steps
-from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
+from tests.ports import free_port
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

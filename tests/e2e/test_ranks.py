@@ -26,7 +26,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
 from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
-from tests.ranks import free_port
+from tests.ports import free_port
 from tests.remote.serving import Served, serving
 from tests.warm import Warm
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import SITES, write_policy
 from tests.e2e.test_crashes import long_run, wait_for_steps
-from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import rankdad, simulation, start
+from tests.ports import free_port
 
 REGIONS = {"north": ["alpha", "beta"]}
 

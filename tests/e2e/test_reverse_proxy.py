@@ -20,17 +20,12 @@ from rankdad.common.documents import load_json
 from rankdad.local.drivers.http_library import httpx
 from tests.conftest import SITES, run_document, write_policy, write_site
 from tests.e2e.test_service import rankdad
+from tests.ports import free_port
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "aggregator.md"
 EPOCHS = 60
-
-
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-    return number
 
 
 def documented(beginning: str, changes: dict[str, str]) -> str:
@@ -94,7 +89,7 @@ def proxy(words: list[str], outside: int, log: Path) -> Iterator[subprocess.Pope
 def test_a_run_behind_a_proxy_that_is_started_again_ends_with_one_digest(tmp_path: Path, name: str) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"there is no {name} on this machine (Debian: apt-get install {name})")
-    outside, inside, kits = port(), port(), tmp_path / "kits"
+    outside, inside, kits = free_port(), free_port(), tmp_path / "kits"
     (tmp_path / "consortium.json").write_text(
         json.dumps(
             {"name": "c", "aggregator": f"https://127.0.0.1:{outside}", "sites": list(SITES), "mutual_tls": False}

@@ -25,6 +25,7 @@ from rankdad.local.drivers.http import RefusedError
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_document, run_spec, write_site
 from tests.e2e.consortium import Consortium
+from tests.ports import free_port
 from tests.remote.test_retention import held
 from tests.warm import Warm
 
@@ -227,8 +228,7 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
 
 def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path, data: Path) -> None:
     """Certificates and tokens, a run of an unknown reader in the queue, and a token that is revoked."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url, consortium = f"https://127.0.0.1:{port}", tmp_path / "consortium.json"
     members = {"sites": list(SITES), "owners": ["anna", "otto"], "viewers": ["vera"]}
     consortium.write_text(json.dumps({"name": "study", "aggregator": url, **members}))

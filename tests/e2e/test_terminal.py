@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_identity import free_port
 from tests.e2e.test_processes import ENVIRONMENT, rankdad, simulation, start
+from tests.ports import free_port
 from tests.screen import on_terminal
 from tests.warm import Warm
 

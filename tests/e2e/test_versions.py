@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from rankdad.remote.tables import count_of
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, write_policy, write_site
 from tests.e2e.test_wheel import PIP, ROOT, built, cloned
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 Installed = Callable[..., Path]
@@ -79,8 +79,7 @@ class Study:
     def __init__(self, folder: Path, spec: RunSpec) -> None:
         self.folder, self.spec, self.directory = folder, spec, folder / "run"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         (folder / "run.json").write_text(spec.model_dump_json())
         for number, site in enumerate(spec.federation.sites):
             write_site(folder / site / "data", 60 - 10 * number, number)

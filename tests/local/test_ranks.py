@@ -23,7 +23,8 @@ from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.sharded import check_sharded
 from rankdad.local.ranks.sharing import check_model, pooled
 from tests.conftest import run_spec
-from tests.ranks import free_port, run_ranks
+from tests.ports import free_port
+from tests.ranks import run_ranks
 from tests.warm import CONTEXT
 
 ROWS = (0, 2)  # of the ranks' factors: one has no samples

@@ -65,7 +65,7 @@ def test_a_run_that_was_allowed_is_not_begun_anew(tmp_path: Path, served: Served
         ("policy's file", "field-invalid"),
         ("data", "file-missing"),
         ("spec", "run-differs"),
-        ("output", "output: cannot-make"),
+        ("output", "output: cannot-write"),
         ("anything", "an unexpected error (KeyError); see the site's log"),
     ],
 )

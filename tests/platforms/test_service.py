@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from tests.coinstac.platform import Faults, Platform, shuffled_ids
 from tests.coinstac.typed import Tick
 from tests.conftest import OPEN, run_document, write_site
 from tests.platforms.nodes import site_file
+from tests.ports import free_port
 from tests.warm import Warm
 
 WIDE = {
@@ -153,8 +153,7 @@ def test_no_browser_can_speak_to_it(tmp_path: Path) -> None:
                     return
             await asyncio.sleep(0.05)
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     asyncio.run(talk())
 
 

@@ -19,7 +19,8 @@ from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.proxies import Proxy
 from tests.conftest import SITES
-from tests.e2e.test_reverse_proxy import documented, port, proxy
+from tests.e2e.test_reverse_proxy import documented, proxy
+from tests.ports import free_port
 from tests.remote.certificates import Authority
 from tests.remote.nginx import NGINX, started_by
 from tests.remote.serving import SOCKET, Served, serving
@@ -49,7 +50,7 @@ class Behind:
 
 @pytest.fixture
 def behind(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Behind]:
-    kit, outside = tmp_path / "kit", port()
+    kit, outside = tmp_path / "kit", free_port()
     authority = Authority(kit, "ca")
     authority.issue("server", ["127.0.0.1"])
     members = {site: authority.issue(site, [site]) for site in SITES[:2]}

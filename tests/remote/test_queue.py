@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.protocol.service import OPEN, State, run_name
 from rankdad.local.owner import unpack
+from rankdad.remote.app import Refusal
 from rankdad.remote.auth import TokenFile
+from rankdad.remote.service.app import _refusal
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.queue import FILE, Queue, QueueError
 
@@ -69,6 +73,20 @@ def test_a_disk_that_is_full_loses_nothing_and_another_format_is_named(tmp_path:
     queue.close()
     with pytest.raises(UserError, match="has the format 9, this rankdad reads 1"):
         Queue(tmp_path / FILE)
+
+
+def test_a_queue_that_another_process_has_locked_is_worth_another_try(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / FILE)
+    with queue.writing() as database:
+        database.execute("pragma busy_timeout = 1")
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as backup:
+        backup.execute("begin immediate")
+        with pytest.raises(QueueError) as locked:
+            submit(queue)
+    answer = Refusal(refusal := _refusal(locked.value), 0)
+    assert (locked.value.code, refusal.code, answer.status_code) == ("queue-locked", "queue-locked", 503)
+    assert answer.headers["retry-after"] == "1"
+    assert submit(queue) == "run-1"
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "none"])

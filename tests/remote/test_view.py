@@ -295,6 +295,17 @@ def test_without_a_terminal_an_epoch_is_one_line_of_at_most_100_characters(large
         assert epochs[0] == "epoch 1 of 4 · training loss 0.5000 · AUC 0.50000 (± 1e-300) · 6 s left · accuracy 0.5000"
 
 
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_reason_is_whole_however_narrow_the_terminal(width: int) -> None:
+    progress, why, out = running(), " ".join(f"word{number}" for number in range(60)), io.StringIO()
+    progress.solver, progress.method, progress.problems = {"name": "exact", "why": why}, "exact", {"beta": why}
+    view = PlainView(progress, lambda: Waiting(("beta",), 10.0), Console(file=out, width=width))
+    view.start()
+    view.stop()
+    assert next(line for line in out.getvalue().splitlines() if why in line).startswith("solved exactly")
+    assert out.getvalue().count(why) == 3, "as a problem, and of the site that is waited for"
+
+
 def test_a_curve_in_one_line() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
     assert sparkline([7, 0, 7, 0], 2) == "▅▅"

@@ -18,7 +18,7 @@ from rankdad.remote.tables import count_of
 from rankdad.simulations.lockstep import simulate
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import OPEN, SITES, run_document, sampled, write_site
-from tests.ranks import free_port
+from tests.ports import free_port
 from tests.torchrun import start_ranks
 from tests.warm import Warm
 
