@@ -162,7 +162,8 @@ def ways_of_language(make: Callable[[], nn.Module], _: int) -> Iterator[Way]:
     yield by_hook(make, "DistributedDataParallel")
     for rank in (4, 8):
         yield by_hook(make, f"low_rank_hook, rank {rank}", _ours(rank), low_rank_hook)
-    for options in ({"rank": 4}, {"rank": 8}, *({"rank": rank, "wire": "int8"} for rank in (4, 8, 16))):
+    rows: list[dict[str, Any]] = [{"rank": 4}, {"rank": 8}]
+    for options in (*rows, *({"rank": rank, "wire": "int8"} for rank in (4, 8, 16))):
         yield by_rows(make, "LowRank, " + ", ".join(f"{key} {value}" for key, value in options.items()), **options)
 
 
@@ -222,7 +223,7 @@ def _loop(place: int, places: int, port: int, seed: int, options: dict[str, Any]
         with torch.no_grad():
             said = model(everything)
         right = (said.argmax(1) == truth).float().mean().item()
-        answers.put((sum(part.bytes for part in sync.describe()), F.cross_entropy(said, truth).item(), right))
+        answers.put((sum(part.bytes or 0 for part in sync.describe()), F.cross_entropy(said, truth).item(), right))
         del sync
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -123,7 +124,8 @@ def test_fields_of_a_run_on_a_page_are_fields_of_a_run() -> None:
         for lines in block.text.splitlines() if block.rest else [block.text]:
             found = pages.fields(lines)
             for name, value in ({block.rest: CSV | found} if block.rest else found).items():
-                TypeAdapter(RunSpec.model_fields[name].annotation).validate_json(json.dumps(value))
+                kind: Any = RunSpec.model_fields[name].annotation
+                TypeAdapter(kind).validate_json(json.dumps(value))
 
 
 def test_pages_that_people_write_are_short() -> None:
