@@ -21,7 +21,7 @@ PACKAGE = "rankdad.platforms.neuroflame"
 CONTROLLER, EXECUTOR = f"{PACKAGE}.controller.IterationController", f"{PACKAGE}.executor.SiteExecutor"
 ADMIN, CENTRAL, KITS = "admin@admin.com", "centralNode", "runKits"
 ADMIN_TIMEOUT = 120.0  # seconds for which the server waits for members to take the job
-BUILDERS = (
+BUILDERS: tuple[tuple[str, dict[str, str]], ...] = (
     ("workspace.WorkspaceBuilder", {"template_file": "master_template.yml"}),
     ("static_file.StaticFileBuilder", {"config_folder": "config", "scheme": "grpc"}),
     ("cert.CertBuilder", {}),

@@ -496,7 +496,7 @@ def test_a_check_says_what_the_policy_makes_of_the_run(
     write_site(tmp_path / "data", 34, 0)
     asked = list[Need]()
     with pytest.raises(PolicyError):
-        check_site(site(tmp_path, server, spec, {"max_rank": 1}), told=asked.extend)
+        check_site(site(tmp_path, server, spec, {"max_rank": 1}), show=asked.extend)
     assert [(one.line, one.needed, one.here) for one in asked if one.refused] == [("max_rank", 2, 1)]
     assert {"min_rows", "methods", "min_sites"} < {one.line for one in asked}
     check_site(site(tmp_path, server, spec, {"min_rows": 7, "max_rank": 2, "rows_per_rank": 1, "keyed_folds": True}))
