@@ -19,7 +19,7 @@ from rankdad.remote.calls import StoppedRunError
 from rankdad.remote.roll import Roll
 
 INTERVAL = 0.25  # seconds between two looks for answers: Flower's own loop waits for three
-ROLL_CALL = 1.0  # seconds between two looks at which nodes are there
+ROLL_CALL = 3.0  # seconds between two looks at which nodes are there
 LOAD, UNAVAILABLE, UNVERIFIED = 1, 5, 7  # Flower's codes of errors
 WORDS = {
     LOAD: "its node cannot load rankdad: it is not installed there, or is of another version",

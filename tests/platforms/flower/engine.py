@@ -110,7 +110,7 @@ class Engine:
         """See the job through, and return what has ended it; "" of one that has completed."""
         from rankdad.platforms.flower import nodes, server_app
 
-        nodes.INTERVAL = 0.01
+        nodes.INTERVAL, nodes.ROLL_CALL = 0.01, 0.2
         threads = [threading.Thread(target=self._work, args=(node,), daemon=True) for node in self.tasks]
         for thread in threads:
             thread.start()
