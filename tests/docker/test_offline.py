@@ -63,7 +63,7 @@ def other_python(folder: Path) -> None:
         (lambda folder: (folder / "wheels" / "more").symlink_to("/etc"), "lists other files"),
         (lambda folder: (folder / "wheels" / "requirements.txt").unlink(), "lists other files"),
         (other_python, "the wheels are for Python 2 7 vax"),
-        (lambda folder: (folder.parent / "made").mkdir(), "is there already"),
+        (lambda folder: (folder.parent / "made").mkdir(), "already exists"),
     ],
 )
 def test_nothing_is_installed_of_an_archive_that_is_damaged_or_another_machines(
