@@ -29,6 +29,19 @@ PHRASES = (
     "does not matter",
     "says no word",
     "nothing of",
+    "could not go on",
+    "what stands",
+    "stands there",
+    "somebody",
+    "nobody",
+    "of one's own",
+    "is there already",
+    "anew",
+    "told apart",
+    "stands for",
+    "says so",
+    "say so",
+    "may be told",
 )
 WIDTH = 120  # characters of a line; tables and addresses may be longer
 

@@ -59,9 +59,9 @@ def other_python(folder: Path) -> None:
     ("damage", "said"),
     [
         (lambda folder: (folder / "wheels" / "requirements.txt").write_text("evil\n"), "files are damaged"),
-        (lambda folder: (folder / "wheels" / "rankdad-9.9.9-py3-none-any.whl").touch(), "lists other files"),
-        (lambda folder: (folder / "wheels" / "more").symlink_to("/etc"), "lists other files"),
-        (lambda folder: (folder / "wheels" / "requirements.txt").unlink(), "lists other files"),
+        (lambda folder: (folder / "wheels" / "rankdad-9.9.9-py3-none-any.whl").touch(), "does not list the files"),
+        (lambda folder: (folder / "wheels" / "more").symlink_to("/etc"), "does not list the files"),
+        (lambda folder: (folder / "wheels" / "requirements.txt").unlink(), "does not list the files"),
         (other_python, "the wheels are for Python 2 7 vax"),
         (lambda folder: (folder.parent / "made").mkdir(), "already exists"),
     ],
