@@ -103,7 +103,7 @@ class RankdadError(Exception):
 
     Attributes:
         quoted: further lines, such as the end of a log.
-        is_public: whether others may read the sentence: it reveals nothing of a site's data and files.
+        is_public: whether others may read the sentence: it does not describe a site's data or files.
         field_is_public: whether they may read the field.
         code_is_public: whether they may read the code.
     """

@@ -56,7 +56,7 @@ def check_method(federation: Federation, method: MethodOptions | None) -> None:
     if not method.joins_later:
         reason = f"a late contribution of {method.name} has no place in a later step: expected rank-dad or dsgd"
     elif getattr(method, "local_steps", None) is not None and getattr(method, "moments", None) == "kept":
-        reason = "method.moments is kept, and nobody could say after which steps a late site's moments are: "
+        reason = "method.moments is kept, so it is unknown which steps a late site's moments include: "
         reason += "expected reset"
     if reason:
         raise ValueError(f"staleness: got {federation.staleness}, but {reason}, or staleness 0")

@@ -329,7 +329,7 @@ class LowRank:
                 sparse = {name: infinite_row(parameter) for name, parameter in self._sparse.items()}
                 return replace(update, payload=infinite, used=frozenset(self._layout.names)), sparse
             assert step is not None
-            # Parameters that no rank used in this step keep their state, because nothing of them is applied.
+            # Parameters that no rank used in this step keep their state, because no gradient of them is applied.
             unused = {route.name for route in self._layout.routes if update.used.isdisjoint(route.names)}
             self._node_state = _but(node_state, self._node_state, unused)
             try:

@@ -50,7 +50,7 @@ if grep -qsE '"status": "(completed|failed|refused)"' /results/aggregator/summar
     chown -R "$OWNER" /results/earlier
     echo "the results of the run that has ended are now in results/$aside; a new run begins"
 elif [ -e /results/aggregator/summary.json ]; then
-    echo "results holds a run that was cut short; it goes on"
+    echo "results holds an interrupted run; it is resumed"
 fi
 
 for party in $parties; do

@@ -1,4 +1,4 @@
-"""Trains the run's model at one site alone, as a reference; nothing of it leaves the site."""
+"""Trains the run's model at one site alone, as a reference. It never leaves the site."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _tables(data: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _refusals(data: Path, spec: RunSpec) -> tuple[list[str], list[str]]:
-    """Return for every site the sentence with which it would be refused, if it would, and what else it is told."""
+    """Return the refusal of every site, if any, and its warnings."""
     from rankdad.common.data import read_site
 
     sites = places_of_sites(data, spec.federation.sites) if data.is_dir() else {}

@@ -172,7 +172,7 @@ def fetch(
     from rankdad.common.files import make_folder
 
     if output.exists():
-        raise UserError(f"--output: {output} is there already: choose another", code="already-there", field="--output")
+        raise UserError(f"--output: {output} already exists: choose another", code="already-there", field="--output")
     make_folder(output.resolve().parent)
     try:
         with tempfile.TemporaryDirectory(dir=output.resolve().parent, prefix=f".{output.name}-") as place:

@@ -294,7 +294,7 @@ class Passes:
         """Run the backward passes of a batch's mean loss, part by part; the last one completes the gradients.
 
         Args:
-            batch: samples, of which a rank takes its share.
+            batch: samples; a rank uses its share.
             capture: of their gradients.
             losses: called with each part's share of the loss, before its backward pass.
         """

@@ -144,7 +144,7 @@ def quoted(name: str) -> str:
 def equations_of(spec: RunSpec, data: SiteData) -> int:
     """Return how many equations for single samples the sums of overlapping folds form together; 1 for none.
 
-    Every repeat splits samples anew, and so do the validation sets of candidates, one for each model. Unions of parts
+    Every repeat has other splits, and so do the validation sets of candidates, one for each model. Unions of parts
     form equations for parts, and every part is checked by itself.
     """
     if data.parts is not None:

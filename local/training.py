@@ -302,7 +302,7 @@ class _Trainer:
         stretch, at = self.contributions.stretch(self.policy)
         drawn = self._drawn(stretch.start, stretch.stop)
         step = self.site_run.step
-        lost = not any(place.steps for place in self.state.places)  # counts start anew after a loss
+        lost = not any(place.steps for place in self.state.places)  # counts restart after a loss
         if not drawn or (step != at and not (lost and step > at)):
             return
         here = Place(self.site_run.replica.sketch(), drawn, self.passes.flows(), drawn=self.state.order[1])

@@ -153,7 +153,7 @@ class Run:
         Warnings are logged: values far from those in training, rows that the model was trained on, refused rows.
 
         Args:
-            data: a DataFrame with the columns of the run's table, of which labels may be missing; or a path.
+            data: a DataFrame with the columns of the run's table (labels may be missing), or a path.
             keep: columns of the data to copy next to the predictions, in addition to the schema's key and group.
 
         Returns:

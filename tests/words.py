@@ -48,6 +48,19 @@ PHRASES = (
     "aggregator's own",
     "behind anything",
     "who is in",
+    "could not go on",
+    "what stands",
+    "stands there",
+    "somebody",
+    "nobody",
+    "of one's own",
+    "is there already",
+    "anew",
+    "told apart",
+    "stands for",
+    "says so",
+    "say so",
+    "may be told",
 )
 WIDTH = 120  # characters of a line; tables and addresses may be longer
 

@@ -16,7 +16,7 @@ from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import canonical, spelling
 from rankdad.common.spec.written import YEAR, Comparison, Date, Tabular
 
-LABEL_RULE = ": data.positive is a rule for numbers; write one, or list what stands for missing in data.missing_values"
+LABEL_RULE = ": data.positive is a rule for numbers: write one, or list the code for missing in data.missing_values"
 NOISE = 1e-12  # relative: rounding of equal numbers in computations
 MAX_ROUNDING = 1e-3  # standard deviations: more changes coefficients
 LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
@@ -76,11 +76,11 @@ def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int
         return f": numbers here have a decimal {mark}; write it without {other}, or name the mark in data.decimal"
     if LIMIT.fullmatch(text):
         limit = text.lstrip("<>≤≥= ")
-        instead = f"write the limit itself, {limit}, at every site, or list what stands for missing in"
+        instead = f"write the limit itself, {limit}, at every site, or list the code for missing in"
         return f": a value beyond what can be measured: {instead} data.missing_values"
     held = [text for text in texts if text.lower() not in MISSING]
     if 2 * len(wrong) < len(held) or math.isfinite(number(text)) or len(held) < 3:
-        instead = "write a number, leave the cell empty if it is missing, or list what stands for missing in"
+        instead = "write a number, leave the cell empty if it is missing, or list the code for missing in"
         return f": {instead} data.missing_values"
     if DATE.match(text):
         return ": if the column holds dates, say since when they count in data.dates; or leave it out by data.exclude"

@@ -54,7 +54,7 @@ def delimiter_of(path: Path, sample: str) -> str:
         for delimiter, found in widths.items():
             if len(found) > 2 and found[1] > 1 and len(set(found[1:])) == 1:
                 title = f"holds {shown(sample.strip().splitlines()[0])}, where the next ones have {found[1]} cells"
-                expected = f"separated by {DELIMITERS[delimiter]}: remove what stands above the names of the columns"
+                expected = f"separated by {DELIMITERS[delimiter]}: remove the lines above the column names"
                 raise DataError(path, f"{title} {expected}", place="row 1", code="title-above-names", row=1)
         words = {len(line.split()) for line in sample.splitlines() if line.strip()}
         return BLANK if len(words) == 1 and words.pop() > 1 else ","

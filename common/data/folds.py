@@ -174,7 +174,7 @@ class _Units:
         return [derive(*what, self._seed, str(name)) for name in self.names]
 
     def folds(self, count: int, repeat: int) -> Array:
-        """Return the fold of every sample, int64 [samples]; every repeat assigns them anew."""
+        """Return the fold of every sample, int64 [samples]; every repeat has other folds."""
         hashes = self._hashes("fold", *([repeat] if repeat else []))
         if self._strata is None:
             return np.array([number % count for number in hashes], np.int64)[self._of]

@@ -174,5 +174,5 @@ def keys_of(table: Table, key: str, form: Callable[[str], str] = str, several: s
             file, place = table.place(before)
             other = f"{file.name}, {place}" if isinstance(table.frame.index, pd.MultiIndex) else place
             several = several or "; if rows may have it in common, take it for data.group and leave data.key out"
-            raise table.error(row, key, f"{shown(text)} stands in {other} too{several}", code="key-repeated")
+            raise table.error(row, key, f"{shown(text)} is also in {other}{several}", code="key-repeated")
     return positions

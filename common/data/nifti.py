@@ -128,7 +128,7 @@ def _turns(file: Path, header: Any) -> Array:
              for name, form in forms.items()}  # fmt: skip
     for name, turns in found.items():
         if not np.isfinite(turns).all():
-            problem = f"says nothing of how some axis is oriented ({name}): {instead}"
+            problem = f"does not give the orientation of every axis ({name}): {instead}"
             raise DataError(file, problem, code="orientation-unknown", field="data.orientation")
     first, *others = found.values()
     if not all(np.array_equal(first, other) for other in others):

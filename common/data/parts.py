@@ -31,7 +31,7 @@ class Dealt:
         told: share of the cells of each sample's patient that earlier runs disclosed, float64 [samples]; None without.
         tell: logs the shares that the run discloses, and returns whether it still may; None without a log.
         heads: returns how far the site's log has come; None without one.
-        places: returns weights at which earlier runs have sent batches, and this run if it starts anew.
+        places: returns weights at which earlier runs have sent batches, and this run if it restarts.
         place: logs that the run has sent batches near some weights.
         begun: logs that the run starts from the beginning.
         beginning: returns what distinguishes this start from others of the same spec; "" for the first.

@@ -348,7 +348,7 @@ def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
     if zeros and len(np.unique(rest)) > 10 and rest.min() > 0.1 * np.median(rest):
-        said = f"0 stands in {zeros} of {len(numbers)} rows, and nothing else below {rest.min():g}"
+        said = f"0 occurs in {zeros} of {len(numbers)} rows, and all others are at least {rest.min():g}"
         told["0"] = f"{said}: if it means missing, list it in data.missing_values"
         low, high = np.quantile(rest, [0.25, 0.75])
         sure |= {"0": zeros} if rest.min() >= high - low else {}
@@ -357,7 +357,7 @@ def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
         count = len(numbers) - len(others)
         where, certain = _set_apart(value, count, others) if len(others) >= 10 else ("", False)
         if where:
-            said = f"{value:g} stands in {count} rows, {where}"
+            said = f"{value:g} occurs in {count} rows, {where}"
             told[canonical(value)] = f"{said}: if it means missing, list it in data.missing_values"
             sure |= {canonical(value): count} if certain else {}
     return told, sure

@@ -105,9 +105,7 @@ def _unvalued(path: Path, xml: bytes) -> dict[int, dict[int, str]]:
                 found.setdefault(row, {})[column] = f"={held['f'] or '…'}"
             part.clear()
         elif kind == "mergeCell" and event == "start":
-            problem = (
-                f"has merged cells, {part.get('ref')}, of which all but the first are empty: unmerge and fill them"
-            )
+            problem = f"has merged cells, {part.get('ref')}, all empty but the first: unmerge and fill them"
             raise DataError(path, problem, code="cells-merged")
     return found
 

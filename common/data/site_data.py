@@ -91,7 +91,7 @@ class SiteData:
         warnings: also counted at the aggregator.
         notes: sentences for the site's staff.
         tells_coefficients: whether a linear model's coefficients of this site's rows alone may leave it.
-        parts: of which all sets are unions; None if folds follow from keys.
+        parts: whose unions are all sets; None if folds follow from keys.
     """
 
     samples: Samples

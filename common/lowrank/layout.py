@@ -198,7 +198,7 @@ class MessageLayout:
                 encode(own, wires[place >= len(arrays)])
             except OverflowError:
                 return NotEncodedError(name, finite=True)
-        raise AssertionError("called for arrays of which one cannot be encoded")
+        raise AssertionError("called for arrays that cannot be encoded")
 
 
 @dataclass(frozen=True)

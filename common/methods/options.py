@@ -20,7 +20,7 @@ class MethodOptions(Part):
     """The options of a method, and a factory for it. A subclass adds a `name`.
 
     Attributes:
-        sends_rows_as_they_are: who receives unreduced rows of single samples; "" if nobody does.
+        sends_rows_as_they_are: who receives unreduced rows of single samples; "" for none.
         lets_out: what a site discloses besides; "" for sums and leading components.
         whole: whether every gradient is sent whole, with its layer's own rank.
         needs_weights: whether gradients depend on the weights, so that a site must have all of them.

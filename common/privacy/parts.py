@@ -128,7 +128,7 @@ def refine(
     for part, divided in sorted(members.items()):
         rest = [patient for patient in divided.get(None, ()) if patient not in gone]
         stay = [name for name in divided if name is not None]
-        if len(rest) < len(divided.get(None, ())):  # somebody has withdrawn
+        if len(rest) < len(divided.get(None, ())):  # a patient has withdrawn
             if not rest and len(stay) == 1:
                 left_behind.setdefault(stay[0], []).append(divided[stay[0]])
             continue
@@ -168,7 +168,7 @@ def most_rows(counts: Collection[int], share: float) -> int:
 
     Args:
         counts: rows of each patient.
-        share: of a part's rows; it has no effect for few patients, of whom one must have more.
+        share: of a part's rows; it has no effect if there are too few patients.
     """
     most = max(counts, default=0)
     if share * len(counts) < 1:

@@ -82,7 +82,7 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
     dense = Route(name, shape, linear=rows_per_sample is not None)
     if len(shape) < 2:
         return dense
-    rows = None  # at least the probe's rows, some of which may not grow with the batch
+    rows = None  # at least the probe's rows; some layers' may not grow with the batch
     if rows_per_sample is not None and spec.local is None:  # a difference of weights is a matrix
         largest = max(spec.at(site).training.batch_size for site in spec.federation.sites)
         rows = rows_per_sample * max(largest, PROBE_SAMPLES) * spec.training.accumulate

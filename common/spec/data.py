@@ -35,7 +35,7 @@ def _file_names(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
     names = (given,) if isinstance(given, str) else given
     wrong = [name for name in names if not re.fullmatch(r"[\w*?][\w.*?-]*", name)]
     if len(names) > MAX_FILES:
-        raise ValueError(f"got {len(names)} names, expected at most {MAX_FILES}: a pattern stands for any number")
+        raise ValueError(f"got {len(names)} names, expected at most {MAX_FILES}: a pattern matches any number")
     if wrong or not names:
         got = json.dumps(wrong[0]) if wrong else "no name"
         raise ValueError(

@@ -130,8 +130,8 @@ class Training(Part):
     test: Fraction = 0.2
     """Part of a site's samples that is set aside for the test; unused where the data file has its own split."""
     augmentation: Annotated[tuple[Varied, ...], Field(max_length=20)] = ()
-    """How pictures, volumes and series are varied before they are trained on, one entry after the other: anew in each
-    epoch, by a seed that follows from site, sample and epoch."""
+    """Random changes of training pictures, volumes and series, applied in this order, with seeds by site, sample and
+    epoch."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the replica."""
     autocast: Literal["bfloat16"] | None = None

@@ -41,7 +41,7 @@ if begin:
     sync.load_state_dict(kept["sync"])
     model.load_state_dict(kept["model"])
     optimizer.load_state_dict(kept["optimizer"])
-    print(f"rank {rank}: goes on after epoch {begin}\n", end="", flush=True)
+    print(f"rank {rank}: continues after epoch {begin}\n", end="", flush=True)
 
 # The exchange is a collective: all ranks take as many steps as the one with most samples.
 steps = torch.tensor(-(-len(x) // (PART * PARTS)))

@@ -24,7 +24,7 @@ def approve(
     all_: Annotated[bool, typer.Option("--all", help="List every file and column that the run reads.")] = False,
 ) -> None:
     """Approve a run for this site, after showing what it reads and what it would send."""
-    from rankdad.local.agent.state import Decision, somebody
+    from rankdad.local.agent.state import Decision, user_name
 
     folder, considered = _open(run, file)
     if considered.refusal:
@@ -45,7 +45,7 @@ def approve(
     if not yes and not typer.confirm("Let this site take part?"):
         typer.echo(f"no decision: {run} waits until it is approved or refused")
         raise typer.Exit(FAILED)
-    folder.decide(Decision(id=considered.offer.id, decision="accepted", by=somebody()))
+    folder.decide(Decision(id=considered.offer.id, decision="accepted", by=user_name()))
     typer.echo(f"{run} is approved; it starts when all sites have joined")
 
 
@@ -55,13 +55,13 @@ def refuse(
     reason: Annotated[str, typer.Option(help="Reason to send to the owner.")] = "refused by the site",
 ) -> None:
     """Refuse a run for this site; a run that is already training ends for all sites."""
-    from rankdad.local.agent.state import Decision, somebody
+    from rankdad.local.agent.state import Decision, user_name
 
     folder, considered = _open(run, file)
     decision = folder.decision()
     if folder.finished or (decision is not None and decision.decision == "refused"):
         raise UserError(f"{run}: has already ended for this site", code="run-over")
-    folder.decide(Decision(id=considered.offer.id, decision="refused", by=somebody(), reason=reason[:500]))
+    folder.decide(Decision(id=considered.offer.id, decision="refused", by=user_name(), reason=reason[:500]))
     typer.echo(f"{run} is refused; its owner receives this reason: {visible(reason)}")
 
 

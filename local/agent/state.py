@@ -159,7 +159,7 @@ def runs_folder(config: SiteConfig) -> Path:
     return Path(config.output) / "runs"
 
 
-def somebody() -> str:
+def user_name() -> str:
     """Return the user's name, for the audit log."""
     try:
         return getpass.getuser()

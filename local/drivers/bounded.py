@@ -35,7 +35,7 @@ class BoundedTransport(httpx.BaseTransport):
 
     Raises:
         TooLargeError: the answer exceeds its limit.
-        httpx.ReadTimeout: nothing of an answer has arrived in time.
+        httpx.ReadTimeout: no answer has arrived in time.
         httpx.TransportError: the link is broken or too slow, or the other end does not speak HTTP.
     """
 

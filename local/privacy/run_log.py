@@ -39,7 +39,7 @@ class RunLog(LogFile):
     """The part of a log about runs."""
 
     def count(self, run: str | None, owner: str, per_day: int | None, most: int | None) -> None:
-        """Count a run that an owner submits, whatever its outcome; a resumed run counts once.
+        """Count a run that an owner submits, with any outcome; a resumed run counts once.
 
         Args:
             run: its identity; None only checks whether one more is allowed.

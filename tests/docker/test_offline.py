@@ -65,12 +65,12 @@ def by_a_link(folder: Path) -> None:
     ("damage", "said"),
     [
         (lambda folder: (folder / "wheels" / "requirements.txt").write_text("evil\n"), "files are damaged"),
-        (lambda folder: (folder / "wheels" / "rankdad-9.9.9-py3-none-any.whl").touch(), "lists other files"),
+        (lambda folder: (folder / "wheels" / "rankdad-9.9.9-py3-none-any.whl").touch(), "does not list the files"),
         (lambda folder: (folder / "wheels" / "more").symlink_to("/etc"), "neither a file nor a folder"),
         (by_a_link, "neither a file nor a folder"),
-        (lambda folder: (folder / "wheels" / "requirements.txt").unlink(), "lists other files"),
+        (lambda folder: (folder / "wheels" / "requirements.txt").unlink(), "does not list the files"),
         (other_python, "the wheels are for Python 2 7 vax"),
-        (lambda folder: (folder.parent / "made").mkdir(), "is there already"),
+        (lambda folder: (folder.parent / "made").mkdir(), "already exists"),
     ],
 )
 def test_nothing_is_installed_of_an_archive_that_is_damaged_or_another_machines(

@@ -62,7 +62,7 @@ def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert set(summary["weights_sha256"].values()) == {undisturbed} == {summary["aggregator_sha256"]}
-    assert "goes on from its checkpoint" in (tmp_path / "run" / "sites" / "alpha" / "log.txt").read_text()
+    assert "continues from its checkpoint" in (tmp_path / "run" / "sites" / "alpha" / "log.txt").read_text()
     again = rankdad("simulate", "--resume", tmp_path / "run")
     assert again.returncode == 2
     assert "its run is complete" in again.stderr
@@ -151,7 +151,7 @@ def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: 
         for name, site in sites.items():
             _, logged = site.communicate(timeout=60)
             assert site.returncode == 0, (name, logged)
-            assert ("goes on from its checkpoint of step 50" in logged) == (name == "beta"), logged
+            assert ("continues from its checkpoint of step 50" in logged) == (name == "beta"), logged
         _, logged = aggregator.communicate(timeout=60)
         assert aggregator.returncode == 0, logged
         assert "resumed from the ledger" in logged

@@ -169,7 +169,7 @@ def test_a_site_that_is_told_to_stop_leaves_between_steps_and_can_come_back(tmp_
     for name, process in (*sites.items(), ("aggregator", aggregator)):
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, (name, err)
-        assert name != "beta" or re.search(r"goes on from its checkpoint of step \d+", err), err
+        assert name != "beta" or re.search(r"continues from its checkpoint of step \d+", err), err
     assert len(list(tmp_path.glob("hand/*/disclosed.json"))) == (number == signal.SIGINT) * len(SITES)
     undisturbed = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
     digests = json.loads((tmp_path / "run" / "summary.json").read_text())["weights_sha256"]

@@ -108,7 +108,7 @@ def test_results_that_do_not_come_whole_are_refused(tmp_path: Path, damage: str)
         assert (tmp_path / "out/model/weights").read_bytes() == (run / "model/weights").read_bytes()
         assert not list((tmp_path / "out").glob("run.sqlite*"))
     else:
-        with pytest.raises(UserError, match="did not come whole"):
+        with pytest.raises(UserError, match="results are incomplete"):
             unpack(tmp_path / "archive", tmp_path / "out")
 
 

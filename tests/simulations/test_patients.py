@@ -132,7 +132,7 @@ def test_a_linear_model_is_refused_where_the_label_sets_few_patients_apart(tmp_p
     assert own.groups is not None
     own.samples.labels[:] = own.groups < 2
     with pytest.raises(
-        FewSamplesError, match=r"^evaluation.references.* the label sets [12] patients apart here"
+        FewSamplesError, match=r"^evaluation.references.* the label singles out [12] patients? here"
     ) as refused:
         admitted(policy, spec, plan, own)
     admitted(policy.mended(refused.value.change), spec, plan, own)
