@@ -213,8 +213,8 @@ class Solving:
         """
         found, fixed = None, self._coding.fixed
         if rows is not None and fixed.shape[1] <= people / coefficients.FEWEST:
-            about = self._coding, people, self._units(fit)
-            found = coefficients.fitted(self._task, *rows, *about, fewest, groups, self._asked(OWN, totals))
+            units, before = self._units(fit), self._asked(OWN, totals)
+            found = coefficients.fitted(self._task, *rows, self._coding, people, units, fewest, groups, before)
         return coefficients.packed_own(people, found, fixed.numel())
 
     def told(self, contributions: Totals) -> dict[str, Coefficients]:
