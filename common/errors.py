@@ -23,7 +23,7 @@ from pathlib import Path
 FAILED, REFUSED, PARTLY, INTERRUPTED = 1, 2, 3, 128
 STATUSES = {  # with which commands end
     "0": "all was done",
-    f"{FAILED}": "a run or a process could not go on, a check found a fault, or a question was answered no",
+    f"{FAILED}": "a run or process failed, a check found a fault, or a question was answered no",
     f"{REFUSED}": "nothing was begun, or it stopped until something is mended: a wrong command line, file, table or "
     "policy, a refusal by a site's policy, no answer at an address, a full disk",
     f"{PARTLY}": "done, but not for all: `ask` where a site would refuse or has not answered, `predict` where rows are "

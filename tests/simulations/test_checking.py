@@ -146,7 +146,8 @@ def test_bytes_as_sent_are_those_that_the_plan_predicts(site_data: Data, method:
 @pytest.mark.parametrize(("warnings", "step"), [((), False), ((NOT_EXACT,), True)])
 def test_check_says_which_solver_the_policies_in_force_leave(warnings: tuple[DataWarning, ...], step: bool) -> None:
     """It said "exact or dsgd", and that full gradients are 2.0 times more than full gradients."""
-    document = run_document(model={"name": "linear"}) | {"training": {"solver": "auto"}}
+    two = {"name": "classification", "classes": 2}
+    document = run_document(model={"name": "linear"}, task=two) | {"training": {"solver": "auto"}}
     del document["method"]
     spec, note = validate(RunSpec, document), f"{NO_SUMS}: training.solver: why"
     own = SiteData(Samples(torch.zeros(1, 6), torch.zeros(1).long()), (), warnings=warnings, notes=(note,) * step)
