@@ -199,7 +199,7 @@ def read_results(directory: Path) -> RunResults:
     """
     path = directory / "run.json"
     if not path.is_file():
-        raise UserError(f"{directory}: holds no run, expected the directory of one, with its run.json", code="no-run")
+        raise UserError(f"{directory}: has no run.json; give the directory of a run", code="no-run")
     metrics = _folds_from_zero(read_table(directory / "metrics.csv", METRICS)).fillna({"fold": 0})
     metrics = without_candidates(metrics).drop(columns="candidate", errors="ignore")
     sites = read_table(directory / "sites.csv", SITES)

@@ -22,13 +22,22 @@ def told(kind: str) -> list[str]:
         model = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 4, batch[0].shape[1]), nn.Flatten())
     sync = LowRank(model, rank=2)
     other = copy.deepcopy(model)
-    run = torch.compile(model, backend="aot_eager") if kind == "compiled" else model
+    run: nn.Module = torch.compile(model, backend="aot_eager") if kind == "compiled" else model  # type: ignore[assignment]
+
+    def twice() -> None:
+        sync.backward(loss_of(model, batch))
+        sync.backward(loss_of(model, batch))
+
+    def closed() -> None:
+        sync.close()
+        loss_of(model, batch).backward()
+
     beside: dict[str, Callable[[], object]] = {
         "accumulation": lambda: sync.backward(loss_of(model, batch), exchange=False),
-        "twice": lambda: [sync.backward(loss_of(model, batch)) for _ in range(2)],
+        "twice": twice,
         "autograd.grad": lambda: torch.autograd.grad(loss_of(model, batch), list(model.parameters())),
         "a copy": lambda: loss_of(other, batch).backward(),
-        "closed": lambda: (sync.close(), loss_of(model, batch).backward()),
+        "closed": closed,
         "gone": lambda: loss_of(model, batch).backward(),
     }
     if kind == "gone":

@@ -36,6 +36,7 @@ MEANINGS = {  # of codes whose sentences are made up at run time
     "invalid": "a field of the form cannot be used: correct it as the sentence says",
     "linear-needs-samples": "an exact solution would tell of too few rows: use steps, or more rows",
     "member-failed": "what a member sent cannot be read: read the log of its container",
+    "message-too-large": "the engine drops a message of this size: raise its limit, or send fewer rows",
     "mixed-column": "a column has numbers and words: write it in one way, or leave it out",
     "names-rows": "a column seems to name rows, such as an identifier: leave it out, or use it as the key",
     "no-step": "a run's file has no step yet: wait for the first one",

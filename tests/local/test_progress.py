@@ -96,7 +96,7 @@ FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored
 LEAVES: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {  # what a run asks for, and which words stand there
     "plain": (
         {"training": {"batches": "full"}},
-        {"every epoch:": True, "reference": False, "projection": False, "even batches": False},
+        {"every epoch:": True, "reference": False, "projection": False, "batches are even": False},
     ),
     "references": (
         {
@@ -105,7 +105,7 @@ LEAVES: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {  # what a run asks
         },
         {"every epoch:": False, "each reference model: local, linear": True, "the reference linear and": True},
     ),
-    "factored": ({"training": FACTORED}, {"even batches": True, "random projections of every matrix": True}),
+    "factored": ({"training": FACTORED}, {"batches are even": True, "random projections of every matrix": True}),
 }
 
 

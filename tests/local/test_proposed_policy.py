@@ -83,4 +83,4 @@ def test_free_text_names_nobody_however_different_its_cells_are(tmp_path: Path) 
     )
     policy, explained = propose(tmp_path / "data")
     assert policy.columns == ("name", "age")
-    assert [line for line in explained if "note" in line] == ["  Left out, as free text: note."]
+    assert [line for line in explained if "note" in line] == ["  Left out (free text): note."]

@@ -33,7 +33,7 @@ def member(folder: Path, script: str, port: int) -> Path:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LOOK", 0.02), ("JOINING", 0.5)):
         monkeypatch.setattr(entry, name, seconds)
-    monkeypatch.setattr(entry.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
 
 
 @pytest.mark.parametrize(("script", "completes"), [(LET_IN_LATER, True), (NEVER, False)])
