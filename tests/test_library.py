@@ -469,7 +469,7 @@ def test_a_temporary_directory_is_there_as_long_as_its_run(frame: pd.DataFrame) 
     assert len(predictions)
     assert model(rows).shape == (2, 2)
     shutil.rmtree(second.directory)
-    with pytest.raises(rankdad.UserError, match=r"metrics.csv: is not there: has it been removed\?"):
+    with pytest.raises(rankdad.UserError, match=r"metrics.csv: does not exist: has it been removed\?"):
         _ = second.metrics
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankdad.common.numbers import PositiveFloat
 from rankdad.local.config import SiteConfig
-from rankdad.platforms.flower.site import ENVIRONMENT, SERVER
+from rankdad.platforms.flower import ENVIRONMENT, SERVER
 from rankdad.platforms.jobs import SettingsError
 from rankdad.remote.hosted import ServerSettings
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankdad.local.drivers.resident import address_of, advance, serve
+from rankdad.platforms.flower import ENVIRONMENT, SERVER
 
 if TYPE_CHECKING:
     from rankdad.local.drivers.carried import CarriedConnection
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 KEY = "rankdad"  # of the record in a message, and of the settings in a SuperNode's configuration
 BODY, NAME, LOST = "body", "name", "lost"  # in a record: a reply or a call; a site's name; what keeps it from starting
 ID, RUN = "id", "run"  # in a job's configuration
-ENVIRONMENT = "RANKDAD_FLOWER"  # names a folder with server.json and, for simulations, a file for each site
-SERVER = "server"
 
 
 def settings_place(node: Mapping[str, object]) -> str:

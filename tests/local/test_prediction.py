@@ -217,9 +217,9 @@ def test_rows_that_were_trained_on_are_told(hospitals: Path, tmp_path: Path) -> 
         hospitals / "run" / "sites" / "alpha" / "model",
     ):
         said = predict(model, data).output
-        assert f"warning: {trained} of 65 rows were trained on: their predictions do not say how well" in said
-    assert "trained on" not in predict(hospitals / "run" / "sites" / "beta", data).output
-    assert "trained on" not in predict(hospitals / "run", written(tmp_path, patients(5, 9))).output
+        assert f"warning: {trained} of 65 rows were used in training" in said
+    assert "used in training" not in predict(hospitals / "run" / "sites" / "beta", data).output
+    assert "used in training" not in predict(hospitals / "run", written(tmp_path, patients(5, 9))).output
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_site_goes_on_with_the_same_data_only(tmp_path: Path, what: str) -> No
             run_site(site(tmp_path, served), SignalAfter(2))
         data = dict(np.load(tmp_path / "data" / "data.npz"))
         np.savez(tmp_path / "data" / "data.npz", **(data | {what: np.roll(data[what], 1, axis=0)}))
-        with pytest.raises(UserError, match=r"other samples, labels or splits .* goes on with the same data"):
+        with pytest.raises(UserError, match=r"samples, labels or splits differ .* restore the data"):
             run_site(site(tmp_path, served))
         assert not served.aggregator.ended
         np.savez(tmp_path / "data" / "data.npz", **data)

@@ -123,13 +123,13 @@ def test_codes_of_missing_values_are_named_to_member_and_owner(
             if client == "c1":
                 self.nodes[client] = SiteNode(say=said.append)
 
-    lines = [line for line in Heard(tmp_path, inputs).go()["warnings"].values() if " holds -9 " in line]
+    lines = [line for line in Heard(tmp_path, inputs).go()["warnings"].values() if " has -9 " in line]
     assert len(lines) == told
     for line in lines:
         assert line.startswith("c1: ")
         assert column in line
         assert not re.search(r"\d\d", line.replace("c1", "")), "and no count"
-    own_log = [line for line in said if " holds -9 " in line]
+    own_log = [line for line in said if " has -9 " in line]
     assert [f"({cells} rows)" in line for line in own_log] == ([True] if column != "comment" else [])
 
 
@@ -143,7 +143,7 @@ def test_codes_of_missing_values_are_named_under_a_whole_specification_too(tmp_p
     own = table(tmp_path, "c1")
     own.loc[own.index[:20], "dose"] = "-9"
     write(tmp_path, "c1", own)
-    lines = [line for line in Iterations(tmp_path, inputs).go()["warnings"].values() if " holds -9 " in line]
+    lines = [line for line in Iterations(tmp_path, inputs).go()["warnings"].values() if " has -9 " in line]
     assert [line.startswith("c1: column dose ") for line in lines] == [True] * (not listed)
 
 

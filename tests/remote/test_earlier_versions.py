@@ -83,7 +83,7 @@ def test_a_run_in_its_middle_goes_on_to_its_end(left: Path, tmp_path: Path) -> N
         assert load_json(tmp_path / "undisturbed" / "summary.json")["aggregator_sha256"] == digest
 
 
-@pytest.mark.parametrize(("what", "said"), [("wire", "has wire 1, this rankdad has"), ("format", "has format 1")])
+@pytest.mark.parametrize(("what", "said"), [("wire", "is of wire 1, this rankdad has"), ("format", "has format 1")])
 def test_a_directory_of_another_wire_or_format_is_refused_and_stays_as_it_is(
     left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str
 ) -> None:

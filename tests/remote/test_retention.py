@@ -154,7 +154,7 @@ def test_a_hospital_that_leaves_takes_what_it_has_sent_with_it(tmp_path: Path, s
     run, digest = go(tmp_path, site_data, refuse=())
     directory = tmp_path / "run"
     made = CliRunner().invoke(app, ["forget", str(directory), "beta"])
-    assert (made.exit_code, "what stays: the model" in made.output) == (0, True)
+    assert (made.exit_code, "not deleted: the model" in made.output) == (0, True)
     known = run.aggregator.retention
     assert known is not None
     assert held(tmp_path / "run") == {0, 2}

@@ -79,7 +79,8 @@ def left_after(log: Path, end: int, draw: random.Random) -> dict[Path, bytes]:
                 names[one.path] = inode
         elif number < named and one.kind == "U":
             names.pop(one.path, None)
-    return {path: bytes(contents[inode]) for path, inode in names.items() if inode in contents}  # else a folder
+    files = {path: inode for path, inode in names.items() if inode in contents and not path.is_dir()}  # a folder's
+    return {path: bytes(contents[inode]) for path, inode in files.items()}  # number may have been a file's before
 
 
 class Cut(Run):

@@ -99,7 +99,7 @@ def test_a_patients_share_is_of_the_whole_batch_however_that_is_divided(
         spec = run_spec(method={"wire": "float64"} | method, model=model, training=training)
         own, folder = dict.fromkeys(spec.federation.sites, policies), tmp_path / str(len(weights))
         weights.append(final_weights(run(spec, site_data(spec, (48, 32, 32)), folder, policies=own)))
-    assert any("of what flows back" in one for one in said)
+    assert any("of the loss's gradient" in one for one in said)
     assert any("a unit" in one for one in said)
     first = next(iter(weights[0]))
     assert not torch.allclose(weights[0][first], weights[2][first], rtol=0, atol=1e-4), "somebody had more"

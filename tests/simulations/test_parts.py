@@ -60,7 +60,7 @@ def test_equal_repeats_are_run_once_and_the_partitions_of_each_site_are_told(
     assert len(set(summary["weights_sha256"].values())) == 1
     read = read_results(tmp_path / "run")
     assert read.repeats == run
-    assert f"{8 - run} equal at every site" in narrative.tested(read)
+    assert f"{8 - run} that equal an earlier one at every site" in narrative.tested(read)
     assert f"repeats: {8 - run} of 8" in "\n".join(result_lines(summary, spec))
     apart = {"repeats": 8, "run": 8, "sites": {"alpha": 8, "beta": 3}}  # nothing is left out, and beta has fewer
     assert "repeats: different partitions of 8: beta 3, alpha 8" in list(

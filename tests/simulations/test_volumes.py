@@ -139,6 +139,6 @@ def test_a_process_that_reads_ahead_and_is_killed_is_named_with_what_to_do(folde
 
     files = replace(data.files, read=read)
     began = time.monotonic()
-    with pytest.raises(RankdadError, match=r"^loading.workers: a process that reads samples was killed.*fewer"):
+    with pytest.raises(RankdadError, match=r"^loading.workers: a worker process was killed.*fewer"):
         list(Lazy(files, data._loading).split(2))
     assert time.monotonic() - began < 30

@@ -80,7 +80,7 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
     assert [cell.strip() for cell in listed.splitlines()[3].split("│")][4:7] == ["24", "3", "8"]
     log = DisclosureLog(tmp_path / "alpha", "alpha")
     assert log.tell("0" * 16, dict.fromkeys(NAMES[:3], 0.25), log.told(None, NAMES[:3]), 0.5, anew=False)
-    assert re.findall(r"\d+(?=[% ])", said("disclosures", site).splitlines()[-1]) == ["25", "24", "0", "50"]
+    assert re.findall(r"\d+(?=[% ])", said("disclosures", site).splitlines()[-1]) == ["24", "25", "0", "50"]
     said("disclosures", site, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "25%" in page

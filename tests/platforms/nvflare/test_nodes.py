@@ -229,7 +229,7 @@ def test_an_owner_s_runs_are_counted_in_every_job(consortium: Make, tmp_path: Pa
     path = tmp_path / "job" / "app" / "config" / "run.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"id": "fedcba9876543210"}))
-    assert "allows 1 of one owner" in failed(consortium())
+    assert "allows 1 per owner" in failed(consortium())
 
 
 def test_a_node_speaks_for_itself_alone(consortium: Make) -> None:
