@@ -218,12 +218,12 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
         for words in ("shape [6]", "method: dsgd", "bytes up", "2 epochs"):
             assert words in said
         assert all_.until_over(wanted)[wanted].state is State.ENDED, all_.said()
-        assert f"{unwanted}: is refused already" in rankdad("approve", unwanted, file, "--yes", status=2)
+        assert "[decided-already]" in rankdad("approve", unwanted, file, "--yes", status=2)
     lines = [line for line in all_.audited("gamma") if line["run"] == wanted]
     assert [line["what"] for line in lines if line["what"] != "asked"] == ["accepted", "finished"]
     accepted = next(line for line in lines if line["what"] == "accepted")
     assert accepted["by"]
-    assert any("gradient whole" in words for words in accepted["leaves"])
+    assert any("the whole gradient of each layer" in words for words in accepted["leaves"])
 
 
 def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path, data: Path) -> None:

@@ -228,8 +228,8 @@ def test_a_site_that_is_waited_for_is_named_and_a_killed_one_is_gone(chromium: B
     os.kill(federation.sites["beta"].pid, signal.SIGSTOP)
     took = until(lambda: text_of(chromium, "awaited").startswith("beta, since "), 10)
     federation.sites["beta"].kill()
-    gone = until(lambda: "gone" in chromium.evaluate(GONE), 10)
-    assert "gone" not in chromium.evaluate("document.querySelector('#hospitals-table tbody tr').innerText")
+    gone = until(lambda: "disconnected" in chromium.evaluate(GONE), 10)
+    assert "disconnected" not in chromium.evaluate("document.querySelector('#hospitals-table tbody tr').innerText")
     print(f"\na site that stands still is named after {took:.1f} s, a killed one is gone after {gone:.1f} s")
     assert took <= 2
     assert gone <= 2
