@@ -323,31 +323,27 @@ def notes(run: RunResults) -> Iterator[str]:
         moved = "quantiles of errors are near those of the exact errors."
         if kind == "scores":
             moved = (
-                "average precision, figures at a threshold other than 50 %, calibration slopes and curves come from "
-                "these. They are near the exact ones where scores are spread evenly, and further off where scores pile "
-                "up or have gaps."
+                "average precision, figures at thresholds other than 50 %, and calibration slopes and curves come from "
+                "these. They are close to the exact ones if scores are spread evenly, and less so if scores cluster."
             )
+        few = f" There is no calibration error, and for fewer than {THRESHOLDS:,} samples no figure at a threshold."
         yield (
-            f"Test {kind} leave a hospital as smooth curves, so that nobody's own leaves it: {moved}"
-            + (
-                f" There is no calibration error, and for fewer than {THRESHOLDS:,} samples no figure at a threshold."
-                * (kind == "scores")
-            )
+            f"Hospitals send smoothed curves of test {kind}, so that no single one leaves: {moved}"
+            f"{few * (kind == 'scores')}"
         )
 
 
 def of_smooth_thresholds(run: RunResults, outcome: str) -> str:
-    """Return how far smooth scores put counts at thresholds off, as far as that is known; "" of exact scores."""
+    """Describe the error of counts at thresholds, as far as it is known; "" for exact scores."""
     if not run.summary.metrics.smooth_scores:
         return ""
+    text = " Counts come from smoothed curves of scores, so 100 % does not show that nobody was missed."
     off = run.outcomes[outcome].get("thresholds_off")
-    said = " Counts beyond a threshold come from smooth curves of the scores, so that 100 % does not say that nobody "
-    said += "was missed."
     if off is None:
-        return said
-    return said + (
-        f" Only those at 50 % are exact: there the curves are off by {100 * off['sensitivity']:.1f} percentage points "
-        f"of sensitivity and {100 * off['specificity']:.1f} of specificity. At other thresholds it may be more."
+        return text
+    return (
+        f"{text} Only those at 50 % are exact: there the curves are off by {100 * off['sensitivity']:.1f} percentage "
+        f"points of sensitivity and {100 * off['specificity']:.1f} of specificity. Elsewhere it may be more."
     )
 
 

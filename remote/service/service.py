@@ -216,9 +216,8 @@ class Service:
         if entry.state in OPEN:
             raise ProtocolError(409, f"{entry.run} has not ended yet: {entry.state.value}", code="run-not-over")
         if entry.started is None or not directory.exists():
-            raise ProtocolError(
-                404, f"{entry.run} never began: {entry.state.value}: {entry.reason}", code="run-not-begun"
-            )
+            problem = f"{entry.run} never began: {entry.state.value}: {entry.reason}"
+            raise ProtocolError(404, problem, code="run-not-begun")
         return directory
 
     def _own(self, run: str, who: str) -> Entry:
@@ -317,9 +316,8 @@ class Service:
             if entry.state is State.RUNNING:  # stopped here; the next process resumes it
                 raise ProtocolError(503, f"{run} resumes when the service restarts", code="run-waits")
             if entry.state is not State.ENDED or not entry.open:
-                raise ProtocolError(
-                    410, f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason), code="run-over"
-                )
+                problem = f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason)
+                raise ProtocolError(410, problem, code="run-over")
             if sum(one.entry.state is State.ENDED for one in self.running.values()) >= MAX_AGAIN:
                 raise ProtocolError(503, f"{run} is reopened after others", code="run-waits")
             running = self._hold_open(entry)
