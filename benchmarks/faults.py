@@ -95,12 +95,17 @@ def _kill(
         if IN_USE in said:
             time.sleep(0.2)
             continue
-        runs, wrong = runs + 1, wrong + (process.returncode != 0 or story_of(directory) != expected)
+        is_wrong = process.returncode != 0 or story_of(directory) != expected
+        runs, wrong = runs + 1, wrong + is_wrong
+        if is_wrong:
+            console.print(f"status {process.returncode}: {said}", markup=False)
         console.print(f"{victims.total()} kills, {runs} runs to their end: {wrong} other than undisturbed")
         shutil.rmtree(directory)
     if (directory / "run.sqlite").exists():
-        code, _ = simulated(directory, resumes=True)
-        runs, wrong = runs + 1, wrong + (code != 0 or story_of(directory) != expected)
+        code, said = simulated(directory, resumes=True)
+        if is_wrong := code != 0 or story_of(directory) != expected:
+            console.print(f"status {code}: {said}", markup=False)
+        runs, wrong = runs + 1, wrong + is_wrong
     return wrong, runs, victims
 
 

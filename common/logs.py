@@ -125,12 +125,15 @@ class LogFile(io.TextIOBase):
     def __init__(self, path: Path, *, anew: bool = False) -> None:
         self._path, self._file = path, -1
         self.problem: OSError | None = None
-        self._open(os.O_TRUNC if anew else 0)
+        if anew:
+            with suppress(OSError):  # a process that still writes to the old file writes nothing into this one
+                path.unlink(missing_ok=True)
+        self._open()
 
-    def _open(self, flags: int = 0) -> bool:
+    def _open(self) -> bool:
         if self._file < 0:
             try:
-                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o600)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 os.fchmod(self._file, 0o600)
                 self.problem = None
             except OSError as error:

@@ -88,6 +88,14 @@ def test_what_a_disk_refuses_is_a_sentence_and_other_errors_stay(number: int) ->
         raise ConnectionResetError(104, "reset")
 
 
+def test_a_process_that_writes_to_an_old_log_writes_nothing_into_the_new_one(tmp_path: Path) -> None:
+    """The last line of an orphan was taken for the reason why the next simulation ended."""
+    orphan, log = LogFile(tmp_path / "log.txt"), LogFile(tmp_path / "log.txt", anew=True)
+    log.write("its own\n")
+    orphan.write("of before\n")
+    assert (tmp_path / "log.txt").read_text() == "its own\n"
+
+
 def test_a_log_on_a_full_disk_loses_lines_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(ENOSPC, "full")
