@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -128,13 +128,18 @@ def bench_engines(size: int, rounds: int, turns: int, console: Console) -> dict[
             for turn in range(turns):
                 for job in JOBS:
                     seconds[job] += _run(poc, Path(name) / f"{turn}-{len(job)}", job, spec, size, rounds)
+    print_rounds(seconds, console)
+    return seconds
+
+
+def print_rounds(seconds: Mapping[str, list[float]], console: Console) -> None:
+    """Print the seconds of rounds by job, beside those of the engine's FedAvg."""
     table = Table("job", "rounds", "median, s", "fastest, s", "of FedAvg, as it comes")
     whole = median(seconds["FedAvg, as it comes"])
     for job, times in seconds.items():
         middle = median(times)
         table.add_row(job, str(len(times)), f"{middle:.3f}", f"{min(times):.3f}", f"{middle / whole:.2f}")
     console.print(table)
-    return seconds
 
 
 def _simulated(folder: Path, poc: Poc) -> RunSpec:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.engines import print_rounds
 from benchmarks.flower_poc import Deployment
 from benchmarks.nvflare_poc import SITES
 from rankdad.common.errors import UserError
@@ -123,12 +122,7 @@ def bench_flower(size: int, rounds: int, turns: int, console: Console) -> dict[s
             for turn in range(turns):
                 for job in JOBS:
                     seconds[job] += _run(deployment, Path(name) / f"{turn}-{len(job)}", job, size, rounds)
-    table = Table("job", "rounds", "median, s", "fastest, s", "of FedAvg, as it comes")
-    whole = median(seconds["FedAvg, as it comes"])
-    for job, times in seconds.items():
-        middle = median(times)
-        table.add_row(job, str(len(times)), f"{middle:.3f}", f"{min(times):.3f}", f"{middle / whole:.2f}")
-    console.print(table)
+    print_rounds(seconds, console)
     return seconds
 
 

@@ -103,7 +103,7 @@ class PlainBackward:
     in the model of another, as a generator's does in its discriminator.
     """
 
-    _expected = False  # of all: a pass of any LowRank is under way
+    _passes = 0  # of any LowRank under way, also in other threads: hooks may run in threads of autograd's own
 
     def __init__(self) -> None:
         self._said = False
@@ -124,15 +124,15 @@ class PlainBackward:
     @contextmanager
     def expected(cls) -> Iterator[None]:
         """Let a LowRank's own pass go by."""
-        cls._expected = True
+        cls._passes += 1
         try:
             yield
         finally:
-            cls._expected = False
+            cls._passes -= 1
 
     def met(self) -> None:
         """Say that a gradient has come into `.grad`, unless it is our own pass."""
-        if self._expected or self._said:
+        if self._passes or self._said:
             return
         self._said = True
         warnings.warn(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+
+from tests.platforms.stubbed import stubbed
 
 UNAVAILABLE = 5
 NUMBERS = itertools.count(1)
@@ -57,21 +58,9 @@ MODULES: dict[str, dict[str, Any]] = {
 OURS = tuple(f"rankdad.platforms.flower.{name}" for name in ("client_app", "nodes", "server_app"))
 
 
-@contextmanager
-def stubs() -> Iterator[None]:
+def stubs() -> AbstractContextManager[None]:
     """Put these classes in the place of Flower's within a `with`."""
-    names = ("flwr", *MODULES)
-    before: dict[str, ModuleType | None] = {name: sys.modules.pop(name, None) for name in (*names, *OURS)}
-    for name in names:
-        stub = sys.modules[name] = ModuleType(name)
-        vars(stub).update(MODULES.get(name, {}))
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    return stubbed(MODULES, OURS)
 
 
 class Engine:

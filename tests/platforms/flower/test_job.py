@@ -3,17 +3,14 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
-from rankdad.common.errors import SpecError, UserError
-from rankdad.platforms.flower.job import write_job
 from rankdad.platforms.flower.site import name_of, settings_place
 from rankdad.remote.hosted import read_job
-from tests.conftest import SITES, run_document, run_spec
+from tests.conftest import SITES, run_document
 
 
 def test_the_command_makes_an_app_whose_code_is_imports(tmp_path: Path) -> None:
@@ -33,33 +30,6 @@ def test_the_command_makes_an_app_whose_code_is_imports(tmp_path: Path) -> None:
             f"from rankdad.platforms.flower.{module.split('.')[1]} import {name}",
             f'__all__ = ["{name}"]',
         ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"federation": {"sites": list(SITES), "regions": {"north": list(SITES[:2])}}}, "regions-unsupported"),
-        (
-            {"data": {"reader": "csv", "file": "d.csv", "features": ["a*"], "label": "y", "values": [0, 1, 2]}},
-            "pattern-unresolved",
-        ),
-    ],
-)
-def test_what_cannot_be_had_there_is_said_before_a_job_is_made(
-    tmp_path: Path, changes: dict[str, Any], code: str
-) -> None:
-    with pytest.raises(SpecError) as error:
-        write_job(run_spec(**changes), tmp_path / "job")
-    assert error.value.code == code
-    assert not (tmp_path / "job").exists()
-
-
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "pyproject.toml").write_text("")
-    with pytest.raises(UserError) as error:
-        write_job(run_spec(), tmp_path / "job")
-    assert error.value.field == "--output"
 
 
 def test_a_node_says_where_its_settings_lie_and_a_simulation_s_are_numbered(

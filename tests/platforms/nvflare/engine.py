@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+
+from tests.platforms.stubbed import stubbed
 
 OK, ABORTED = "OK", "TASK_ABORTED"
 
@@ -129,21 +130,9 @@ OURS = tuple(
 )
 
 
-@contextmanager
-def stubs() -> Iterator[None]:
+def stubs() -> AbstractContextManager[None]:
     """Put these classes in the place of NVFlare's within a `with`."""
-    names = {".".join(name.split(".")[:end]) for name in MODULES for end in range(1, name.count(".") + 2)}
-    before: dict[str, ModuleType | None] = {name: sys.modules.pop(name, None) for name in (*names, *OURS)}
-    for name in names:
-        stub = sys.modules[name] = ModuleType(name)
-        vars(stub).update(MODULES.get(name, {}))
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    return stubbed(MODULES, OURS)
 
 
 class Engine:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rankdad.__main__ import app
-from rankdad.common.errors import SpecError, UserError
+from rankdad.common.errors import SpecError
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.platforms.nvflare.job import write_job
@@ -56,33 +56,6 @@ def test_a_quorum_is_the_engine_s_too(tmp_path: Path) -> None:
     write_job(spec, tmp_path / "job")
     meta = json.loads((tmp_path / "job" / "meta.json").read_text())
     assert (meta["min_clients"], meta["mandatory_clients"]) == (2, [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"federation": {"sites": list(SITES), "regions": {"north": list(SITES[:2])}}}, "regions-unsupported"),
-        (
-            {"data": {"reader": "csv", "file": "d.csv", "features": ["a*"], "label": "y", "values": [0, 1, 2]}},
-            "pattern-unresolved",
-        ),
-    ],
-)
-def test_what_cannot_be_had_there_is_said_before_a_job_is_made(
-    tmp_path: Path, changes: dict[str, Any], code: str
-) -> None:
-    with pytest.raises(SpecError) as error:
-        write_job(run_spec(**changes), tmp_path / "job")
-    assert error.value.code == code
-    assert not (tmp_path / "job").exists()
-
-
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "meta.json").write_text("{}")
-    with pytest.raises(UserError) as error:
-        write_job(run_spec(), tmp_path / "job")
-    assert error.value.field == "--output"
 
 
 def test_a_site_of_nvflare_s_is_not_started_by_hand(tmp_path: Path) -> None:
