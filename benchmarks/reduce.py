@@ -384,17 +384,15 @@ def _show(costs: Sequence[Costs], qualities: Sequence[Quality]) -> None:
     _print_row("network", "rank", "method", "gathering", "reduction", "backward (median)", "reduction / backward")
     _print_row(*["---"] * 7)
     for cost in costs:
-        backward = f"{cost.backward:.1f} ({cost.typical:.1f})"
-        ratio = f"{100 * cost.ratio:.1f} %"
-        _print_row(
-            cost.network, cost.rank, cost.method, f"{cost.gathering:.2f}", f"{cost.reduction:.2f}", backward, ratio
-        )
+        backward, ratio = f"{cost.backward:.1f} ({cost.typical:.1f})", f"{100 * cost.ratio:.1f} %"
+        own = cost.network, cost.rank, cost.method
+        _print_row(*own, f"{cost.gathering:.2f}", f"{cost.reduction:.2f}", backward, ratio)
     print("\nError over optimal (worst of the matrices of one shape) / milliseconds (mean of them)\n")
     _print_row("network", "matrix", "rows", "rank", *REDUCERS)
     _print_row(*["---"] * (4 + len(REDUCERS)))
     for quality in qualities:
         matrix = f"{quality.count} of {quality.shape[0]} × {quality.shape[1]}"
-        cells = (f"{e:.4f} / {ms:.2f}" for e, ms in zip(quality.errors, quality.milliseconds, strict=True))
+        cells = map("{:.4f} / {:.2f}".format, quality.errors, quality.milliseconds)
         _print_row(quality.network, matrix, quality.rows or "dense", quality.rank, *cells)
 
 

@@ -382,23 +382,3 @@ def test_who_answers_without_http_is_asked_about_https_until_somebody_has_answer
         client.run()
         assert client.exchange(b"contribution", 0) == b"update"
     assert ["does its address begin with https://?" in line for line in caplog.messages] == [True, False]
-
-
-@pytest.mark.slow
-def test_results_that_come_in_crumbs_break_off_in_a_sentence() -> None:
-    def serve() -> None:
-        connection, _ = listening.accept()
-        with connection, contextlib.suppress(OSError):
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200_000)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with (
-            ServiceClient(site_config(listening.getsockname()[1])) as client,
-            pytest.raises(UserError, match="download was interrupted"),
-            client.results("small-1") as pieces,
-        ):
-            list(pieces)
-        thread.join()

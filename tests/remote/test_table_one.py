@@ -20,7 +20,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.report.study_table import table_one as study_table
-from rankdad.remote.results.run_results import read_results, read_table
+from rankdad.remote.results.run_results import read_results
 from rankdad.remote.results.table_one import _outliers, table_one
 from rankdad.remote.tables import write_rows
 from rankdad.remote.view import PlainView, Waiting
@@ -395,15 +395,3 @@ def test_a_table_has_the_columns_of_all_its_rows(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"site": "alpha"}, {"site": "beta", "local_auc": 0.7}]
     write_rows(tmp_path, "sites", rows)
     assert (tmp_path / "sites.csv").read_text() == "site,local_auc\nalpha,\nbeta,0.7\n"
-
-
-def test_texts_that_begin_like_formulas_are_written_as_text(tmp_path: Path) -> None:
-    """Captions are the owner's own words, and `coefficients.csv` is opened by spreadsheets."""
-    names = ["=HYPERLINK(1)", "@x", "+1 b", "-x\t", "'=x", "age"]
-    rows: list[dict[str, Any]] = [{"name": name, "caption": name, "estimate": -0.5} for name in names]
-    write_rows(tmp_path, "coefficients", rows)
-    written = pd.read_csv(tmp_path / "coefficients.csv")
-    assert written["name"].tolist() == ["'=HYPERLINK(1)", "'@x", "'+1 b", "'-x\t", "'=x", "age"]
-    assert written["estimate"].tolist() == [-0.5] * len(names)
-    read = read_table(tmp_path / "coefficients.csv", ())
-    assert read["caption"].tolist() == ["=HYPERLINK(1)", "@x", "+1 b", "-x\t", "=x", "age"]

@@ -1,0 +1,23 @@
+"""Tables of a run's directory, which people open in spreadsheets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rankdad.remote.results.run_results import read_table
+from rankdad.remote.tables import write_rows
+
+
+def test_texts_that_begin_like_formulas_are_written_as_text(tmp_path: Path) -> None:
+    """Captions are the owner's own words, and `coefficients.csv` is opened by spreadsheets."""
+    names = ["=HYPERLINK(1)", "@x", "+1 b", "-x\t", "'=x", "age"]
+    rows: list[dict[str, Any]] = [{"name": name, "caption": name, "estimate": -0.5} for name in names]
+    write_rows(tmp_path, "coefficients", rows)
+    written = pd.read_csv(tmp_path / "coefficients.csv")
+    assert written["name"].tolist() == ["'=HYPERLINK(1)", "'@x", "'+1 b", "'-x\t", "'=x", "age"]
+    assert written["estimate"].tolist() == [-0.5] * len(names)
+    read = read_table(tmp_path / "coefficients.csv", ())
+    assert read["caption"].tolist() == ["=HYPERLINK(1)", "@x", "+1 b", "-x\t", "=x", "age"]
