@@ -316,8 +316,8 @@ def notes(run: RunResults) -> Iterator[str]:
         yield f"{absent} {kind} too few samples for an AUC, and are excluded from its mean."
     if "auc_error" in run.test:
         error = run.test["auc_error"]
-        at_most = "about" if metrics.smooth_scores else "at most"
-        yield f"AUCs come from histograms of scores: the one of all samples is off by {at_most} {bound(error)}."
+        often = ", in 19 of 20 tests" if metrics.smooth_scores else ""
+        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {bound(error)}{often}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
         moved = "quantiles of errors are near those of the exact errors."

@@ -110,8 +110,9 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
         text = f"At {len(other)} {better} on these rows, without an interval that excludes 0: {_each(other)}."
         yield Sentence("own-model-better-by-chance", text)
     if both and not found:
-        where = "the one hospital" if len(both) == 1 else f"none of {of}"
-        text = f"At {where} {what} has {'no' if len(both) == 1 else 'a'} better {NAMES[name]} on the rows tested."
+        figure, both_ways = f"the {NAMES[name]} of {what}", run.spec.tested_folds > 1
+        text = f"At the one hospital, {figure} is not" if len(both) == 1 else f"At none of {of} is {figure}"
+        text += " better both by 0.001 over all rows and by fold." if both_ways else " better by 0.001 or more."
         yield Sentence("own-model-no-better", text)
     rows = run.by_site
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
@@ -122,7 +123,7 @@ def _each(found: Sequence[OwnModel]) -> str:
     return listed(
         [
             f"{one.site} ({number(one.own)} against {number(one.shared)}"
-            + (f"; difference {signed(one.difference)})" if one.difference else ")")
+            + (f"; this model less its own: {signed(one.difference)})" if one.difference else ")")
             for one in found
         ]
     )

@@ -323,7 +323,8 @@ def cautions(run: RunResults) -> Iterator[Sentence]:
 def _hospital_cautions(run: RunResults) -> Iterator[Sentence]:
     ends = [(row["auc_low"], row["auc_high"]) for row in run.by_site.values() if {"auc_low", "auc_high"} <= row.keys()]
     if len(ends) > 1 and max(low for low, _ in ends) <= min(high for _, high in ends):
-        text = f"The intervals of the AUC of {len(ends)} hospitals overlap: they do not show where it does better."
+        text = f"The AUCs of the {len(ends)} hospitals are not tested against each other, and their intervals overlap: "
+        text += "do not rank the hospitals by them."
         yield Sentence("no-ranking", text)
     one = run.only_outcome
     if one is not None and (differ := run.miscalibrated(one["outcome"])):

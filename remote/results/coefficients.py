@@ -161,14 +161,15 @@ def _names(spec: RunSpec, inputs: int) -> list[str]:
 
 
 def _captions(spec: RunSpec) -> dict[str, str]:
-    """Map names of inputs to their captions, for inputs that have one."""
+    """Map names of inputs to their captions, for inputs that have one; a logarithm is named as such."""
     data, found = spec.data, dict[str, str]()
-    if not isinstance(data, TableData) or not data.captions:
+    if not isinstance(data, TableData):
         return found
-    for column, levels in data.levels_by_column.items():
+    for column, levels in data.levels_by_column.items() if data.captions else ():
         found |= {f"{column}={level}": data.called(column, level) for level in levels}
         found |= {column: data.called(column), f"{column} is missing": f"{data.called(column)} is missing"}
-    return found
+    logarithms = filter(data.is_logarithm, data.features)
+    return found | {column: f"ln({data.called(column)})" for column in logarithms}
 
 
 def _outcome_labels(spec: RunSpec, count: int) -> Iterator[str]:

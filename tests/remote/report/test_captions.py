@@ -59,6 +59,9 @@ def test_the_second_of_two_classes_is_called_what_the_label_is() -> None:
         "num=yes": "heart disease = yes",
         "num is missing": "heart disease is missing",
     }
+    logged = {"age": "ln(age)"}  # its coefficient is for one unit of that
+    assert _captions(spec({}, log=["age"])) == logged
+    assert _captions(spec(CAPTIONS | {"age": "years"}, log=["age"]))["age"] == "ln(years)"
 
 
 @pytest.mark.parametrize(

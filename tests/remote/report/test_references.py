@@ -64,9 +64,9 @@ def test_the_verdict_says_what_training_together_adds_and_where_it_does_not(tmp_
         "The same model, trained at each hospital alone, has an AUC of 0.883 (95 % interval 0.870 to 0.910): on the "
         "same rows this model's is 0.017 higher, which is better (95 % interval of the difference 0.006 to 0.028).",
         "At 1 of 3 hospitals its own model has the better AUC, and the interval of the difference excludes 0: beta "
-        "(0.930 against 0.800; difference −0.130, 95 % interval −0.210 to −0.050).",
+        "(0.930 against 0.800; this model less its own: −0.130, 95 % interval −0.210 to −0.050).",
         "At 1 of 3 hospitals its own model has the better AUC on these rows, without an interval that excludes 0: "
-        "alpha (0.907 against 0.886; difference −0.021, 95 % interval −0.060 to 0.018).",
+        "alpha (0.907 against 0.886; this model less its own: −0.021, 95 % interval −0.060 to 0.018).",
         "There is no own model to compare with at gamma.",
         "A linear model of all hospitals has an AUC of 0.950: this model is 0.050 worse, without an interval of the "
         "difference.",
@@ -84,8 +84,15 @@ def test_a_smaller_error_is_the_better_one_and_other_rows_are_not_compared(tmp_p
     found = read_results(made(tmp_path / "run", {"mae": 2.5}, sites, "regression", local=local, site=site))
     first, second, *others = (one.text for one in worth(found))
     assert "this model is 0.500 better" in first
-    assert second == "At the one hospital its own model has no better MAE on the rows tested."
+    assert second == "At the one hospital, the MAE of its own model is not better by 0.001 or more."
     assert not any("of 3.000" in text for text in others), "80 rows are not the same rows"
+
+
+def test_an_own_model_that_is_better_in_the_fourth_digit_is_not_denied(tmp_path: Path) -> None:
+    sites = "site,samples,auc,local_samples,local_auc\nalpha,90,0.75069,90,0.75113\nbeta,80,0.8,80,0.7\n"
+    run = made(tmp_path / "run", {"auc": 0.77}, sites, local={"samples": 170, "values": {"auc": 0.73}})
+    said = {one.code: one.text for one in worth(read_results(run))}
+    assert said["own-model-no-better"] == "At none of 2 hospitals is the AUC of its own model better by 0.001 or more."
 
 
 @pytest.mark.parametrize(
