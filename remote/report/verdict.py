@@ -164,8 +164,9 @@ def _missed(run: RunResults) -> Iterator[Sentence]:
     hardly = [
         f"{name} (recall {percent(share)})" for name, share in found.items() if share is not None and share < RARE
     ]
+    at = " if risks of 50 % or more are called positive" if run.only_outcome is not None else ""
     if hardly:
-        yield Sentence("hardly-found", f"It finds hardly any {noun} of {', '.join(hardly)}.")
+        yield Sentence("hardly-found", f"It finds hardly any {noun} of {', '.join(hardly)}{at}.")
     if untested := [name for name, share in found.items() if share is None]:
         yield Sentence("class-untested", f"No {noun} of {', '.join(untested)} was tested.")
 
