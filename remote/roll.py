@@ -60,7 +60,8 @@ class Roll(Generic[N]):
                     place.node, place.message, place.failures = node, None, 0
                 place.away = False
             elif not place.away:
-                self._say(f"{name} is away: the run waits {self._patience:g} seconds for it")
+                state = "not there yet" if place.node is None else "away"
+                self._say(f"{name} is {state}: the run waits {self._patience:g} seconds for it")
                 place.node, place.away, place.since = None, True, time.monotonic()
             elif place.reply is not None and time.monotonic() - place.since > self._patience:
                 self._lose(name, f"no node of this name has been there for {self._patience:g} seconds")

@@ -105,7 +105,7 @@ class Nodes:
                 raise StoppedRunError(said, code="site-twice", site=name)
             elif name not in self._roll.places and not self._registered:
                 said = f"node {key[0]} says that its name is '{visible(name, 63)}', which is no site of this run: "
-                raise StoppedRunError(said + "its settings are another site's, or missing", code="site-unknown")
+                raise StoppedRunError(said + "its settings are missing, no JSON, or another's", code="site-unknown")
         return found
 
     def _ask(self, key: Key) -> None:

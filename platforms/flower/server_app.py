@@ -26,7 +26,7 @@ class JobError(Exception):
 
 @app.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """See a run through."""
+    """Run a job."""
     try:
         _log.info(_run(grid, context))
     except RankdadError as error:

@@ -25,8 +25,7 @@ def site_settings(place: str) -> SiteConfig:
     """Return a site's settings, which lie at a place; "" if the node does not say.
 
     Raises:
-        SettingsError: there are none.
-        UserError: they are not what a site's file should be.
+        UserError: there are none, or they are invalid.
     """
     if not place or not Path(place).is_file():
         said = "the node has no settings for rankdad: expected --node-config 'rankdad=\"/path/to/site.json\"'"
