@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,12 @@ CHANGES = ("run.training.epochs=3", 'run.federation.sites=["a","b"]', "run.model
 TABLES = ("steps", "metrics")
 IN_USE = "folder-in-use"  # for as long as processes of a killed simulator are still ending
 PATIENCE = 120.0  # seconds
+OTHER, SUFFIXES = "OTHER", (".sqlite", ".sqlite-wal", ".safetensors")
+HEADER = 100  # bytes of a database's header; the first of a checkpoint say how long its own is
 Story = dict[str, Any]
+
+WARM = multiprocessing.get_context("forkserver")  # seconds of imports are paid once
+WARM.set_forkserver_preload(["rankdad.__main__", "rankdad.simulations.simulator", "rankdad.remote.process"])
 
 
 def bench_faults(kills: int, flips: int, seed: int, console: Console) -> int:
@@ -44,27 +51,58 @@ def bench_faults(kills: int, flips: int, seed: int, console: Console) -> int:
         wrong, runs, victims = _kill(root, kills, expected, drawn, console)
         said = ", ".join(f"{count} of {name}" for name, count in sorted(victims.items()))
         console.print(f"{kills} kills ({said}), {runs} runs to their end: {wrong} other than undisturbed")
-        outcomes = _flip(root, flips, expected, drawn)
+        outcomes = _flip(root, flips, expected, drawn, console)
         console.print(f"{flips} bits: " + ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items())))
-    return wrong + outcomes["OTHER"]
+    return wrong + outcomes[OTHER]
 
 
 def command(directory: Path, *, resumes: bool) -> list[str]:
-    """Return the command that begins or resumes a simulation."""
+    """Return the words of `rankdad` that begin or resume a simulation."""
     words = ["--resume", str(directory)]
     if not resumes:
         words = [str(SPEC), "--ledger", "--output", str(directory)]
         words += [word for change in CHANGES for word in ("--set", change)]
-    return [sys.executable, "-m", "rankdad", "simulate", *words, "--quiet"]
+    return ["simulate", *words, "--quiet"]
+
+
+class Simulation:
+    """A simulation's processes, begun or resumed; what it says is beside its directory."""
+
+    def __init__(self, directory: Path, *, resumes: bool) -> None:
+        self._said = directory.with_suffix(".said")
+        words = command(directory, resumes=resumes)
+        self.process: BaseProcess = WARM.Process(target=_main, args=(words, str(self._said)))
+        self.process.start()
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; return its status and standard error.
+
+        Raises:
+            TimeoutError: it does not end.
+        """
+        self.process.join(PATIENCE)
+        if self.process.exitcode is None:
+            raise TimeoutError
+        return self.process.exitcode, self._said.read_text(encoding="utf-8")
+
+
+def _main(words: list[str], said: str) -> None:
+    for number, name in ((1, os.devnull), (2, said)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    sys.argv = ["rankdad", *words]
+    from rankdad.__main__ import main
+
+    main()
 
 
 def simulated(directory: Path, *, resumes: bool = False) -> tuple[int, str]:
-    """Run a simulation to its end; return its status and output."""
+    """Run a simulation to its end; return its status and standard error."""
     end = time.monotonic() + PATIENCE
     while True:
-        done = subprocess.run(command(directory, resumes=resumes), capture_output=True, text=True, timeout=PATIENCE)
-        if IN_USE not in done.stderr or time.monotonic() > end:
-            return done.returncode, done.stderr
+        code, said = Simulation(directory, resumes=resumes).end()
+        if IN_USE not in said or time.monotonic() > end:
+            return code, said
         time.sleep(0.2)
 
 
@@ -89,16 +127,16 @@ def _kill(
         if not resumes:  # a run killed before its start has nothing to resume
             shutil.rmtree(directory, ignore_errors=True)
         ahead = round(drawn.expovariate(4 / end))  # rounds until the kill: about four kills a run
-        process, said = killed_after(directory, ahead, drawn, victims, resumes=resumes)
-        if process.returncode < 0 or said is None:
+        code, said = killed_after(directory, ahead, drawn, victims, resumes=resumes)
+        if code < 0 or said is None:
             continue
         if IN_USE in said:
             time.sleep(0.2)
             continue
-        is_wrong = process.returncode != 0 or story_of(directory) != expected
+        is_wrong = code != 0 or story_of(directory) != expected
         runs, wrong = runs + 1, wrong + is_wrong
         if is_wrong:
-            console.print(f"status {process.returncode}: {said}", markup=False)
+            console.print(f"status {code}: {said}", markup=False)
         console.print(f"{victims.total()} kills, {runs} runs to their end: {wrong} other than undisturbed")
         shutil.rmtree(directory)
     if (directory / "run.sqlite").exists():
@@ -111,31 +149,31 @@ def _kill(
 
 def killed_after(
     directory: Path, ahead: int, drawn: random.Random, victims: Counter[str], *, resumes: bool
-) -> tuple[subprocess.Popen[str], str | None]:
+) -> tuple[int, str | None]:
     """Start a simulation and kill one of its processes when the run has gone so many rounds further.
 
     With 0 rounds the kill comes within the first second, mostly before the sites have started.
 
     Returns:
-        The process, which has ended, and its standard error; None in place of that if something was killed.
+        The status, once it has ended, and its standard error; None in place of that if something was killed.
     """
     moment = rounds_of(directory) + ahead
-    process = subprocess.Popen(
-        command(directory, resumes=resumes), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    simulation = Simulation(directory, resumes=resumes)
+    process = simulation.process
     if not ahead:
         time.sleep(drawn.uniform(0.0, 1.0))
-    while process.poll() is None and ahead and rounds_of(directory) < moment:
+    while process.is_alive() and ahead and rounds_of(directory) < moment:
         time.sleep(0.005)
     time.sleep(drawn.uniform(0.0, 0.02))  # anywhere within a round
+    assert process.pid is not None
     names = {process.pid: "the simulator"} | dict.fromkeys(_children(process.pid), "its processes")
     victim = drawn.choice(sorted(names))
-    if process.poll() is not None:
-        return process, process.communicate()[1]
+    if not process.is_alive():
+        return simulation.end()
     victims[names[victim]] += 1
-    os.kill(victim, signal.SIGKILL)
-    process.communicate(timeout=PATIENCE)
-    return process, None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    return simulation.end()[0], None
 
 
 def rounds_of(directory: Path) -> int:
@@ -154,27 +192,45 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _flip(root: Path, flips: int, expected: Story, drawn: random.Random) -> Counter[str]:
-    """Flip bits of the run's file and the checkpoints of a run that was killed half way, one in each copy of it."""
+def _flip(root: Path, flips: int, expected: Story, drawn: random.Random, console: Console) -> Counter[str]:
+    """Flip bits of the run's file and the checkpoints of a run that was killed half way, one in each copy of it.
+
+    Half of them fall into the files' headers, byte after byte in a random order; the others fall anywhere.
+    """
     half, outcomes = root / "half", Counter[str]()
     killed_after(half, rounds_of(root / "undisturbed") // 2, drawn, Counter(), resumes=False)
-    for _ in range(flips):
-        copy = root / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(half, copy, symlinks=True)
-        files = [path for path in copy.rglob("*") if path.suffix in (".sqlite", ".safetensors") and path.stat().st_size]
-        path = drawn.choice(sorted(files))
-        at, bit = drawn.randrange(path.stat().st_size), drawn.randrange(8)
-        with path.open("r+b") as file:
-            file.seek(at)
-            (byte,) = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte ^ 1 << bit]))
-        code, said = simulated(copy, resumes=True)
-        if code == 0 and story_of(copy) == expected:
-            outcomes["undisturbed"] += 1
-        elif code == 2 and "Traceback" not in said:
-            outcomes["a sentence"] += 1
-        else:
-            outcomes["OTHER"] += 1
+    time.sleep(1.0)  # orphans end
+    files = sorted(path for path in half.rglob("*") if path.suffix in SUFFIXES and path.stat().st_size)
+    bytes_of_headers = [(path, at) for path in files for at in range(min(HEADER, path.stat().st_size))]
+    places = drawn.sample(bytes_of_headers, min(flips // 2, len(bytes_of_headers)))
+    while len(places) < flips:
+        path = drawn.choice(files)
+        places.append((path, drawn.randrange(path.stat().st_size)))
+    bits = [(number, path.relative_to(half), at, drawn.randrange(8)) for number, (path, at) in enumerate(places)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for number, outcome, said in pool.map(lambda bit: _flipped(half, expected, *bit), bits):
+            outcomes[outcome] += 1
+            if outcome == OTHER:
+                console.print(f"{bits[number][1:]}: {said}", markup=False)
+            if not (number + 1) % 100:
+                console.print(f"{number + 1} bits: " + ", ".join(f"{n} {what}" for what, n in outcomes.items()))
     return outcomes
+
+
+def _flipped(half: Path, expected: Story, number: int, name: Path, at: int, bit: int) -> tuple[int, str, str]:
+    """Resume a copy of a run with one bit flipped; return the bit's number, the outcome, and what was said."""
+    copy = half.with_name(f"copy-{number}")
+    shutil.copytree(half, copy, symlinks=True)
+    with (copy / name).open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+    code, said = simulated(copy, resumes=True)
+    outcome = OTHER
+    if code == 0 and story_of(copy) == expected:
+        outcome = "undisturbed"
+    elif code == 2 and "Traceback" not in said:
+        outcome = "a sentence"
+    shutil.rmtree(copy)
+    return number, outcome, said
