@@ -79,39 +79,17 @@ app = client_app.app
 
 HOSTILE = '''"""Sends what is no call a hundred times in place of one site's first."""
 
-import random
 from pathlib import Path
 
-import msgpack
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from rankdad.platforms.flower import client_app
+from tests.engines.hostile import payload
 
 FOLDER = Path("%(folder)s")
 answer, query = client_app.answer, client_app.query
 app = client_app.ClientApp()
-
-
-def payload(number):
-    """Return a record that is no call of this site's."""
-    rng, first = random.Random(number), {"what": "run", "number": 1, "site": "hospital-a"}
-    body = rng.choice(
-        (
-            b"",
-            b"\\xc1",
-            bytes(1000),
-            b"\\x81" * 4000,
-            rng.randbytes(200),
-            msgpack.packb(first)[: rng.randrange(20)],
-            msgpack.packb(first | {"site": "hospital-b", "what": "send", "body": rng.randbytes(99)}),
-            msgpack.packb(first | {"what": "os.system"}),
-            msgpack.packb(first | {"number": -1}),
-            msgpack.packb(first | {"what": "send", "round": 2**53, "body": rng.randbytes(99)}),
-            bytes(1 << 22),
-        )
-    )
-    return rng.choice((ConfigRecord({"body": body}), ConfigRecord({"body": body}), ConfigRecord({"body": "text"}),
-                       MetricRecord({"body": 7}), ArrayRecord(), ConfigRecord({})))
+OTHERS = ConfigRecord({"body": "text"}), MetricRecord({"body": 7}), ArrayRecord(), ConfigRecord({})
 
 
 @app.query()
@@ -124,8 +102,7 @@ def hostile(message, context):
         first.write_bytes(record["body"])
     if number < 101:
         (FOLDER / f"sent-{number}").touch()
-        answered = payload(number) if number != 50 else ConfigRecord({"body": msgpack.packb(
-            {"what": "run", "number": 1, "site": "hospital-a"})})
+        answered = OTHERS[number %% 8] if number %% 8 < 4 else ConfigRecord({"body": payload(number)})
         return Message(RecordDict({"rankdad": answered}), reply_to=message)
     if first.exists():
         record["body"] = first.read_bytes()

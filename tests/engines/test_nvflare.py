@@ -164,6 +164,38 @@ def test_a_site_without_settings_ends_the_job_in_a_sentence(poc: Poc, tmp_path: 
     assert outcome(tmp_path / "work") == ("completed", digests)
 
 
+HOSTILE = """
+from rankdad.platforms.nvflare.controller import RunController as RunController
+from rankdad.platforms.nvflare.executor import SiteExecutor as Executor
+from tests.engines.hostile import payload
+
+OTHERS = None, "text", 7, {"what": b"run"}
+
+
+class SiteExecutor(Executor):
+    sent, first = 0, None
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        if fl_ctx.get_identity_name() == "hospital-a" and self.sent < 101:
+            self.first = self.first or shareable["rankdad"]
+            shareable["rankdad"] = OTHERS[self.sent % 8] if self.sent % 8 < 4 else payload(self.sent)
+            self.sent += 1
+            return shareable
+        if self.first:
+            shareable["rankdad"], self.first = self.first, None
+        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+"""
+
+
+def test_a_hundred_hostile_payloads_change_nothing(poc: Poc, tmp_path: Path) -> None:
+    simulated, digests = lockstep(tmp_path, *SMALL)
+    poc.settle(tmp_path / "work", site_documents(tmp_path / "work", simulated))
+    job = make(tmp_path, simulated, "--bring-code")
+    (job / "app" / "custom" / "rankdad_job.py").write_text(HOSTILE)
+    assert poc.submit(job) == ("COMPLETED", "")
+    assert outcome(tmp_path / "work") == ("completed", digests)
+
+
 OTHER_VERSION = """
 import rankdad.common.protocol.versions as versions
 from rankdad.platforms.nvflare.controller import RunController as RunController
