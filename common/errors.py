@@ -32,7 +32,7 @@ STATUSES = {  # with which commands end
     "it is started again",
 }
 CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
-RECOVERABLE = frozenset({"cannot-write", "log-out-of-reach"})  # a disk that a person mends while the run waits
+RECOVERABLE = frozenset({"cannot-write", "log-out-of-reach", "sample-changed"})  # mended while the run waits
 DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
@@ -133,7 +133,7 @@ class RankdadError(Exception):
 
     @property
     def is_recoverable(self) -> bool:
-        """Whether the process, started again, continues its run, once a person has mended the disk."""
+        """Whether the process, started again, continues its run, once a person has mended the cause."""
         return self.code in RECOVERABLE
 
     @property

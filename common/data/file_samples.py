@@ -82,13 +82,22 @@ class FileSamples:
         return found
 
     def _from_its_file(self, row: int) -> Array:
-        found = np.array(self.read(row), self.dtype, order="C")
-        if self.checksums is not None and _checksum(found) != self.checksums[row]:
-            raise self.fault(
-                row,
-                "has changed since training began: restore it, or restart the run",
-            )
-        return found
+        """Return a sample; once all have been read, one that is another or cannot be read is worth waiting for."""
+        if self.checksums is None:
+            return self._read(row)
+        try:
+            found = self._read(row)
+        except DataError as error:
+            fault = error
+        else:
+            if _checksum(found) == self.checksums[row]:
+                return found
+            fault = self.fault(row, "has changed")
+        problem = f"{fault.problem}: restore it as it was when training began"
+        raise DataError(fault.path, problem, code="sample-changed", field=fault.field, row=fault.row)
+
+    def _read(self, row: int) -> Array:
+        return np.array(self.read(row), self.dtype, order="C")
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
         """Return all samples as one array."""

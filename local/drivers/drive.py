@@ -35,7 +35,7 @@ def drive(
         name: of the site.
         ranks: of the site, which have the same answers; without any it is alone.
         quietly: errors that are not reported to the aggregator, since the site comes back.
-        comes_back: whether the site, started again, goes on: the others then wait until its disk is mended.
+        comes_back: whether the site, started again, goes on: the others then wait until the cause is mended.
 
     Raises:
         RunFailedError: another site, or the aggregator, failed.

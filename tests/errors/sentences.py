@@ -41,6 +41,7 @@ MEANINGS = {  # of codes whose sentences are made up at run time
     "names-rows": "a column seems to name rows, such as an identifier: leave it out, or use it as the key",
     "no-step": "a run's file has no step yet: wait for the first one",
     "package-missing": "the aggregator has no package for curves: install the extra page there",
+    "sample-changed": "a picture or volume has vanished or changed while a run trains: restore it, the others wait",
     "picture-unusable": "a picture cannot be used: replace it, or leave its row out",
     "policy-refuses": "the run asks for more than the policy allows: change the run, or the line that it names",
     "preparation-impossible": "the rows leave nothing to train on or to prepare: see rows and evaluation",
