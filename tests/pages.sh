@@ -68,7 +68,7 @@ sites_take_part() { cd ../..; sites '' site.log; wait $started; cd kits/aggregat
 agents() { # a question that hospital-b refuses and hospital-c does not hear; then all agents, in the owner's kit
     cd ../..
     cp RUN.json kits/owners/anna
-    echo '{"min_rows": 12, "columns": ["age", "sex", "bp", "s?", "progression"]}' >kits/sites/hospital-b/policy.json
+    echo '{"columns": ["age", "sex", "bp", "s?", "progression"]}' >kits/sites/hospital-b/policy.json
     mkdir kits/later
     mv kits/sites/hospital-c kits/later
     sites --stay stay.log
