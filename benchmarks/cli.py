@@ -362,7 +362,7 @@ def attacks(
 def curves(
     draws: Annotated[int, typer.Option(help="Of each row.")] = 20,
 ) -> None:
-    """Hold the AUC of smooth scores against scikit-learn's of exact ones: a minute."""
+    """Hold AUC, average precision and counts of smooth scores against those of exact ones: a minute."""
     from rich.console import Console
 
     from benchmarks.privacy.curves import bench_curves

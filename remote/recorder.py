@@ -235,7 +235,7 @@ class Recorder:
         if found is not None and not self._preparing.solving.is_solved(totals):
             found = replace(found, problem="unsolved")
         if found is not None:
-            own = self._preparing.solving.told(sent)
+            own = self._preparing.solving.of_sites(sent)
             sites = {site: as_json(self._spec, one, own=True) for site, one in own.items()}
             self.progress.coefficients = {"pooled": as_json(self._spec, found), "sites": sites}
             write_rows(self.directory, "coefficients", as_table(self.progress.coefficients))

@@ -50,7 +50,7 @@ def at_hospitals(file: SimulationFile) -> str:
     except UserError:
         return "refuse this run"
     steps = any(NOT_EXACT in site.warnings for site in found)
-    return "train it in steps and send no coefficients" if steps else "take part in it unchanged"
+    return "train the model by gradients, without coefficients" if steps else "take part in this run unchanged"
 
 
 def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None], list[str]]:

@@ -22,6 +22,11 @@ WIDE = 20  # rows for each input below which a model is trained in smaller steps
 RANK = 2
 SPARE = 1.3  # rows of the smallest hospital in a step over what its policy asks for: folds are not exact
 MOST_NAMED = 5  # hospitals in a note
+MEANINGS = {  # of lines of a policy
+    "min_rows": "patients behind each sum",
+    "min_level": "patients who share a value",
+    "rows_per_rank": "samples behind each row sent",
+}
 DEALT = 40  # rows of one table for each site to which it is dealt out, at least
 LARGE = 5000  # rows from which a network is worth trying, if there are fifty for each input too
 
@@ -73,16 +78,17 @@ def first_spec(
     if policy := {**policy, **lines}:  # one note of both: what steps need may be more than sums do
         simulation["policy"] = policy
         own, what = Policy(), "patients" if "group" in guess.data else "rows"
-        asked, allowed = (
-            " and ".join(f"{name} {json.dumps(one[name])}" for name in policy) for one in (own.model_dump(), policy)
-        )
+        asked = " and ".join(f"{name} {json.dumps(own.model_dump()[name])}, {MEANINGS[name]}," for name in policy)
+        allowed = " and ".join(f"{name} {json.dumps(value)}" for name, value in policy.items())
         smallest = [sites[people.index(min(people))]] * bool(for_steps)
         few = sorted({*smallest, *needing}, key=sites.index)
         counts = ", ".join(f"{site} ({people[sites.index(site)]} {what})" for site in few[:MOST_NAMED])
         counts += f" and {len(few) - MOST_NAMED} more" * (len(few) > MOST_NAMED)
-        said = f"{counts}: too few for sums or steps of some folds under the default policy ({asked})"
-        document["notes"].append(f"{said}; the simulated sites allow {allowed} (simulation.policy)")
-        document["notes"].append(f"real hospitals whose policies lack these lines {at_hospitals(made)}")
+        document["notes"].append(
+            f"{counts}: too few for some folds under a hospital's default policy, which limits what may leave it: "
+            f"{asked.removesuffix(',')}; the simulated hospitals allow {allowed} (simulation.policy)"
+        )
+        document["notes"].append(f"real hospitals with the default policy {at_hospitals(made)}")
     return document
 
 
@@ -124,7 +130,8 @@ def _settings(
     model = {"name": "mlp", "hidden": [64, 32], "dropout": 0.2} if large else {"name": "linear"}
     what = "a network" if large else "a linear model"
     taken = f"{steps} steps per epoch, {epochs} epochs"
-    taken = taken if large else f"solved exactly if all policies allow its sums, otherwise {taken}"
+    exact = "solved exactly, from sums over each hospital's rows, if all hospitals' policies allow these"
+    taken = taken if large else f"{exact}; otherwise trained by gradients, {taken}"
     notes.append(f"{what} for {sum(rows)} rows and {inputs} inputs; {taken}")
     settings: dict[str, Any] = {
         "model": model,

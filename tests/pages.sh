@@ -68,16 +68,16 @@ sites_take_part() { cd ../..; sites '' site.log; wait $started; cd kits/aggregat
 agents() { # a question that hospital-b refuses and hospital-c does not hear; then all agents, in the owner's kit
     cd ../..
     cp RUN.json kits/owners/anna
-    echo '{"min_rows": 12, "columns": ["age", "sex", "bp", "s?", "progression"]}' >kits/sites/hospital-b/policy.json
+    echo '{"columns": ["age", "sex", "bp", "s?", "progression"]}' >kits/sites/hospital-b/policy.json
     mkdir kits/later
     mv kits/sites/hospital-c kits/later
     sites --stay stay.log
-    for site in kits/sites/*; do wait_for "$site/stay.log" 'stays for'; done
+    for site in kits/sites/*; do wait_for "$site/stay.log" 'waiting for runs of'; done
     rankdad ask RUN.json --to kits/owners/anna/OWNER.json --wait 30 || test $? = 3
     cp kits/sites/hospital-a/policy.json kits/sites/hospital-b/policy.json
     mv kits/later/hospital-c kits/sites
     (cd kits/sites/hospital-c && exec rankdad site SITE.json --stay >stay.log 2>&1) &
-    wait_for kits/sites/hospital-c/stay.log 'stays for'
+    wait_for kits/sites/hospital-c/stay.log 'waiting for runs of'
     cd kits/owners/anna
 }
 

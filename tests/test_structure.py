@@ -134,7 +134,12 @@ def test_modules_named_in_docstrings_and_files_named_in_pages_exist() -> None:
                 pkgutil.resolve_name(name if name.startswith("benchmarks") else f"rankdad.{name}")
             except (ImportError, AttributeError):
                 gone.append(f"{path}: {name}")
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("[!_g]*/*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("[!_g]*/*.md"),
+        *(ROOT / "docs").glob("*.md"),
+    ):
         found = re.findall(rf"`((?:{names}|docs|tests|docker)/[\w./-]*)", page.read_text(encoding="utf-8"))
         gone += [f"{page}: {name}" for name in found if not (ROOT / name).exists()]
     assert not gone

@@ -1,24 +1,27 @@
-"""`python -m benchmarks curves`: how far smooth scores put the AUC of several hospitals off, beside scikit-learn's."""
+"""`python -m benchmarks curves`: how far smooth scores put figures of several hospitals off, beside scikit-learn's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.metrics.intervals import intervals
+from rankdad.common.metrics.risk import RISKS, THRESHOLDS, Risks, average_precision
 from rankdad.common.metrics.smoothing import Scored, smooth
 from rankdad.common.metrics.summary import summarise
-from rankdad.common.metrics.sums import Tally, tally
+from rankdad.common.metrics.sums import Tally, default_log_odds, parts, tally
 from rankdad.common.spec.tasks import Classification
 
 TASK = Classification(classes=2)
@@ -30,26 +33,46 @@ EVENTS = 0.4
 QUANTILE = 1.96
 
 
+class Error(NamedTuple):
+    """How far the figures of one draw are from those of exact scores.
+
+    Args:
+        auc: absolute error.
+        bound: the error that is printed with the AUC.
+        standard_error: of the AUC.
+        precision: absolute error of the average precision.
+        counted: largest error of the rows counted above a named risk; 0 for tests too small for such thresholds.
+    """
+
+    auc: float
+    bound: float
+    standard_error: float
+    precision: float
+    counted: int
+
+
 def bench_curves(draws: int, console: Console) -> list[tuple[float, float]]:
-    """Print and return the mean error of the AUC, and that which is said of it, for each of the tables' rows."""
+    """Print the errors of each kind of test, and return the mean error of the AUC and the mean printed bound."""
     torch.set_num_threads(1)
-    table = Table("scores", "hospitals", "patients each", "mean error", "largest", "said", "within", "standard error")
+    heads = ("AUC: mean", "largest", "bound", "within", "SE", "AP: mean", "largest", "rows above a risk")
+    table = Table("scores", "hospitals", "patients each", *heads)
     found = list[tuple[float, float]]()
     for shape in SCORES:
         for hospitals in HOSPITALS:
             for patients in PATIENTS:
                 draw = np.random.default_rng([hospitals, patients])
-                rows = np.array([_one(draw, shape, hospitals, patients) for _ in range(draws)])
-                within = float(np.mean(rows[:, 0] <= rows[:, 1] + 1e-9))
-                numbers = [fmean(rows[:, 0]), rows[:, 0].max(), rows[:, 1].mean(), within, rows[:, 2].mean()]
-                table.add_row(shape, str(hospitals), str(patients), *(f"{one:.4f}" for one in numbers))
-                found.append((numbers[0], numbers[2]))
+                errors = [_one(draw, shape, hospitals, patients) for _ in range(draws)]
+                auc, bound, deviation, precision, counted = (np.array(one) for one in zip(*errors, strict=True))
+                within = float(np.mean(auc <= bound + 1e-9))
+                numbers = [auc.mean(), auc.max(), bound.mean(), within, deviation.mean(), precision.mean()]
+                cells = [*(f"{one:.4f}" for one in [*numbers, precision.max()]), f"{counted.max() or '–'}"]
+                table.add_row(shape, str(hospitals), str(patients), *cells)
+                found.append((fmean(auc), fmean(bound)))
     console.print(table)
     return found
 
 
-def _one(draw: np.random.Generator, shape: str, hospitals: int, patients: int) -> tuple[float, float, float]:
-    """Return by how much an AUC is off, by how much it says that it may be, and its standard error."""
+def _one(draw: np.random.Generator, shape: str, hospitals: int, patients: int) -> Error:
     apart, tests, scores, labels = draw.choice([0.5, 1.5, 3.0]), [], [], []
     for _ in range(hospitals):
         own = torch.from_numpy(draw.permutation(np.arange(patients) < EVENTS * patients)).long()
@@ -60,13 +83,33 @@ def _one(draw: np.random.Generator, shape: str, hospitals: int, patients: int) -
         tests += _left(given, own, folds)
         scores.append(given)
         labels.append(own)
-    total = reduce(add, tests)
-    known, error = summarise(TASK, total), intervals(TASK, total).get("auc")
-    value, said = known.values["auc"], known.auc_error
+    total, exact, truth = reduce(add, tests), torch.cat(scores), torch.cat(labels)
+    known, interval = summarise(TASK, total), intervals(TASK, total).get("auc")
+    value, bound = known.values["auc"], known.auc_error
+    risks = Risks.plain(parts(TASK, total).scores[1], float(default_log_odds(TASK)[1]))
+    precise = average_precision(risks)
     assert value is not None
-    assert said is not None
-    exact = roc_auc_score(torch.cat(labels).numpy(), torch.cat(scores).numpy())
-    return abs(value - exact), said, 0.0 if error is None else (error.high - error.low) / (2 * QUANTILE)
+    assert bound is not None
+    assert precise is not None
+    return Error(
+        abs(value - roc_auc_score(truth.numpy(), exact.numpy())),
+        bound,
+        0.0 if interval is None else (interval.high - interval.low) / (2 * QUANTILE),
+        abs(precise[0] - average_precision_score(truth.numpy(), exact.numpy())),
+        _miscounted(risks, exact, truth) if len(exact) >= THRESHOLDS else 0,
+    )
+
+
+def _miscounted(risks: Risks, scores: Tensor, labels: Tensor) -> int:
+    """Return the largest error of a class's rows above a named risk but 1/2, where they are exact."""
+    errors = []
+    for risk in RISKS:
+        if risk != 0.5:
+            edge = int((risks.edges - math.log(risk / (1 - risk))).abs().argmin())
+            above = scores >= risks.edges[edge]
+            pairs = zip(risks.above, (above & (labels == 0), above & (labels == 1)), strict=True)
+            errors += [abs(int(smooth[edge]) - int(rows.sum())) for smooth, rows in pairs]
+    return max(errors)
 
 
 def _left(scores: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> list[Tally]:

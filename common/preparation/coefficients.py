@@ -1,7 +1,7 @@
 """Coefficients of a linear model in the columns' own units, with standard errors, from sums over rows.
 
-They are of a fit that holds no weights small: least squares, or the maximum of the likelihood. Of each categorical
-column the first level is what the others are compared with, and of more than two classes the first class.
+They are of a fit without penalty: least squares, or maximum likelihood. The reference is the first level of each
+categorical column and, with more than two classes, the first class.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 FEWEST = 3  # patients for each column
-CONVERGED = 1e-10  # of what a whole step would still win
-SINGULAR = 1e-10  # of an eigenvalue of the columns' curvatures, each brought to 1
-PART = 0.05  # of such a direction: a column with more belongs to it
+CONVERGED = 1e-10  # decrease of the loss by a whole step at convergence
+SINGULAR = 1e-10  # eigenvalue of the curvature, with a diagonal of 1, of columns that depend on each other
+PART = 0.05  # least part of a column in such a direction
 Problem = Literal[
     "", "few-patients", "collinear", "separated", "no-class", "no-level", "impossible-sums", "held-back", "unsolved"
 ]
-SLACK = 1e-6  # of a part of 1, which rounding may break
-MOST_LEFT_OUT = 8  # times that a site fits its own rows once more, without a column or its levels
+SLACK = 1e-6  # error of a share that rounding may cause
+MOST_LEFT_OUT = 8  # times that a site repeats its own fit without a column or its levels
 OWN_ROUNDS = 12  # of Newton's method, which doubles the digits in each
-OWN = "own-coefficients"  # the round in which sites tell those of their own rows
-TOLD: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # what a site says of its own fit; None nothing
-HELD_BACK: dict[Problem, Problem] = {"no-level": "collinear", "no-class": "separated"}  # few rows a site does not count
+OWN = "own-coefficients"  # the round in which sites send coefficients of their own rows
+SENT: tuple[Problem | None, ...] = (None, "", "collinear", "separated")  # a site's own fit: none, problem
+HELD_BACK: dict[Problem, Problem] = {"no-level": "collinear", "no-class": "separated"}  # sent instead: they show counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +42,14 @@ class Coefficients:
     """A fit's coefficients.
 
     Args:
-        estimates: float64 [lines, 1 + inputs], the intercept first; NaN where there is none.
-        errors: float64 [lines, 1 + inputs], standard errors; NaN where there is none.
-        rows: that the fit is of.
-        freedom: rows less coefficients.
-        determination: R²; of classes McFadden's, which is 1 − the log-likelihood over that of intercepts alone.
-        problem: why the estimates are those of the ridge, without errors; "" where they are not. Of sums that no rows
-            add up to there are none.
-        collinear: places of columns, the intercept's being 0, that others add up to; of levels the first, without rows.
+        estimates: float64 [lines, 1 + inputs], the intercept first; NaN if missing.
+        errors: standard errors, float64 [lines, 1 + inputs]; NaN if missing.
+        rows: number of rows.
+        freedom: rows minus coefficients.
+        determination: R²; for classes McFadden's, which is 1 − the log-likelihood over that of intercepts alone.
+        problem: why the estimates are those of the ridge, without errors; "" if they are not. With impossible sums
+            there are no estimates.
+        collinear: places of columns that depend on others, 0 for the intercept; of first levels without rows.
     """
 
     estimates: Tensor
@@ -63,11 +63,11 @@ class Coefficients:
 
 @dataclass(frozen=True, eq=False)
 class Coding:
-    """What coefficients are compared with.
+    """References of the coefficients.
 
     Args:
-        fixed: bool [lines, 1 + inputs], those that others are compared with: they stay 0.
-        first: int64 [1 + inputs], of a level's column the place of the first level's; of another its own.
+        fixed: the references, which stay 0, bool [lines, 1 + inputs].
+        first: place of the first level of a level's column, and of other columns their own, int64 [1 + inputs].
     """
 
     fixed: Tensor
@@ -91,7 +91,7 @@ class Coding:
         return cls(fixed, places)
 
     def apply(self, weights: Tensor) -> Tensor:
-        """Return a model's weights [lines, 1 + inputs] as differences from what they are compared with."""
+        """Return a model's weights [lines, 1 + inputs] as differences from their references."""
         if bool(self.fixed[0].all()):
             weights = weights - weights[0]
         levels = self.fixed[-1][self.first]  # of the columns that are levels
@@ -101,20 +101,20 @@ class Coding:
 
 
 def own_stage(size: int) -> Stage:
-    """Return the round in which sites tell the coefficients of their own rows, of so many; no other site gets them."""
+    """Return the round in which sites send `size` coefficients of their own rows; no other site receives them."""
     counts = (Field(name, (), "count", whole=True) for name in ("people", "told", "rows", "freedom"))
     numbers = Field("determination", (), "sum"), Field("estimates", (size,), "sum"), Field("errors", (size,), "square")
     return Stage((*counts, *numbers))
 
 
 def packed_own(people: int, found: Coefficients | None, size: int) -> dict[str, Tensor]:
-    """Return the values of the fields of `own_stage`; without coefficients only of how many patients the rows are."""
+    """Return the values of the fields of `own_stage`; without coefficients only the number of patients."""
     nothing = torch.zeros(size, dtype=torch.float64)
     values = {"told": 0, "rows": 0, "freedom": 0, "determination": 0.0}
     estimates = errors = nothing
     problem = None if found is None else HELD_BACK.get(found.problem, found.problem)
-    if found is not None and problem in TOLD:
-        values["told"] = TOLD.index(problem)
+    if found is not None and problem in SENT:
+        values["told"] = SENT.index(problem)
         if not found.problem:
             values |= {"rows": found.rows, "freedom": found.freedom, "determination": found.determination}
             estimates, errors = found.estimates.nan_to_num(0.0).reshape(-1), found.errors.nan_to_num(0.0).reshape(-1)
@@ -122,23 +122,23 @@ def packed_own(people: int, found: Coefficients | None, size: int) -> dict[str, 
     return numbers | {"estimates": estimates, "errors": errors}
 
 
-def untold(total: Tensor) -> Tensor:
-    """Return sums of several sites [folds, ...] as others may see them: only of how many patients all rows are."""
+def patients_only(total: Tensor) -> Tensor:
+    """Return sums of several sites [folds, …] as others may see them: the number of patients alone."""
     return torch.cat([total[:, :1], torch.zeros_like(total[:, 1:])], dim=1)
 
 
 def contradiction(sums: Sums, fixed: Tensor) -> str | None:
-    """Return what no fit tells of itself, in words that begin with the field; None where one may.
+    """Return why no fit can have these values, beginning with the field; None if one can.
 
     Args:
         sums: as `packed_own` returns them.
-        fixed: coefficients that others are compared with.
+        fixed: references of the coefficients.
     """
-    told, rows, freedom = (int(sums[name]) for name in ("told", "rows", "freedom"))
-    if told >= len(TOLD):
-        return f"told: expected at most {len(TOLD) - 1}"
+    sent, rows, freedom = (int(sums[name]) for name in ("told", "rows", "freedom"))
+    if sent >= len(SENT):
+        return f"told: expected at most {len(SENT) - 1}"
     figures = torch.cat([sums["determination"].reshape(1), sums["estimates"], sums["errors"]])
-    if TOLD[told] != "":
+    if SENT[sent] != "":
         return "rows: expected none, nor figures, where there is no fit" if rows or freedom or figures.any() else None
     if not 0 < freedom < rows or not sums["people"] <= rows:
         return "freedom: expected that of a fit, and no more patients than rows"
@@ -149,8 +149,8 @@ def contradiction(sums: Sums, fixed: Tensor) -> str | None:
 
 
 def unpacked_own(sums: Sums, like: Tensor) -> Coefficients | None:
-    """Return what a site has told of its own rows, shaped as `like`; None where it told nothing."""
-    problem = TOLD[min(int(sums["told"]), len(TOLD) - 1)]
+    """Return the coefficients that a site has sent of its own rows, shaped as `like`; None if it sent none."""
+    problem = SENT[min(int(sums["told"]), len(SENT) - 1)]
     if problem is None:
         return None
     errors = torch.where(sums["errors"] > 0, sums["errors"], math.nan).reshape(like.shape)
@@ -169,20 +169,20 @@ def of_fit(
     units: tuple[Tensor, Tensor],
     *,
     whole: bool = True,
-    told: bool = True,
+    complete: bool = True,
 ) -> Coefficients:
-    """Return the coefficients that sums over rows lead to.
+    """Return the coefficients that follow from sums over rows.
 
     Args:
         task: what is predicted.
-        sums: of the first round, without weights.
-        found: the fit that holds no weights small, with its curvature.
-        ridge: float64 [lines, 1 + inputs], weights of the model that is held small, for prepared inputs.
-        coding: of the columns.
-        people: patients that the rows are of, or rows.
-        units: means and scales of the inputs, float64 [inputs]; of a number first its own, as [1 + inputs].
-        whole: whether all rows are behind the curvature: a site keeps sums back that few of its patients are behind.
-        told: whether all rows are behind every round.
+        sums: of the first round, at weights of 0.
+        found: the fit without penalty, with its curvature.
+        ridge: weights of the penalised model for prepared inputs, float64 [lines, 1 + inputs].
+        coding: references of the columns.
+        people: number of patients, or rows.
+        units: means and scales of the inputs, float64 [inputs]; in regression those of the label come first.
+        whole: whether the curvature is over all rows: sites withhold sums of few patients.
+        complete: whether every round is over all rows.
     """
     (count, width), fixed = coding.fixed.shape, coding.fixed
     first = linear.square(sums["curvature"])
@@ -205,7 +205,7 @@ def of_fit(
     elif not whole:
         problem = "held-back"
     elif not isinstance(task, Regression) and not found.decrement <= CONVERGED * max(1.0, rows):
-        problem = "separated" if told else "held-back"
+        problem = "separated" if complete else "held-back"
     else:
         ends = curvature.diagonal().clamp_min(1e-300).sqrt()
         values, vectors = torch.linalg.eigh(curvature / torch.outer(ends, ends))
@@ -247,11 +247,11 @@ def fitted(
     groups: Tensor | None = None,
     before: Sequence[tuple[Tensor, bool]] = (),
 ) -> Coefficients | None:
-    """Return the coefficients of rows that are all here, without columns that are collinear or separate classes.
+    """Return the coefficients of local rows, without columns that are collinear or separate classes.
 
-    Of columns of which each follows from the others none has a coefficient. Rows of a level that is left out count as
-    the first level's. The fit is a slope of 0 and a curvature at its weights. It is None where a round would not tell
-    these, since too few rows are behind them: `linear.sums` takes `fewest`, `groups` and `before`.
+    If each of several columns follows from the others, none has a coefficient. Rows of an omitted level count as the
+    first level's. The fit discloses a slope of 0 and the curvature at its weights: it is None if a round would withhold
+    these sums. `linear.sums` has `fewest`, `groups` and `before`.
     """
     width, ridge = inputs[0].numel(), torch.zeros(coding.fixed.shape, dtype=torch.float64)
     unclear = torch.zeros(width + 1, dtype=torch.bool)
@@ -273,18 +273,18 @@ def fitted(
         unclear, coding = unclear | alike, replace(coding, fixed=coding.fixed | out)
     if found.problem:
         return found
-    if not linear.is_told(linear.sums(task, inputs, labels, ats[-1], fewest, groups, before=before)):
+    if not linear.is_disclosed(linear.sums(task, inputs, labels, ats[-1], fewest, groups, before=before)):
         return None
     estimates, errors = (torch.where(unclear, math.nan, one) for one in (found.estimates, found.errors))
     return replace(found, estimates=estimates, errors=errors)
 
 
 def _dependent(products: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
-    """Return which columns follow from those before them, and all that have a part in that; bool [1 + inputs].
+    """Return the columns that follow from earlier ones, and all columns involved; bool [1 + inputs].
 
     Args:
         products: sums of products of columns.
-        coding: of the columns.
+        coding: references of the columns.
     """
     constant = linear.variances(products, len(products)) == 0
     constant[0] = False
@@ -304,9 +304,9 @@ def _dependent(products: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
 
 
 def _separating(task: TaskSpec, inputs: Tensor, labels: Tensor, step: Tensor, coding: Coding) -> Tensor:
-    """Return the column, or a column's levels, that tells classes apart the most; bool [1 + inputs].
+    """Return the column, or the levels of a column, that separates classes the most; bool [1 + inputs].
 
-    Without a largest likelihood a step of Newton's method leads along what tells classes apart, and no row back.
+    If the likelihood has no maximum, a step of Newton's method moves along the separating direction.
     """
     rows = linear.design(inputs)
     along = rows @ step.T
@@ -324,7 +324,7 @@ def _separating(task: TaskSpec, inputs: Tensor, labels: Tensor, step: Tensor, co
 
 
 def rows_of(task: TaskSpec, first: Sums) -> int:
-    """Return how many rows the first round's sums are of: without weights each has the same part in the curvature."""
+    """Return the number of rows behind the first round's sums: at weights of 0 all have the same curvature."""
     count = lines(task)
     many = isinstance(task, Classification) and count > 1
     each = 1.0 if isinstance(task, Regression) else (1 - 1 / count) / count if many else 0.25

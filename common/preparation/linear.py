@@ -1,12 +1,13 @@
-"""Logistic and ridge regression of all sites' rows by Newton's method: rounds add up slopes, and few of them curvature.
+"""Logistic and ridge regression of all sites' rows by Newton's method: rounds sum slopes, and some the curvature.
 
-A row is an intercept and the prepared inputs. Two classes, and each label, have one line; more classes one each
-(multinomial); numbers one, in standard deviations. Weights are held small as those of standardised columns are by
-scikit-learn's defaults (C = 1, alpha = 1), the intercept is not. Columns' variances are part of the first curvature.
+A row is an intercept and the prepared inputs. Two classes, and each label, have one line (linear function); more
+classes one each (multinomial); regression has one, in standard deviations. The penalty is that of scikit-learn's
+defaults (C = 1, alpha = 1) on standardised columns, without the intercept. The first curvature contains the columns'
+variances.
 
-A curvature holds products of columns, so it is only ever of all rows that a site has: differences of two would be
-products of few rows. Trainings on fewer rows begin where that on all rows has ended, send slopes alone, and make up
-for the missing curvature as quasi-Newton methods do (BFGS).
+A curvature holds products of columns, so it is always over all rows of a site: the difference of two would be products
+of few rows. Trainings on fewer rows start at the fit to all rows, send slopes only, and replace the missing curvature
+as quasi-Newton methods do (BFGS).
 """
 
 from __future__ import annotations
@@ -24,37 +25,37 @@ from rankdad.common.spec.solver import lines
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
 PENALTY = 1.0
-ROUNDS = 12  # of all rows, fewer once they have converged; a square needs one
-CURVED = 3  # of these that add up the curvature, too
-FREE_ROUNDS = 12  # of the fit that holds no weights small, from there on
-FOLD_ROUNDS = 4  # of a training on fewer rows, from there on: to about a thousandth of a standard error
-MOST_ROUNDS = 100  # where no message is sent for one
-TOLERANCE = 1e-9  # of weights, between two rounds: they have converged
+ROUNDS = 12  # over all rows at most; least squares need one
+CURVED = 3  # of these with the curvature
+FREE_ROUNDS = 12  # of the fit without penalty, which follows
+FOLD_ROUNDS = 4  # of a training on fewer rows, which follows: to about a thousandth of a standard error
+MOST_ROUNDS = 100  # of a fit at one site, which sends no messages
+TOLERANCE = 1e-9  # change of the weights between two rounds at convergence
 MAX_OUTPUT = 1e20
-LARGEST = 1e220  # of a row: products of two readers' numbers, and of a weight
-SMALLEST = 1e-12  # of a curvature relative to the largest: a direction with less has no weight
-SLACK = 1e-6  # of what only rounding may break
-TINY = 1e-9  # of a slope
-ELSEWHERE = 0.1  # of the weights: how far from a first round that is not answered the next ones are
-CONVERGED = 1e-15  # of the loss, what a whole step would still win
-NEAR = 0.005  # of the loss, what steps beyond the last would win: half the square of a tenth of a standard error
-SAME = 1e-13  # of a row's part in a slope: two that differ by less are one, but for rounding
-DIFFER = 4  # a site of so many times its fewest patients hardly ever keeps sums back (measured: 3 to 10 columns)
-LEAST = 1e-9  # of a row's curvature: where the largest has less, all rows are called with certainty
+LARGEST = 1e220  # limit of a row: products of two readers' numbers and a weight
+SMALLEST = 1e-12  # curvature relative to the largest, below which a direction has no weight
+SLACK = 1e-6  # relative error that rounding may cause
+TINY = 1e-9  # absolute error of a slope that rounding may cause
+ELSEWHERE = 0.1  # distance of the next round, relative to the weights, if the first one was not answered
+CONVERGED = 1e-15  # relative decrease of the loss by a whole step at convergence
+NEAR = 0.005  # decrease of the loss by all later steps near the solution: half the square of 0.1 standard errors
+SAME = 1e-13  # difference of a row's part in two slopes that is rounding
+DIFFER = 4  # a site with this many times its fewest patients hardly ever withholds sums (measured: 3 to 10 columns)
+LEAST = 1e-9  # a row's curvature; if the largest is smaller, all rows are predicted with certainty
 
 Sums = Mapping[str, Tensor]
-WHOLE, FREE, FOLD = "linear-", "unpenalised-", "fold-"  # rounds of all rows, without penalty, and of each training
-CURVATURE, FREE_CURVATURE = "curvature", "unpenalised-curvature"  # where these have ended
+WHOLE, FREE, FOLD = "linear-", "unpenalised-", "fold-"  # rounds over all rows, without penalty, of each training
+CURVATURE, FREE_CURVATURE = "curvature", "unpenalised-curvature"  # at the end of the first two
 
 
 def stages(task: TaskSpec, inputs: int, *, coefficients: bool = False) -> dict[str, Stage]:
-    """Return the rounds by name: those of all rows, and behind them those of each training on fewer.
+    """Return the rounds by name: those over all rows, then those of each training on fewer.
 
     Args:
         task: what is predicted.
-        inputs: how many there are.
-        coefficients: whether a second fit of all rows, which holds no weights small, follows the first; of numbers
-            the sums of the first serve both.
+        inputs: number of inputs.
+        coefficients: whether a second fit to all rows, without penalty, follows the first; in regression both use the
+            same sums.
     """
     size, numbers = lines(task) * (inputs + 1), isinstance(task, Regression)
     curvature = Field("curvature", (size * (size + 1) // 2,), "sum", LARGEST, whole=True)
@@ -88,29 +89,29 @@ def sums(
     curved: bool = True,
     before: Sequence[tuple[Tensor, bool]] = (),
 ) -> dict[str, Tensor]:
-    """Return loss, slope and curvature at some weights, added up over rows.
+    """Return loss, slope and curvature at some weights, summed over rows.
 
-    Weights of a size that no honest round leads to part rows so sharply that the curvature is of those at the border
-    alone. Where fewer than allowed are behind it, no sums are told but a loss so large that the step is halved; nor
-    where fewer are behind what the sums differ by from those at other weights, such as one whom a plane was moved past.
+    Weights larger than any honest round's separate rows so sharply that only rows at the border contribute to the
+    curvature. If fewer rows than allowed contribute, or fewer to the difference from sums at other weights, as when a
+    plane moves past a single row, the sums are withheld: the loss is then so large that the step is halved.
 
     Args:
         task: what is predicted.
-        inputs: [n, …], prepared.
-        labels: of the task; numbers in standard deviations.
+        inputs: prepared inputs [n, …].
+        labels: labels of the task; numbers in standard deviations.
         weights: float64 [lines, 1 + inputs].
-        fewest: rows, or groups, that are to be behind a curvature, each counted by its largest part in it as a share
-            of the largest of all.
-        groups: int64 [n], what each row belongs to; None where each is its own.
-        class_weights: float64 [classes], what a row of each class counts; None where each counts once.
-        curved: whether the curvature is asked for.
-        before: weights at which sums of these rows, or of more, were asked for already, and whether the curvature was.
+        fewest: least number of rows, or groups, behind a curvature; each counts by its largest part relative to the
+            largest of all.
+        groups: group of each row, int64 [n]; None if each row is its own.
+        class_weights: weight of a row of each class, float64 [classes]; None for equal weights.
+        curved: whether the curvature is included.
+        before: weights of earlier sums over these rows, or more, and whether they included the curvature.
     """
     loss, away, spread = _parts(task, inputs, labels, weights, class_weights)
     size = weights.numel()
     if fewest > 1:
         known = [(*_parts(task, inputs, labels, at, class_weights)[1:], too) for at, too in before]
-        if not _are_told([*known, (away, spread, curved)], inputs, fewest, groups)[-1]:
+        if not _may_leave([*known, (away, spread, curved)], inputs, fewest, groups)[-1]:
             none = torch.zeros(size * (size + 1) // 2, dtype=torch.float64)
             nothing = {"loss": none.new_tensor(LARGEST), "slope": none[:size]}
             return nothing | ({"curvature": none} if curved else {})
@@ -123,15 +124,15 @@ def sums(
     return slope | {"curvature": curvature[tuple(torch.triu_indices(size, size))]}
 
 
-def is_told(found: Sums) -> bool:
-    """Tell whether a site's sums are of its rows, and not in their place."""
+def is_disclosed(found: Sums) -> bool:
+    """Return whether a site has sent its sums, and not withheld them."""
     return float(found["loss"]) < LARGEST
 
 
 def _parts(
     task: TaskSpec, inputs: Tensor, labels: Tensor, weights: Tensor, class_weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, and the part of each row in slope, [n, lines], and curvature, [n, lines, lines]."""
+    """Return the loss, and each row's part in the slope, [n, lines], and the curvature, [n, lines, lines]."""
     rows = design(inputs)
     found, counts = _lines(rows, weights), None if class_weights is None else class_weights[labels].unsqueeze(1)
     if isinstance(task, Regression):
@@ -153,36 +154,36 @@ def _parts(
     return loss, away, spread
 
 
-def _are_told(
+def _may_leave(
     answers: Sequence[tuple[Tensor, Tensor, bool]], inputs: Tensor, fewest: int, groups: Tensor | None
 ) -> list[bool]:
-    """Return which of some answers about the same rows are given, one after the other.
+    """Return which of several answers about the same rows may leave, in their order.
 
     Args:
-        answers: parts of each row in slope and curvature, and whether this is asked for.
-        inputs: of the rows.
-        fewest: rows, or groups, behind each, and behind what any two of them differ by.
-        groups: what each row belongs to.
+        answers: each row's parts in slope and curvature, and whether the curvature is included.
+        inputs: inputs of the rows.
+        fewest: least number of rows, or groups, behind each answer, and behind the difference of any two.
+        groups: group of each row.
     """
-    told = list[bool]()
+    allowed = list[bool]()
     for away, spread, curved in answers:
         ends = spread.diagonal(dim1=1, dim2=2)
         enough = bool((inputs.double().abs() < RAW).all()) and _enough(ends, fewest, groups, LEAST)
-        for (other, its_spread, its_curved), was in zip(answers, told, strict=False):
-            if enough and was:
+        for (other, its_spread, its_curved), left in zip(answers, allowed, strict=False):
+            if enough and left:
                 apart = [other - away, *[its_spread.flatten(1) - spread.flatten(1)] * (curved and its_curved)]
                 enough = all(_enough(one.abs() * (one.abs() > SAME), fewest, groups) for one in apart)
-        told.append(enough)
-    return told
+        allowed.append(enough)
+    return allowed
 
 
 def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
-    """Return what no rows add up to among a site's sums: the curvature of so many is a matrix of products.
+    """Return why no rows can have these sums; None if some can. A curvature is a matrix of products of columns.
 
     Args:
         task: what is predicted.
-        found: the sums.
-        rows: how many they are of, each as often as it counts at most.
+        found: a site's sums.
+        rows: largest number of rows behind them, with their weights.
     """
     count, ends = lines(task), None
     if "curvature" in found:
@@ -198,10 +199,10 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
     if "slope" not in found:
         return None
     loss, slope = float(found["loss"]), found["slope"].abs()
-    if isinstance(task, Regression):  # where the curvature is not told, that of the intercept is known
+    if isinstance(task, Regression):  # without the curvature, that of the intercept is still known
         slope, ends = (slope[:1], slope.new_tensor([math.sqrt(rows)])) if ends is None else (slope, ends)
         largest = math.sqrt(2 * loss) * ends
-    else:  # by how much a row's probability is wrong is no more than its loss
+    else:  # the error of a row's probability is at most its loss
         slope = slope[:: len(slope) // count]
         largest = slope.new_full((count,), min(loss, rows))
     return "slope: expected no more than its loss allows" if (slope > largest * (1 + SLACK) + TINY).any() else None
@@ -209,17 +210,17 @@ def contradiction(task: TaskSpec, found: Sums, rows: float) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Where Newton's method stands.
+    """State of Newton's method.
 
     Args:
-        at: float64 [size], where the next round is to be taken; after the last the solution.
-        curvature: float64 [size, size], what was known of it at the best weights so far.
-        loss: there.
-        decrement: by how much a whole step from there would lower it, about; 0 at the solution.
-        path: where each round so far was taken.
-        left: what steps beyond the next one would win, if they go on as before; as much as the next where the last
-            round has brought nothing.
-        best: float64 [size], the best weights so far that a round was taken at; None before any.
+        at: weights of the next round, float64 [size]; after the last round the solution.
+        curvature: estimate at the best weights so far, float64 [size, size].
+        loss: at the best weights so far.
+        decrement: approximate decrease of the loss by a whole step from there; 0 at the solution.
+        path: weights of each round so far.
+        left: estimated decrease of the loss by all steps after the next one; that of the next one if the last round
+            brought no decrease.
+        best: best weights of a round so far, float64 [size]; None before any.
     """
 
     at: Tensor
@@ -232,20 +233,20 @@ class Descent:
 
     @property
     def final(self) -> Tensor:
-        """Where the curvature of the solution is taken: at a solution that has converged no new place is asked about.
+        """Weights at which the curvature of the solution is computed: after convergence, those of an earlier round.
 
-        A place a rounding away would be one more answer, and few rows may be behind what the two differ by.
+        Weights that differ by rounding would be one more answer, and few rows may be behind the difference.
         """
         return self.best if self.best is not None and self.has_converged else self.at
 
     @property
     def is_near(self) -> bool:
-        """Whether the solution is near enough to be taken for it."""
+        """Whether the weights are near enough to the solution."""
         return self.left <= NEAR
 
     @property
     def has_converged(self) -> bool:
-        """Whether a step would change nothing that could be seen."""
+        """Whether another step would change nothing but rounding."""
         return self.decrement <= CONVERGED * max(1.0, abs(self.loss))
 
 
@@ -259,20 +260,20 @@ def descend(
     penalty: float = PENALTY,
     fixed: Tensor | None = None,
 ) -> Descent:
-    """Return where Newton's method stands after some rounds.
+    """Return the state of Newton's method after some rounds.
 
-    A step that makes the loss larger is halved. A column that does not vary has no weight: rows that are not among
-    these may have anything in it. Totals that lead to no finite numbers lead nowhere: one site's numbers
-    may spoil this model, but not the run. Rounds without loss and slope have not been taken.
+    A step that increases the loss is halved. A constant column has no weight, because new rows may have any value in
+    it. Weights that would not be finite become 0: a site can spoil this model, but not the run.
+    Rounds without loss and slope have not happened.
 
     Args:
         task: what is predicted.
-        totals: of all rounds so far; where they lack the curvature it follows from how slopes have changed.
-        variance: float64 [1 + inputs], of every column; 0 of the intercept.
-        start: float64 [size], where the first round is taken; None are zeros.
-        curvature: float64 [size, size], before the first round, unless that has its own.
-        penalty: of squared weights of standardised columns, halved.
-        fixed: bool [size], weights that stay 0.
+        totals: of all rounds so far; without the curvature, it is estimated from changes of the slope.
+        variance: of every column, float64 [1 + inputs]; 0 for the intercept.
+        start: weights of the first round, float64 [size]; None for zeros.
+        curvature: before the first round, float64 [size, size], unless that round has its own.
+        penalty: factor of half the squared weights of standardised columns.
+        fixed: weights that stay 0, bool [size].
     """
     free = (variance != 0).double()
     free[0] = 1.0  # the intercept
@@ -289,7 +290,7 @@ def descend(
             continue
         path.append(at)
         value = float(total["loss"] + (held * at.square()).sum() / 2)
-        if not is_told(total):  # by somebody
+        if not is_disclosed(total):  # by at least one site
             direction = direction if begun else ELSEWHERE * at
             step /= 2
         elif value <= least + SMALLEST * abs(value):
@@ -310,7 +311,7 @@ def descend(
 
 
 def _updated(curvature: Tensor, held: Tensor, step: Tensor, change: Tensor) -> Tensor:
-    """Return the curvature that a step's change of the slope tells: BFGS, of the part that the penalty is not."""
+    """Return the curvature updated by a step's change of the slope (BFGS), without the penalty's part."""
     whole = curvature + torch.diag(held)
     moved = whole @ step
     along, before = float(step @ change), float(step @ moved)
@@ -320,7 +321,7 @@ def _updated(curvature: Tensor, held: Tensor, step: Tensor, change: Tensor) -> T
 
 
 def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor | None:
-    """Return the weights for rows that are all here, at least one; None if they have not converged in `MOST_ROUNDS`."""
+    """Return the weights for local rows, at least one; None if they have not converged in `MOST_ROUNDS`."""
     shape = lines(task), 1 + inputs[0].numel()
     totals, at = list[Sums](), torch.zeros(shape, dtype=torch.float64)
     for _ in range(MOST_ROUNDS):
@@ -333,18 +334,18 @@ def fitted(task: TaskSpec, inputs: Tensor, labels: Tensor) -> Tensor | None:
 
 
 def design(inputs: Tensor) -> Tensor:
-    """Return rows with their intercept; means and scales that a site has spoilt make no number without bounds."""
+    """Return rows with their intercept, within bounds even if a site has sent wrong means or scales."""
     return F.pad(inputs.double().flatten(1).nan_to_num(0.0).clamp(-RAW, RAW), (1, 0), value=1.0)
 
 
 def _enough(parts: Tensor, fewest: int, groups: Tensor | None, least: float = 0.0) -> bool:
-    """Return whether enough rows are behind sums in which each has these parts, [n, sums]; without rows they are.
+    """Return whether enough rows contribute to sums; True without rows.
 
     Args:
-        parts: of each row.
-        fewest: rows, or groups, each counted by its part as a share of the largest.
-        groups: what each row belongs to.
-        least: of the largest; where all have less, none are behind the sum.
+        parts: each row's part in each sum, [n, sums].
+        fewest: least number of rows, or groups, each counted by its part relative to the largest.
+        groups: group of each row.
+        least: least size of the largest part; below it, no row contributes.
     """
     if not len(parts):
         return True
@@ -360,7 +361,7 @@ def _lines(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def square(upper: Tensor) -> Tensor:
-    """Return a symmetric matrix from what is on and above its diagonal."""
+    """Return a symmetric matrix from its upper triangle, row by row."""
     size = (math.isqrt(8 * len(upper) + 1) - 1) // 2
     matrix = torch.zeros(size, size, dtype=torch.float64)
     places = torch.triu_indices(size, size)
@@ -370,7 +371,7 @@ def square(upper: Tensor) -> Tensor:
 
 
 def variances(curvature: Tensor, size: int) -> Tensor:
-    """Return the variance of every column; 0 of the intercept. At weights 0 all rows have the same part in it."""
+    """Return the variance of every column, 0 for the intercept, from the curvature at weights of 0."""
     rows = curvature[0, 0].clamp_min(1e-300)
     mean, square = curvature[0, :size] / rows, curvature.diagonal()[:size] / rows
     variance = square - mean.square()
@@ -378,10 +379,10 @@ def variances(curvature: Tensor, size: int) -> Tensor:
 
 
 def _solved(matrix: Tensor, slope: Tensor, without: Tensor) -> Tensor:
-    """Return the least solution, with columns brought to one size first, and 0 of some; NaN where there is none."""
+    """Return the least-norm solution for columns scaled to one size, 0 for those left out; NaN if there is none."""
     ends = matrix.diagonal().clamp_min(1e-300).sqrt().masked_fill(without, math.inf)
     try:
         inverse: Tensor = torch.linalg.pinv(matrix / torch.outer(ends, ends), rtol=SMALLEST, hermitian=True)
-    except RuntimeError:  # of numbers so large that they have no eigenvalues
+    except RuntimeError:  # numbers too large for eigenvalues
         return torch.full_like(slope, math.nan)
     return (inverse @ (slope / ends)) / ends

@@ -1,4 +1,4 @@
-"""The rounds of a linear model of all sites' samples: a reference, or the exact solution of a run."""
+"""Rounds of a linear model of all sites' samples: a reference, or the exact solution of a run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Totals = Mapping[str, Tensor]
 
 
 class Solving:
-    """Say which sums a linear model needs, and what they come to.
+    """Plan the sums that a linear model needs, and compute its solution from them.
 
     Args:
-        spec: of the run.
+        spec: the run.
 
     Attributes:
         exact: whether the run may be solved exactly.
-        weighted: whether its classes are balanced.
-        rounds: of Newton's method, by name; none where no linear model is asked for.
-        whole: those of all rows that a site has, and the one of sites' own coefficients.
-        folds: those of each training on fewer rows.
+        weighted: whether classes are balanced.
+        rounds: rounds of Newton's method, by name; empty without a linear model.
+        whole: rounds over all rows of a site, and the round of the sites' own coefficients.
+        folds: rounds of each training on fewer rows.
         stages: all rounds.
 
     Raises:
-        SpecError: a linear model is asked for where there can be none.
+        SpecError: the spec requires a linear model that is not possible.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -59,7 +59,7 @@ class Solving:
         self.stages = self.whole | self.folds
 
     def check(self, stage: str, sums: linear.Sums, rows: float) -> str | None:
-        """Return what is wrong with a round's sums over so many rows; None where nothing is."""
+        """Return the fault of a round's sums over this number of rows; None without a fault."""
         if stage == OWN:
             return coefficients.contradiction(sums, self._coding.fixed)
         if stage not in self.rounds:
@@ -67,25 +67,25 @@ class Solving:
         return linear.contradiction(self._task, sums, math.inf if self.weighted else rows)
 
     def numbers(self) -> tuple[int, int]:
-        """Return how many different numbers tell of all rows that a site has, and how many of those of a training."""
+        """Return how many different numbers disclose all rows of a site, and how many the rows of a training."""
         fields = [field for stage in self.whole.values() for field in stage.fields]
         curved = sum(field.name == "curvature" for field in fields)
         again = curved - 1 if isinstance(self._task, Regression) else 0  # it is the same at all weights
         size, many = self._coding.fixed.numel(), lines(self._task)
-        each = size * (size + 1) // 2 - many * (many - 1) // 2 * (self._inputs + 1) * self._inputs // 2  # stand twice
+        each = size * (size + 1) // 2 - many * (many - 1) // 2 * (self._inputs + 1) * self._inputs // 2  # occur twice
         whole = sum(field.size for field in fields if field.name != "curvature") + (curved - again) * each
         return whole, sum(stage.size for stage in self.folds.values())
 
     def spread(self, stage: str, vector: Tensor, folds: int, trained: Callable[[int], int]) -> Tensor:
-        """Return what a site sends in a round of all its rows, float64 [folds, …].
+        """Return a site's contribution to a round over all its rows, float64 [folds, …].
 
-        For all folds stand the same sums, and of the curvature the part that a fold trains on.
+        Every fold has the same sums, except the curvature: each fold has the share of its training rows.
 
         Args:
             stage: name of the round.
             vector: its sums.
-            folds: how many there are.
-            trained: how many rows a fold trains on.
+            folds: number of folds.
+            trained: returns a fold's number of training rows.
         """
         found = vector.repeat(folds, 1)
         if stage == linear.CURVATURE:
@@ -93,11 +93,11 @@ class Solving:
             found *= (counts / vector[0].clamp_min(1))[:, None]
             found[:, 0] = counts if vector[0] else 0
         elif not stage.startswith(linear.WHOLE):
-            found[:-1] = 0  # of no other model are there coefficients
+            found[:-1] = 0  # only the kept model has coefficients
         return found
 
     def converged(self, totals: Totals) -> tuple[str, ...]:
-        """Return names of rounds that need not be taken, since those before have come to a solution."""
+        """Return the names of rounds that can be skipped, because earlier ones have converged."""
         found = list[str]()
         for kind, descent in ((linear.WHOLE, self._whole), (linear.FREE, self._unpenalised)):
             left = [name for name in self.rounds if name.startswith(kind) and name != linear.FREE_CURVATURE]
@@ -107,16 +107,13 @@ class Solving:
         return tuple(found)
 
     def weights(self, totals: Totals) -> Tensor:
-        """Return a training's weights as far as the totals go, after the last the solution: [lines, 1 + inputs]."""
+        """Return a training's weights after the known totals, [lines, 1 + inputs]; after the last, the solution."""
         whole = self._whole(totals)
         fold = self._fold(totals, whole)
         return (fold if fold.path else whole).at.reshape(lines(self._task), self._inputs + 1)
 
     def is_solved(self, totals: Totals) -> bool:
-        """Tell whether a training's rounds have come near to its solution.
-
-        Where sites keep back sums that few patients are behind, they may not.
-        """
+        """Return whether a training is near its solution; it may not be if sites withhold sums of few patients."""
         if isinstance(self._task, Regression):  # a square needs one round
             return True
         whole = self._whole(totals)
@@ -144,12 +141,12 @@ class Solving:
 
         Args:
             stage: name of the round.
-            totals: of the rounds before.
-            inputs: prepared.
-            labels: as they are learned.
-            fewest: groups, or rows, behind them.
-            groups: what each row belongs to.
-            class_weights: of balanced classes.
+            totals: of the earlier rounds.
+            inputs: prepared inputs.
+            labels: labels in the units of training.
+            fewest: least number of groups, or rows, behind a sum.
+            groups: group of each row.
+            class_weights: weights of balanced classes.
         """
         weights = class_weights if self.weighted and not stage.startswith(linear.FREE) else None
         fields = [field.name for field in self.rounds[stage].fields]
@@ -164,20 +161,20 @@ class Solving:
             curved="curvature" in fields,
             before=self._asked(stage, totals),
         )
-        found["rows"] = torch.tensor(float(len(labels) if linear.is_told(found) else 0))
+        found["rows"] = torch.tensor(float(len(labels) if linear.is_disclosed(found) else 0))
         return {name: found[name] for name in fields}
 
     def _at(self, stage: str, totals: Totals) -> Tensor:
-        """Return the weights at which a round is taken: [lines, 1 + inputs]."""
+        """Return the weights at which a round's sums are computed: [lines, 1 + inputs]."""
         if stage.startswith(linear.FREE):
             free = self._unpenalised(totals)
             return (free.final if stage == linear.FREE_CURVATURE else free.at).reshape(self._coding.fixed.shape)
         return self.weights(totals)
 
     def _asked(self, stage: str, totals: Totals) -> list[tuple[Tensor, bool]]:
-        """Return where rounds of the same rows, or of all, were taken before, and whether they asked for curvature.
+        """Return the weights of earlier rounds over the same or all rows, and whether they included the curvature.
 
-        Of numbers a slope is the curvature times the weights, wherever it is taken: none need be compared.
+        In regression, a slope is the curvature times the weights, so earlier rounds disclose nothing more.
         """
         if isinstance(self._task, Regression):
             return []
@@ -201,15 +198,15 @@ class Solving:
         fewest: int,
         groups: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Return what a site tells of the coefficients of its own rows: nothing of too few patients.
+        """Return a site's own coefficients as it sends them; without values for too few patients.
 
         Args:
-            people: patients that the rows are of, or rows.
-            rows: prepared inputs, and labels as they are learned; None tells nothing.
-            fit: of all sites' rows.
-            totals: of the rounds before.
-            fewest: groups, or rows, behind the fit.
-            groups: what each row belongs to.
+            people: number of patients, or rows.
+            rows: prepared inputs, and labels in the units of training; None sends no values.
+            fit: preparation of all sites' rows.
+            totals: of the earlier rounds.
+            fewest: least number of groups, or rows, behind the fit.
+            groups: group of each row.
         """
         found, fixed = None, self._coding.fixed
         if rows is not None and fixed.shape[1] <= people / coefficients.FEWEST:
@@ -217,18 +214,18 @@ class Solving:
             found = coefficients.fitted(self._task, *rows, self._coding, people, units, fewest, groups, asked)
         return coefficients.packed_own(people, found, fixed.numel())
 
-    def told(self, contributions: Totals) -> dict[str, Coefficients]:
-        """Return the coefficients that sites tell of their own rows, by site."""
+    def of_sites(self, contributions: Totals) -> dict[str, Coefficients]:
+        """Return the sites' own coefficients that they have sent, by site."""
         sums = {site: self.stages[OWN].unpack(vector) for site, vector in contributions.items()}
         found = {site: coefficients.unpacked_own(own, self._coding.fixed) for site, own in sums.items()}
         return {site: one for site, one in found.items() if one is not None}
 
     def coefficients(self, totals: Totals, fit: Fit) -> Coefficients | None:
-        """Return the coefficients of the model that is kept; None where it has none.
+        """Return the coefficients of the kept model; None if it has none.
 
         Args:
-            totals: of the training that makes it.
-            fit: of its rows.
+            totals: of its training.
+            fit: preparation of its rows.
         """
         if not self._free or OWN not in totals:
             return None
@@ -240,42 +237,42 @@ class Solving:
         ridge = self._whole(totals).at.reshape(self._coding.fixed.shape)
         rows = coefficients.rows_of(self._task, first)
         curved = linear.FREE_CURVATURE not in totals or float(self._sums(totals, linear.FREE_CURVATURE)["rows"]) >= rows
-        told = all(linear.is_told(sums) for sums in self._done(totals, linear.FREE))
+        complete = all(linear.is_disclosed(sums) for sums in self._done(totals, linear.FREE))
         about = self._coding, people, self._units(fit)
-        return coefficients.of_fit(self._task, first, found, ridge, *about, whole=curved, told=told)
+        return coefficients.of_fit(self._task, first, found, ridge, *about, whole=curved, complete=complete)
 
     def _sums(self, totals: Totals, stage: str) -> dict[str, Tensor]:
         return self.rounds[stage].unpack(totals[stage])
 
     def _done(self, totals: Totals, kind: str) -> list[dict[str, Tensor]]:
-        """Return the sums of those rounds of a kind that have been taken."""
+        """Return the sums of the completed rounds of a kind."""
         names = (name for name in self.rounds if name.startswith(kind) and name in totals)
         return [self._sums(totals, name) for name in names if name != linear.FREE_CURVATURE]
 
     def _variance(self, totals: Totals) -> Tensor:
-        """Return the variance of every column of all rows."""
+        """Return the variance of every column over all rows."""
         first = self._done(totals, linear.WHOLE)
         if not first:
             return torch.ones(self._inputs + 1, dtype=torch.float64)
         return linear.variances(linear.square(first[0]["curvature"]), self._inputs + 1)
 
     def _whole(self, totals: Totals) -> linear.Descent:
-        """Return where the fit on all rows stands."""
+        """Return the state of the fit to all rows."""
         return linear.descend(self._task, self._done(totals, linear.WHOLE), self._variance(totals))
 
     def _fold(self, totals: Totals, whole: linear.Descent) -> linear.Descent:
-        """Return where the fit of a training on fewer rows stands, which begins where that on all has ended."""
+        """Return the state of a training on fewer rows, which starts at the fit to all rows."""
         done, curvature = self._done(totals, linear.FOLD), None
         if done:
             found = self._sums(totals, linear.CURVATURE)
-            told, curvature = float(found["rows"]), whole.curvature
-            if told:  # sites that tell none have as much of it as others
-                trained = float(totals["labels"][0]) if "labels" in totals else told
-                curvature = linear.square(found["curvature"]) * max(1.0, trained / told)
+            rows, curvature = float(found["rows"]), whole.curvature
+            if rows:  # the rows of sites that withhold their curvature are assumed to have the same
+                trained = float(totals["labels"][0]) if "labels" in totals else rows
+                curvature = linear.square(found["curvature"]) * max(1.0, trained / rows)
         return linear.descend(self._task, done, self._variance(totals), start=whole.at, curvature=curvature)
 
     def _unpenalised(self, totals: Totals) -> linear.Descent:
-        """Return where the fit on all rows stands that holds no weights small."""
+        """Return the state of the fit to all rows without penalty."""
         fixed, variance = self._coding.fixed.reshape(-1), self._variance(totals)
         if isinstance(self._task, Regression):
             return linear.descend(self._task, self._done(totals, linear.WHOLE), variance, penalty=0.0, fixed=fixed)
@@ -286,7 +283,7 @@ class Solving:
         return linear.descend(self._task, done, variance, start=start, curvature=curvature, penalty=0.0, fixed=fixed)
 
     def _units(self, fit: Fit) -> tuple[Tensor, Tensor]:
-        """Return means and scales of the inputs; of a number first its own."""
+        """Return means and scales of the inputs; in regression those of the label come first."""
         mean, scale = fit.mean, fit.scale
         if mean is None or scale is None:
             mean, scale = torch.zeros(self._inputs, dtype=torch.float64), torch.ones(self._inputs, dtype=torch.float64)

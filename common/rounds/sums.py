@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from torch import Tensor
 
 from rankdad.common.errors import ProtocolError, RankdadError
-from rankdad.common.preparation.coefficients import OWN, untold
+from rankdad.common.preparation.coefficients import OWN, patients_only
 from rankdad.common.protocol.arrays import pack_sums, unpack_sums
 from rankdad.common.protocol.messages import Body, Control, Kind, Message, Name, packed
 from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
@@ -74,7 +74,7 @@ class SumsRound(Round):
         """Add up the sites' sums; a site's own coefficients are not sent to others."""
         sent = here.ready.bodies(Sums)
         total: Tensor = reduce(add, (one.values for one in sent))
-        return Sums(stage=sent[0].stage, values=untold(total) if sent[0].stage == OWN else total)
+        return Sums(stage=sent[0].stage, values=patients_only(total) if sent[0].stage == OWN else total)
 
     def combined(self, here: Collected) -> Sums:
         """Add up the region's sites."""

@@ -33,13 +33,15 @@ def coefficient_table(run: RunResults) -> NumberTable | None:
     if not rows:
         return None
     odds = not isinstance(run.spec.task, Regression)
-    head = ["", "estimate", "SE", fit["statistic"], "df", "p", "95 % interval", *["odds ratio (95 % interval)"] * odds]
+    tested = [fit["statistic"], *["df"] * _is_t(fit)]
+    head = ["", "estimate", "SE", *tested, "p", "95 % interval", *["odds ratio (95 % interval)"] * odds]
     cells = []
     for row in rows:
         ratio = short(row.get("odds_ratio"))
         if row.get("odds_low") is not None:
             ratio += f" ({span(row['odds_low'], row['odds_high'], short)})"
-        figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2), freedom(fit, row)]
+        figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2)]
+        figures += [_freedom(fit, row)] * _is_t(fit)
         cells.append([coefficient_name(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
     return NumberTable(head, cells)
 
@@ -56,7 +58,8 @@ def site_coefficients(run: RunResults) -> NumberTable | None:
         [coefficient_name(pooled, row), *(cell for fit in shown.values() for cell in _at_site(fit, place))]
         for place, row in enumerate(pooled)
     ]
-    last = [(f"R² {number(fit['r2'])}", f"df {fit['freedom']:,}") for fit in shown.values()]
+    sizes = [f"df {fit['freedom']:,}" if _is_t(fit) else count(fit["rows"], "row") for fit in shown.values()]
+    last = [(f"R² {number(fit['r2'])}", size) for fit, size in zip(shown.values(), sizes, strict=True)]
     cells.append(["fit", *(cell for pair in last for cell in pair)])
     return NumberTable(["", *["estimate (SE)", "p"] * len(shown)], cells, [("", 1), *((site, 2) for site in shown)])
 
@@ -75,7 +78,8 @@ def _lines(run: RunResults, fit: Fit) -> Iterator[tuple[str, str]]:
     for row in rows:
         line = short(row["estimate"])
         if row["se"] is not None:
-            tested = f"{fit['statistic']} {number(row['statistic'], 2)}, df {fit['freedom']:,}, p {p_value(row['p'])}"
+            size = f", df {fit['freedom']:,}" if _is_t(fit) else ""
+            tested = f"{fit['statistic']} {number(row['statistic'], 2)}{size}, p {p_value(row['p'])}"
             line += f" (SE {short(row['se'])}; {_interval(row)}); {tested}"
             if not regression:
                 line += f"; odds ratio {short(row['odds_ratio'])}"
@@ -164,8 +168,12 @@ def p_value(value: float | None) -> str:
     return "–" if value is None else f"< {SMALL:g}" if value < SMALL else number(value)
 
 
-def freedom(fit: Fit, row: Mapping[str, Any]) -> str:
-    """Format the degrees of freedom of a coefficient's test."""
+def _is_t(fit: Fit) -> bool:
+    """Return whether the test is of t, which has degrees of freedom; z has none."""
+    return bool(fit["statistic"] == "t")
+
+
+def _freedom(fit: Fit, row: Mapping[str, Any]) -> str:
     return "–" if row["se"] is None else f"{fit['freedom']:,}"
 
 

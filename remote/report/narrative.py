@@ -373,7 +373,7 @@ def warnings(run: RunResults) -> Iterator[str]:
 def data_warnings(run: RunResults) -> Iterator[str]:
     """Yield a sentence for each problem of the result or the hospitals' data."""
     task, reached, intervals = run.spec.task, run.test.get("balanced_accuracy"), run.summary.metrics.intervals
-    look = "Look at the label, the inputs, and whether they are standardised."
+    look = "Check that the outcome is coded as intended, the inputs vary with it, and preparation.standardise is set."
     ranks = "auc" in intervals and intervals["auc"].low > CHANCE_AUC
     if isinstance(task, Classification) and reached is not None and reached <= 1 / task.classes + CHANCE_MARGIN:
         chance = f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance"

@@ -142,8 +142,9 @@ def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
 def _traffic(summary: RunSummary) -> Iterator[str]:
     up, down = size(summary.bytes_up_per_site_step), size(summary.bytes_down_per_site_step)
     fewer = compared(summary)
-    than = f"{fewer} than full gradients" if fewer else f"{size(summary.dense_bytes)} of them a full gradient"
-    yield f"traffic: {up} up, {down} down per {summary.member} and step, {than}"
+    sent = f"traffic: {up} up, {down} down per {summary.member} and step"
+    alone = f"a full gradient of {size(summary.dense_bytes)}, and the message around it"
+    yield f"{sent}, {fewer} than full gradients" if fewer else f"{sent}: {alone}"
     for site, steps in summary.left_out.items():
         late = summary.late.get(site, 0)
         joined = f", {late} of its contributions joined a later one" if late else ""

@@ -210,7 +210,7 @@ def test_what_hospitals_would_do_by_their_own_policies_is_what_they_do(
         assert "refuse this run" in note
     else:
         assert load_json(tmp_path / "run" / "summary.json")["solver"]["name"] == "steps"
-        assert "tell no coefficients" in note
+        assert "without coefficients" in note
 
 
 def reference(inputs: Any, labels: Any) -> float:

@@ -91,7 +91,7 @@ def solved(spec: RunSpec, rows: dict[str, Rows], fewest: int = 1) -> tuple[Coeff
         }
         totals[stage] = reduce(add, sent.values())
         if stage == OWN:
-            own = preparing.solving.told(sent)
+            own = preparing.solving.of_sites(sent)
     found = preparing.coefficients(totals)
     assert found is not None
     return found, own
@@ -296,7 +296,7 @@ def test_a_site_tells_nothing_of_its_own_rows_where_its_policy_does_not_let_it()
     rows = rows_of("numbers", tables("numbers")["alpha"])
     for stage in preparing.stages:
         totals[stage] = preparing.contribution(stage, totals, rows, None, 1, tells=False)
-    assert preparing.solving.told({"alpha": totals[OWN]}) == {}
+    assert preparing.solving.of_sites({"alpha": totals[OWN]}) == {}
     assert totals[OWN][0] == 640
     joined = preparing.joined(OWN, [preparing.contribution(OWN, totals, rows, None, 1, tells=True)[None]] * 2)
     assert joined[0, 0] == 1280
