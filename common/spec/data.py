@@ -26,6 +26,7 @@ from rankdad.common.spec.table_schema import (
     first_repeated,
 )
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Date, Tabular
 
 MAX_FILES = 1000  # named in a spec
@@ -218,7 +219,7 @@ class FreesurferData(TableData):
         return self.covariates
 
 
-AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | SeriesData | FunctionData
+AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | SeriesData | TextData | FunctionData
 
 
 def _consistent(data: AnyData) -> AnyData:
@@ -379,6 +380,7 @@ DataSpec = Annotated[
     | Annotated[NiftiData, Tag("nifti")]
     | Annotated[ImagesData, Tag("images")]
     | Annotated[SeriesData, Tag("series")]
+    | Annotated[TextData, Tag("text")]
     | Annotated[FunctionData, Tag("function")],
     Discriminator(_reader),
     AfterValidator(_consistent),
