@@ -65,7 +65,7 @@ def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None
     return Reading(
         table.source,
         inputs,
-        None if labels is None or not data.targets else as_labels(data, labels[list(tokens)]),
+        _bytes(inputs) if not data.targets else None if labels is None else as_labels(data, labels[list(tokens)]),
         keys=used.names() if key is None else tuple(used.ids(key)),
         groups=groups,
         dropped=whole - len(table),
@@ -75,6 +75,12 @@ def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None
         named_by=by_column(group, key),
         stands=lambda: {column: used.stands(column) for column in (data.column, *data.targets)},
     )  # fmt: skip
+
+
+def _bytes(inputs: Array) -> Array:
+    """Return the number of bytes of each text, float64 [n]: what a language model's bits are counted by."""
+    counts: Array = (inputs >= SPECIAL).sum(1).astype(np.float64)
+    return counts
 
 
 def _tokens(table: Table, data: TextData) -> dict[int, Array]:

@@ -64,7 +64,7 @@ def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.
             model = from_factory(spec.model, allowed_factories)
         else:
             try:
-                model = _built_in(spec.model, spec.data.shape, spec.data.tokens, spec.task.outputs)
+                model = _built_in(spec.model, spec.data.shape, spec.data.tokens, spec.output_shape)
             except (RuntimeError, TypeError, MemoryError):
                 raise SpecError(
                     spec.model.sized_by, "a network of this size does not fit into memory", code="out-of-memory"
@@ -73,11 +73,12 @@ def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.
     return model.to(getattr(torch, spec.training.dtype))
 
 
-def _built_in(spec: ModelSpec, shape: tuple[int, ...], tokens: int | None, outputs: int) -> nn.Module:
+def _built_in(spec: ModelSpec, shape: tuple[int, ...], tokens: int | None, output_shape: tuple[int, ...]) -> nn.Module:
+    outputs = output_shape[-1]
     if isinstance(spec, Gru | Lstm):
         return recurrent(spec, shape, outputs)
     if isinstance(spec, Transformer):
-        return transformer(spec, tokens, shape[0], outputs)
+        return transformer(spec, tokens, shape[0], None if len(output_shape) > 1 else outputs)
     if isinstance(spec, Vit):
         return vit(spec, shape, outputs)
     if isinstance(spec, Cnn | Cnn3d):
