@@ -12,7 +12,7 @@ from rankdad.common.models import build_network
 from rankdad.common.models.channels import channels_first
 from rankdad.common.protocol.routing import PROBE_SAMPLES
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Vit
+from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Transformer, Vit
 
 COPIES = 6  # of all weights: weights, gradient, two moments, best weights, and a message or file
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -54,6 +54,8 @@ def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
     if isinstance(model, Vit):
         tokens = inputs // channels_first(model, shape)[1][0] // model.patch**2
         return inputs + tokens * model.width * model.depth * (8 + 2 * model.expansion)
+    if isinstance(model, Transformer):
+        return inputs * model.width * model.depth * (8 + 2 * model.expansion)
     if isinstance(model, Cnn | Cnn3d):
         places = math.prod(channels_first(model, shape)[1][1:])
         halved = (filters * places >> model.dims * block for block, filters in enumerate(model.filters))

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from rankdad.common.preparation import Fit
+from rankdad.common.preparation.inputs import predicted
 from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.text import BYTES
 
 
 def guess(task: TaskSpec, labels: Tensor, fit: Fit) -> Tensor:
@@ -28,6 +30,19 @@ def guess(task: TaskSpec, labels: Tensor, fit: Fit) -> Tensor:
         share = (everywhere + 0.5) / (fit.rows + 1)
         return torch.logit((labels.double().sum(dim=0) + share) / (len(labels) + 1)).float()
     return labels.double().mean().reshape(1).float() if len(labels) else torch.zeros(1)
+
+
+def token_guesses(train: Tensor, test: Tensor) -> Tensor:
+    """Return `text_losses` of a guess by each token's frequency in a site's training texts, float64 [n, 2].
+
+    Args:
+        train: tokens, int64 [m, length].
+        test: tokens, int64 [n, length].
+    """
+    known, counted = train[:, 1:][predicted(train)], predicted(test)
+    seen = torch.bincount(known, minlength=max(BYTES, int(test.max()) + 1 if len(test) else 0)).double() + 1
+    lost = -torch.log(seen / seen.sum())[test[:, 1:]]
+    return torch.stack([(lost * counted).sum(1), counted.sum(1).double()], dim=1)
 
 
 def _mixture(counts: Tensor | None, classes: int) -> Tensor:

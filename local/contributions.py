@@ -24,7 +24,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_steps
-from rankdad.local.evaluation import curves_of, guesses, monitored_of, outputs_of, tally_of, tested_rows
+from rankdad.local.evaluation import curves_of, guesses, monitored_of, tally_of, task_outputs, tested_rows
 from rankdad.local.privacy.told import check_repeated, check_standing, tell
 
 Tested = Callable[[int, Tensor], None]
@@ -197,7 +197,7 @@ class Contributions:
         )
 
     def _outputs_of(self, model: nn.Module, samples: Samples) -> Tensor:
-        return outputs_of(model, samples.inputs, self.spec.task.outputs, self._own.training.batch_size)
+        return task_outputs(self.spec.task, model, samples.inputs, self._own.training.batch_size)
 
     def _tally(self, fold: int, model: str, outputs: Tensor, groups: Tensor | None) -> Tally:
         """Return the tally of a model's test; smooth scores depend on those of the repeat's earlier folds."""

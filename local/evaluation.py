@@ -15,14 +15,26 @@ from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.paired import rows as rows_of
 from rankdad.common.metrics.smoothing import Scored, Smooth, smooth
 from rankdad.common.metrics.sums import Tally, empty, tally
-from rankdad.common.preparation import Inputs
-from rankdad.common.spec.tasks import Metric, TaskSpec
-from rankdad.local.baseline import guess
-from rankdad.local.losses import losses
+from rankdad.common.preparation import Inputs, in_memory
+from rankdad.common.spec.tasks import LanguageModel, Metric, TaskSpec
+from rankdad.local.baseline import guess, token_guesses
+from rankdad.local.losses import losses, text_losses
 
 BATCH = 1024  # samples per forward pass without gradients, where they are small
 SMALL = 2**18  # numbers of such a sample
+MOST_LOGITS = 2**13  # tokens of a language model's pass
 MAX_OUTPUT = 1e30  # sums of squares of larger ones would overflow
+
+
+def task_outputs(task: TaskSpec, model: nn.Module, inputs: Inputs, batch_size: int) -> Tensor:
+    """Return what a task's metrics need of a network's outputs: these, or for a language model `text_losses`."""
+    if not isinstance(task, LanguageModel):
+        return outputs_of(model, inputs, task.outputs, batch_size)
+    assert isinstance(inputs, Tensor)
+    few = max(1, MOST_LOGITS // inputs.shape[1])  # logits are many times larger than texts
+    parts = inputs.split(min(batch_size, few))
+    found = [text_losses(outputs_of(model, part, 0, len(part)).double(), part) for part in parts if len(part)]
+    return torch.cat(found) if found else torch.empty(0, task.outputs)
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, width: int, batch_size: int = BATCH) -> Tensor:
@@ -89,7 +101,7 @@ def curves_of(
         earlier: tests of the same model for other samples of the site.
         clustered: whether sums over groups are sent.
     """
-    if not prepared.smooth or not len(prepared.test.labels):
+    if not prepared.smooth or not len(prepared.test.labels) or isinstance(task, LanguageModel):
         return None
     numbers, known = prepared.transform.in_units(outputs), prepared.transform.in_units(prepared.test.labels)
     scale, base = prepared.first.target_scale, prepared.first.log_odds
@@ -136,6 +148,8 @@ def batches(samples: int, groups: Tensor | None) -> Iterator[Tensor]:
 
 def guesses(task: TaskSpec, prepared: Prepared) -> Tensor:
     """Return the baseline's outputs for the test samples, as `outputs_of` does."""
+    if isinstance(task, LanguageModel):
+        return token_guesses(in_memory(prepared.train.inputs), in_memory(prepared.test.inputs))
     return guess(task, prepared.train.labels, prepared.transform.fit).expand(len(prepared.test), -1)
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankdad.common.preparation.inputs import predicted
 from rankdad.common.privacy.standing import NUMBER
-from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.tasks import Classification, LanguageModel, MultiLabel, TaskSpec
 
 
 def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -15,10 +16,15 @@ def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | No
 
     Args:
         task: what is predicted.
-        outputs: [n, task.outputs], logits or standardised numbers.
-        labels: int64 [n], float [n, labels] of 0 and 1, or standardised numbers [n].
-        weights: of classes, or of positive labels; class weights average 1 over all training samples.
+        outputs: [n, task.outputs], logits or standardised numbers; for a language model logits [n, length, tokens], or
+            sums of `text_losses`.
+        labels: int64 [n], float [n, labels] of 0 and 1, or standardised numbers [n]; for a language model's logits the
+            texts' tokens.
+        weights: of classes, of positive labels, or of tokens; they average 1 over all training samples.
     """
+    if isinstance(task, LanguageModel):
+        summed = (text_losses(outputs, labels) if outputs.ndim > 2 else outputs)[:, 0]
+        return summed if weights is None else summed * weights.to(summed)
     if isinstance(task, Classification):
         weights = None if weights is None else weights.to(outputs)
         return F.cross_entropy(outputs, labels, weights, reduction="none")
@@ -34,6 +40,19 @@ def losses(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | No
     return F.huber_loss(outputs, labels, reduction="none", delta=task.delta)
 
 
+def text_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return each text's summed loss and number of predicted tokens, [n, 2], in the logits' dtype.
+
+    Args:
+        logits: of each token's successor, [n, length, tokens]; the last ones may be missing if all texts have ended.
+        tokens: int64 [n, length].
+    """
+    tokens = tokens[:, : logits.shape[1]]
+    counted = predicted(tokens)
+    lost = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view_as(counted)
+    return torch.stack([(lost * counted).sum(1), counted.sum(1).to(lost)], dim=1)
+
+
 def mean_loss(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean loss of a batch."""
     if isinstance(task, Classification) and weights is None:  # one operation, to keep earlier results bit for bit
@@ -42,7 +61,7 @@ def mean_loss(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor |
 
 
 def deltas(task: TaskSpec, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the gradient of each sample's loss with respect to its outputs, [n, task.outputs]; see `losses`."""
+    """Return the gradient of each sample's loss with respect to its outputs, in their shape; see `losses`."""
     single = outputs.dtype in (torch.float16, torch.bfloat16)
     with torch.enable_grad(), torch.autocast(outputs.device.type, enabled=False):
         alone = (outputs.detach().float() if single else outputs.detach()).requires_grad_()

@@ -26,6 +26,7 @@ from rankdad.common.run.batches import parts as parts_of
 from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.tasks import LanguageModel
 from rankdad.local.augmentation import augmenting
 from rankdad.local.batch import StepBatch
 from rankdad.local.evaluation import outputs_of
@@ -69,7 +70,7 @@ class Passes:
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
-        self._head = [one.name for one in plan.routes if one.shape[:-1] == (spec.task.outputs,)][-1:]
+        self._head = [one.name for one in plan.routes if one.shape[:-1] == spec.output_shape[-1:]][-1:]
         self._fold = self._epoch = self._seed = -1  # of what follows
         self._prepared: Prepared | None = None
         self._looked: tuple[Samples, Batch] | None = None  # a fixed batch, to measure how far the model has moved
@@ -213,12 +214,15 @@ class Passes:
             (batch,) = samples.batches([torch.arange(len(samples))])
             self._looked = samples, batch
         batch = self._looked[1]
+        width = self._spec.output_shape[-1]
         try:
             with self._run.replica.evaluating() as model:
-                outputs = outputs_of(model, batch.inputs, self._spec.task.outputs, MOST_SAMPLES)
+                outputs = outputs_of(model, batch.inputs, width, MOST_SAMPLES)
         except (ModelError, NonFiniteError):  # the step itself will report it
             return None
         values = self._deltas(outputs, batch).float().cpu()
+        if values.ndim > 2:  # of each text's tokens; logs have room for one number
+            values = torch.linalg.vector_norm(values, dim=(1, 2))[:, None]
         return Flows(ids, kinds_of(self._spec.task, batch.labels, values.shape[1]), values)
 
     def _made(self, gradients: Payload, loss: float) -> OwnGradients:
@@ -338,9 +342,10 @@ class Passes:
 
         Called by all ranks once per batch, because shares are of the whole batch.
         """
-        device = next(self._run.replica.model.parameters()).device
+        device, width = next(self._run.replica.model.parameters()).device, self._spec.output_shape[-1]
         own = [self._deltas(one, part).double() for one, part in zip(outputs, parts, strict=True)]
-        deltas = torch.cat([torch.zeros(0, self._spec.task.outputs, dtype=torch.float64, device=device), *own])
+        own = [one.abs().sum(1) if one.ndim > 2 else one for one in own]  # of all tokens of a text
+        deltas = torch.cat([torch.zeros(0, width, dtype=torch.float64, device=device), *own])
         names = torch.cat([torch.zeros(0, dtype=torch.int64), *people])
         everybody, begin = self._ranks.gathered(torch.cat([deltas, names.to(deltas)[:, None]], 1))
         found = scales_of(everybody[:, :-1], everybody[:, -1].long(), self._sharing)
@@ -348,7 +353,7 @@ class Passes:
             return [None] * len(parts)
         self.evened += 1
         mine: Sequence[Tensor] = found[begin : begin + len(deltas)].split([len(part.labels) for part in parts])
-        return mine
+        return [one.unflatten(0, (-1, 1)) if out.ndim > 2 else one for one, out in zip(mine, outputs, strict=True)]
 
     def _finite_loss(self, losses: Sequence[Tensor]) -> float:
         """Return a step's loss.
@@ -368,7 +373,12 @@ class Passes:
         kind, weights = batch.labels.device.type, self.prepared().transform.fit.class_weights
         with torch.autocast(kind, torch.bfloat16, enabled=self._spec.training.autocast is not None):
             outputs: Tensor = self._run.replica.model(batch.inputs)
-            return outputs, mean_loss(self._spec.task, outputs, batch.labels, weights)
+            return outputs, mean_loss(self._spec.task, outputs, self._known(batch), weights)
 
     def _deltas(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return deltas(self._spec.task, outputs, batch.labels, self.prepared().transform.fit.class_weights)
+        weights = self.prepared().transform.fit.class_weights
+        return deltas(self._spec.task, outputs, self._known(batch), weights)
+
+    def _known(self, batch: Batch) -> Tensor:
+        """Return what the network's outputs are compared with: labels, or a text's own tokens."""
+        return batch.inputs if isinstance(self._spec.task, LanguageModel) else batch.labels

@@ -29,9 +29,9 @@ from rankdad.common.run.artifacts import SavedModel, Which
 from rankdad.common.run.saved import saved_model
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.tasks import MultiLabel, Regression, shown
+from rankdad.common.spec.tasks import LanguageModel, MultiLabel, Regression, shown
 from rankdad.common.spec.written import Tabular
-from rankdad.local.evaluation import outputs_of
+from rankdad.local.evaluation import task_outputs
 from rankdad.local.far_values import far_sentences, far_values
 from rankdad.local.losses import losses
 from rankdad.local.threads import use_threads
@@ -69,9 +69,15 @@ def write_predictions(folder: Path, spec: RunSpec, data: SiteData, fold: int, ou
 
 
 def predictions(spec: RunSpec, outputs: Tensor) -> pd.DataFrame:
-    """Return a row per sample: the likeliest class and all probabilities, the probabilities of labels, or a number."""
+    """Return a row per sample: the likeliest class and all probabilities, the probabilities of labels, or a number.
+
+    For a language model the number of predicted tokens, and the mean loss of one.
+    """
     if isinstance(spec.task, Regression):
         return pd.DataFrame({"predicted": outputs.squeeze(1).double().numpy()})
+    if isinstance(spec.task, LanguageModel):
+        lost, tokens = outputs.double().numpy().T
+        return pd.DataFrame({"tokens": tokens.astype(int), "loss": lost / np.maximum(tokens, 1)})
     names = class_names(spec)
     if isinstance(spec.task, MultiLabel):
         return pd.DataFrame(torch.sigmoid(outputs.double()).numpy(), columns=[f"probability_{name}" for name in names])
@@ -105,7 +111,9 @@ def key_name(spec: RunSpec) -> str:
 
 
 def label_columns(spec: RunSpec, table: pd.DataFrame, labels: Array, known: Array | None = None) -> None:
-    """Insert the known labels before the predictions."""
+    """Insert the known labels before the predictions; a language model has none."""
+    if isinstance(spec.task, LanguageModel):
+        return
     columns = {"label": labels if isinstance(spec.task, Regression) else class_names(spec)[labels.astype(int)]}
     if isinstance(spec.task, MultiLabel):
         columns = {f"label_{name}": labels[:, place].astype(int) for place, name in enumerate(class_names(spec))}
@@ -238,7 +246,7 @@ def predict_samples(
     transform = Preparing(spec).transform(saved.fit, saved.site_fit)
     covariates = None if reading.covariates is None else torch.from_numpy(reading.covariates)
     inputs = transform.prepared(given, covariates, next(saved.network.parameters()).dtype)
-    outputs = outputs_of(saved.network, inputs, task.outputs, spec.training.batch_size)
+    outputs = task_outputs(task, saved.network, inputs, spec.training.batch_size)
     numbers = transform.in_units(outputs)
     rows = reading.rows
     names = reading.keys or tuple(map(str, range(len(outputs))))

@@ -28,7 +28,7 @@ from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
-from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
 from rankdad.local.admission import NO_SUMS, admitted, check_steps
 from rankdad.local.privacy.told import check_repeated
 from rankdad.remote.results.table_one import outcome_names, table_one
@@ -183,7 +183,9 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
             missing = f"{own['missing']} ({own['missing'] / found['rows']:.0%})" if own["missing"] else "–"
             table.add_row(*(Text(visible(text)) for text in (name, missing, values, kind if out else "nothing")))
         console.print(table)
-    if isinstance(spec.task, Regression):
+    if isinstance(spec.task, LanguageModel):
+        console.print(f"texts: {len(label)}, of {int(label.sum()):,} bytes", highlight=False)
+    elif isinstance(spec.task, Regression):
         console.print(f"label: mean {_short(float(label.double().mean()))}, of {len(label)} rows", highlight=False)
     else:
         names, counts = outcome_names(spec), counts_of(spec.task, label).tolist()
@@ -194,7 +196,7 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     exact, numbers = is_exact(spec, data.warnings), _numbers(spec, data)
     people = "rows" if data.groups is None else f"{spec.group_noun}s"
     references = spec.references
-    histograms = "" if isinstance(spec.task, Regression) else ", with histograms of the risks"
+    histograms = "" if isinstance(spec.task, Regression | LanguageModel) else ", with histograms of the risks"
     linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
     even = "batches are even: of two thirds of the rows here if they fill none, and another site makes several"

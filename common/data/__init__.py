@@ -29,6 +29,7 @@ from rankdad.common.spec.data import CsvData, NpzData
 from rankdad.common.spec.images import FunctionData, ImagesData, NiftiData
 from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.tasks import Classification
+from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Tabular
 
 __all__ = ["Batch", "Samples", "SiteData", "lazy_or_whole", "read_samples", "read_site", "split_samples"]
@@ -105,6 +106,7 @@ def read_samples(
     from rankdad.common.data.images import read_images
     from rankdad.common.data.nifti import read_nifti
     from rankdad.common.data.series import read_series
+    from rankdad.common.data.text import read_text
 
     if isinstance(data, NiftiData | ImagesData):
         place = path / data.file if is_folder(path) else path
@@ -117,6 +119,8 @@ def read_samples(
         return replace(found, inputs=inputs)
     if isinstance(data, SeriesData):
         return read_series(path, data, dtype, beside=beside)
+    if isinstance(data, TextData):
+        return read_text(path, data, beside=beside)
     if isinstance(data, CsvData):
         return read_csv(path, data, dtype, keep=keep, beside=beside)
     return read_freesurfer(path, data, dtype, keep=keep, beside=beside)

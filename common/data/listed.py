@@ -20,6 +20,7 @@ from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import check_file, is_within
 from rankdad.common.spec.images import ImagesData, ListedData, NiftiData
 from rankdad.common.spec.series import SeriesData
+from rankdad.common.spec.text import TextData
 
 Load = Callable[[Path], Array]
 Fault = Callable[[int, str], DataError]
@@ -99,9 +100,16 @@ def _loaded(folder: Path, name: str, load: Load) -> Path:
 
 
 def complete(
-    table: Table, data: ListedData | SeriesData, labels: Array, needed: Sequence[str]
+    table: Table, data: ListedData | SeriesData | TextData, labels: Array, needed: Sequence[str], *, code: str = "cell"
 ) -> tuple[Table, Array, tuple[str, ...]]:
     """Return the rows with label, group and other required columns, and notes on the others.
+
+    Args:
+        table: with all rows.
+        data: the schema.
+        labels: of the rows, NaN for missing ones.
+        needed: columns that a row must have.
+        code: of the error if one of them lacks a value.
 
     Raises:
         DataError: a row lacks one, and the schema does not drop such rows; or all rows do.
@@ -116,10 +124,12 @@ def complete(
         return table, labels, ()
     column = next(column for column, rows in lacking.items() if rows.any())
     count, row = f"{int(left_out.sum())} of {len(table)} rows lack a value", int(lacking[column].argmax())
+    code = code if column in needed else "cell"
     if data.missing == "refuse":
-        raise table.error(row, column, f'is missing ({count}): complete it, or set data.missing to "drop"')
+        advice = 'complete it, or set data.missing to "drop"'
+        raise table.error(row, column, f"is missing ({count}): {advice}", code=code)
     if left_out.all():
-        raise table.error(row, column, f"is missing; {count}, and none is left")
+        raise table.error(row, column, f"is missing; {count}, and none is left", code=code)
     kept = np.flatnonzero(~left_out)
     note = str(table.error(row, column, f"is missing; {count} and are left out"))
     return table.take(kept.tolist()), labels[kept], (note,)

@@ -21,7 +21,7 @@ from rankdad.common.metrics.auc import COVERS, delong_deviations, placements
 from rankdad.common.metrics.clusters import LEAST, Pairs, sandwich, small_sample
 from rankdad.common.metrics.summary import ROUNDING, balanced, deviations, recalls, summarise
 from rankdad.common.metrics.sums import Parts, Tally, parts
-from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
+from rankdad.common.spec.tasks import LanguageModel, Metric, Regression, TaskSpec
 
 QUANTILE = NormalDist().inv_cdf(0.975)  # of intervals of 95 %
 OVER_GROUPS = " over groups"
@@ -64,7 +64,7 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
     """
     part, found = parts(task, total), summarise(task, total)
     values, off = found.values, 0.0
-    if part.samples == 0:
+    if part.samples == 0 or isinstance(task, LanguageModel):
         return {}
     if bool(part.order[:, 2].any()):
         off = (found.auc_error or 0.0) / COVERS

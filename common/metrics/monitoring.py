@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from rankdad.common.metrics.auc import class_log_odds, exact_pairs
-from rankdad.common.metrics.summary import Metrics, mean_auc, numbers, summarise
-from rankdad.common.metrics.sums import MOMENTS, Tally, deviations_of, of_one_test, shape
-from rankdad.common.spec.tasks import Classification, Metric, Regression, TaskSpec
+from rankdad.common.metrics.summary import Metrics, mean_auc, numbers, of_texts, summarise
+from rankdad.common.metrics.sums import Tally, deviations_of, of_one_test, shape, text_moments
+from rankdad.common.spec.tasks import Classification, LanguageModel, Metric, Regression, TaskSpec
 
 
 def monitoring_shape(task: TaskSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return sizes of counts (samples, hits), and of sums (loss, moments, ordered pairs and all pairs by outcome)."""
-    ranked = shape(task).ranked
-    return (1, int(ranked > 0)), (1, MOMENTS * (ranked == 0), ranked, ranked)
+    sizes = shape(task)
+    return (1, int(sizes.ranked > 0)), (1, sizes.moments, sizes.ranked, sizes.ranked)
 
 
 def monitored(
@@ -48,6 +48,8 @@ def monitored(
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
     loss, samples = losses.sum().reshape(1), torch.tensor([len(labels)])
+    if isinstance(task, LanguageModel):
+        return Tally(samples, torch.cat([loss, text_moments(outputs, labels)]))
     if isinstance(task, Regression):
         moments = deviations_of(outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre).sum(dim=1)
         return Tally(samples, torch.cat([loss, moments * (monitor != "loss")]))
@@ -77,7 +79,9 @@ def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
     loss, moments, ordered, pairs = total.sums.split(sums)
     values: dict[Metric, float | None] = dict.fromkeys(task.monitors)
     absent = 0
-    if isinstance(task, Regression):
+    if isinstance(task, LanguageModel):
+        found = of_texts(float(loss), moments.tolist())
+    elif isinstance(task, Regression):
         found = numbers(total.samples, float(loss), moments.tolist())
     else:
         area, _, absent = mean_auc(ordered / pairs.clamp_min(1), torch.zeros_like(ordered), pairs)
@@ -99,7 +103,7 @@ def check_monitoring(task: TaskSpec, total: Tally) -> None:
     Raises:
         ValueError: they are contradictory.
     """
-    if isinstance(task, Regression):
+    if isinstance(task, Regression | LanguageModel):
         return
     counts, sums = monitoring_shape(task)
     _, hits = total.counts.split(counts)

@@ -11,7 +11,7 @@ import torch
 from rankdad.common.metrics.auc import areas
 from rankdad.common.metrics.summary import Metrics, correlation, deviations, mean_auc, r_squared
 from rankdad.common.metrics.sums import Tally, parts
-from rankdad.common.spec.tasks import Metric, Regression, TaskSpec
+from rankdad.common.spec.tasks import LanguageModel, Metric, Regression, TaskSpec
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ def within_sites(task: TaskSpec, tallies: Sequence[Tally]) -> dict[Metric, float
         task: what was predicted.
         tallies: one of each site.
     """
+    if isinstance(task, LanguageModel):
+        return {}
     if not isinstance(task, Regression):
         known = [parts(task, total) for total in tallies]
         found = [torch.stack(areas(part.scores, part.order + part.across)) for part in known]

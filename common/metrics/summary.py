@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rankdad.common.metrics.auc import areas
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, parts
-from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import OF_TEXTS, Classification, LanguageModel, Metric, MultiLabel, Regression, TaskSpec
 
+MOST_NATS = 700.0  # of a token; the exponential of more overflows
 ROUNDING = 1e-12  # smaller fractions of the sum of squares are rounding errors
 
 
@@ -41,9 +42,12 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
     classes; otherwise the mean over classes or labels, except those neither true nor predicted. Calibration error: the
     expected one over 15 equal bins of the confidence of the predicted class, or of each label's probability. It is
     omitted for smooth scores, where it was between a quarter and three quarters of the exact one.
+    Perplexity: the exponential of the loss of a token. Bits per byte: the summed loss over the texts' bytes.
     r2: 1 − squared errors / squared deviations from the labels' mean.
     """
     part = parts(task, total)
+    if isinstance(task, LanguageModel):
+        return Metrics(part.samples, of_texts(part.loss, part.moments))
     if isinstance(task, Regression):
         return Metrics(part.samples, numbers(part.samples, part.loss, part.moments))
     area, error, absent = mean_auc(*areas(part.scores, part.order + part.across))
@@ -62,6 +66,16 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
             "calibration_error": None if smooth else float((gaps / part.samples).mean()),
         }
     return Metrics(part.samples, values, error, absent)
+
+
+def of_texts(loss: float, moments: Sequence[float]) -> dict[Metric, float | None]:
+    """Return a language model's metrics, from the summed loss in nats and numbers of tokens and bytes."""
+    tokens, count = moments
+    if not tokens:
+        return dict.fromkeys(OF_TEXTS)
+    each = loss / tokens
+    bits = loss / math.log(2) / count if count else None
+    return {"loss": each, "perplexity": math.exp(min(each, MOST_NATS)), "bits_per_byte": bits}
 
 
 def confusion(task: Classification | MultiLabel, total: Tally) -> Tensor:

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from rankdad.common.metrics.auc import BINS, class_log_odds, score_bins
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats, products, square, triangle
-from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, LanguageModel, Regression, TaskSpec
 
 CALIBRATED = 100  # least smooth scores with about the exact slope
 CALIBRATION_BINS = 15
 MOMENTS = 7
+OF_TEXT = ("tokens", "bytes")  # a language model's moments
 MAX_WIDTH = 30  # classes of a confusion matrix; with more, balanced accuracy has no interval over groups
 AVERAGES, DIFFERENCES = 16, 80  # cells of the grid for regression
 WIDEST_AVERAGE = 4.0  # label's standard deviations from its mean; the outermost cells also hold everything beyond
@@ -119,7 +120,7 @@ class Parts:
             with samples with smooth errors instead of pairs.
         across: the same for pairs of a sample of this test and one of the site's earlier tests of other samples.
         moments: sums of label, output, label², output², label · output, |error| and error², the first five of
-            deviations from the centre.
+            deviations from the centre; for a language model numbers of tokens and bytes.
         clusters: products over groups; None without groups.
     """
 
@@ -146,6 +147,8 @@ def of_one_test(task: TaskSpec, total: Tally) -> Tally:
 
 def shape(task: TaskSpec, clustered: bool = False) -> Shape:
     """Return the sizes of a task's tally."""
+    if isinstance(task, LanguageModel):
+        return Shape(0, 0, 0, len(OF_TEXT), 0, False)
     if isinstance(task, Regression):
         return Shape(0, 0, 0, MOMENTS, AVERAGES * DIFFERENCES, clustered)
     if isinstance(task, Classification):
@@ -185,6 +188,8 @@ def parts(task: TaskSpec, total: Tally) -> Parts:
 def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
     """Return whether two tallies have the same labels, as for two models on the same samples."""
     mine, theirs = parts(task, one), parts(task, other)
+    if isinstance(task, LanguageModel):
+        return mine.moments == theirs.moments
     if isinstance(task, Regression):  # equal sums of labels and of squares, for the same order of rows
         return (mine.moments[0], mine.moments[2]) == (theirs.moments[0], theirs.moments[2])
     return bool((mine.confusion.sum(2) == theirs.confusion.sum(2)).all())
@@ -227,6 +232,9 @@ def tally(
         smooth: scores and levels to count instead of the exact ones; see `smoothing.Smooth`.
     """
     outputs, labels, losses = outputs.detach().cpu().double(), labels.detach().cpu(), losses.detach().cpu().double()
+    if isinstance(task, LanguageModel):
+        return Tally(torch.tensor([len(labels)]), torch.cat([losses.sum().reshape(1), losses.new_zeros(6),
+                                                             text_moments(outputs, labels)]))  # fmt: skip
     if isinstance(task, Regression):
         output, label = outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre
         difference, average = (output - label, (output + label) / 2)
@@ -276,6 +284,11 @@ def tally(
     weights, ranked = hats(), range(sizes.outputs - sizes.ranked, sizes.outputs)
     scores = (_knots(weights[bins[:, at]], positive[:, at]) for at in ranked)
     return _clustered(found, groups, chain(values, scores))
+
+
+def text_moments(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the numbers of tokens and bytes of all texts, float64 [2], given a language model's outputs [n, 2]."""
+    return torch.stack([outputs[:, 1].double().sum(), labels.double().sum()])
 
 
 def difference_edges() -> Tensor:

@@ -12,7 +12,7 @@ from rankdad.common.metrics.clusters import KNOTS, Clusters, hats
 from rankdad.common.metrics.monitoring import check_monitoring, monitoring_shape
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
 from rankdad.common.protocol.arrays import MAX_SUM, raw_bytes
-from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, LanguageModel, MultiLabel, Regression, TaskSpec
 
 MAX_COUNT = 2**31 - 1
 SLACK = 1e-6  # tolerance for rounding errors
@@ -56,7 +56,11 @@ def unpack_tally(task: TaskSpec, data: bytes, clustered: bool = False) -> Tally:
     sizes = shape(task, clustered)
     total = _received(data, sum(sizes.counts), sum(sizes.sums))
     part = parts(task, total)
-    if isinstance(task, Regression):
+    if isinstance(task, LanguageModel):
+        _check_texts(part.samples, part.moments)
+        if bool(part.order.any() or part.across.any()):
+            raise ValueError("an order of texts has no pairs")
+    elif isinstance(task, Regression):
         if int(part.grid.sum()) != part.samples:
             raise ValueError(f"the grid does not add up to the {part.samples} samples")
         _check_moments(part.samples, part.moments)
@@ -77,7 +81,9 @@ def unpack_monitoring(task: TaskSpec, data: bytes) -> Tally:
     """
     counts, sums = monitoring_shape(task)
     total = _received(data, sum(counts), sum(sums))
-    if isinstance(task, Regression):
+    if isinstance(task, LanguageModel):
+        _check_texts(total.samples, total.sums[1:].tolist())
+    elif isinstance(task, Regression):
         _check_moments(total.samples, total.sums[1:].tolist())
     check_monitoring(task, total)
     return total
@@ -128,6 +134,12 @@ def _check_counts(task: Classification | MultiLabel, part: Parts) -> None:
         raise ValueError("a bin's confidences lie outside of it")
     if bool(((part.brier < 0) | (part.brier > part.samples * (1 + SLACK))).any()):
         raise ValueError("a squared error of probabilities is not between 0 and 1")
+
+
+def _check_texts(samples: int, moments: Sequence[float]) -> None:
+    """Check numbers of tokens and bytes."""
+    if any(count < 0 or not count.is_integer() for count in moments):
+        raise ValueError(f"tokens and bytes of {samples} texts are no counts")
 
 
 def _check_moments(samples: int, moments: Sequence[float]) -> None:

@@ -14,11 +14,12 @@ from rankdad.common.models.factory import from_factory
 from rankdad.common.models.monai import monai_network
 from rankdad.common.models.perceptron import perceptron
 from rankdad.common.models.recurrent import recurrent
+from rankdad.common.models.transformer import transformer
 from rankdad.common.models.vit import vit
 from rankdad.common.models.weights import freeze, load_pretrained
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Monai, Vit
+from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Monai, Transformer, Vit
 
 
 def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights: Path | None = None) -> nn.Module:
@@ -63,7 +64,7 @@ def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.
             model = from_factory(spec.model, allowed_factories)
         else:
             try:
-                model = _built_in(spec.model, spec.data.shape, spec.task.outputs)
+                model = _built_in(spec.model, spec.data.shape, spec.data.tokens, spec.output_shape)
             except (RuntimeError, TypeError, MemoryError):
                 raise SpecError(
                     spec.model.sized_by, "a network of this size does not fit into memory", code="out-of-memory"
@@ -72,9 +73,12 @@ def build_network(spec: RunSpec, allowed_factories: Collection[str] = ()) -> nn.
     return model.to(getattr(torch, spec.training.dtype))
 
 
-def _built_in(spec: ModelSpec, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def _built_in(spec: ModelSpec, shape: tuple[int, ...], tokens: int | None, output_shape: tuple[int, ...]) -> nn.Module:
+    outputs = output_shape[-1]
     if isinstance(spec, Gru | Lstm):
         return recurrent(spec, shape, outputs)
+    if isinstance(spec, Transformer):
+        return transformer(spec, tokens, shape[0], None if len(output_shape) > 1 else outputs)
     if isinstance(spec, Vit):
         return vit(spec, shape, outputs)
     if isinstance(spec, Cnn | Cnn3d):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError
 from rankdad.common.models.channels import channels_first
-from rankdad.common.spec.model import Vit
+from rankdad.common.spec.model import Transformer, Vit
 
 SPREAD = 0.02 * 3**0.5  # of a uniform distribution with a standard deviation of 0.02
 
@@ -36,19 +36,36 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, 3 * width)
         self.merge = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return tokens [n, tokens, width] for tokens of the same shape."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, turn: tuple[Tensor, Tensor] | None = None, *, causal: bool = False
+    ) -> Tensor:
+        """Return tokens [n, tokens, width] for tokens of the same shape.
+
+        Args:
+            x: the tokens.
+            mask: of those to attend to, bool [n, 1, 1, tokens]; None for all.
+            turn: cosines and sines [tokens, width / heads / 2] of rotary positions.
+            causal: whether to attend to earlier tokens only.
+        """
         n, tokens, width = x.shape
         parts = self.project(x).reshape(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(*parts.unbind())
+        query, key, value = parts.unbind()
+        if turn is not None:
+            query, key = _turned(query, *turn), _turned(key, *turn)
+        attended = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
         merged: Tensor = self.merge(attended.transpose(1, 2).flatten(2))
         return merged
+
+
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
 class Block(nn.Module):
     """Attention and a hidden layer, each with normalisation before and a residual connection."""
 
-    def __init__(self, spec: Vit) -> None:
+    def __init__(self, spec: Vit | Transformer) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(spec.width), nn.LayerNorm(spec.width)
         self.attention = Attention(spec.width, spec.heads)
@@ -56,9 +73,11 @@ class Block(nn.Module):
         self.narrow = nn.Linear(spec.expansion * spec.width, spec.width)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return tokens [n, tokens, width] for tokens of the same shape."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, turn: tuple[Tensor, Tensor] | None = None, *, causal: bool = False
+    ) -> Tensor:
+        """Return tokens [n, tokens, width] for tokens of the same shape; see `Attention.forward`."""
+        x = x + self.dropout(self.attention(self.norm1(x), mask, turn, causal=causal))
         hidden: Tensor = self.dropout(self.narrow(F.gelu(self.widen(self.norm2(x)))))
         return x + hidden
 

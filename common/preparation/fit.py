@@ -12,7 +12,7 @@ from torch import Tensor
 from rankdad.common.preparation.combat import Pooled, SiteEffects
 from rankdad.common.preparation.layout import Layout
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import Regression
+from rankdad.common.spec.tasks import LanguageModel, Regression
 
 
 class Known:
@@ -34,7 +34,7 @@ class Fit(Known):
     Args:
         rows: number of rows; 0 if not counted.
         class_counts: int64, rows of every class, or with every label.
-        class_weights: float64, weights of classes or positive labels in the loss; None if all are 1.
+        class_weights: float64, weights of classes, positive labels or tokens in the loss; None if all are 1.
         target_mean: mean of a numeric label.
         target_scale: its standard deviation; 1 if it is constant.
         fill: float64 [channels], replacement of missing values.
@@ -81,7 +81,9 @@ class Fit(Known):
         layout, width = Layout.of(spec), (spec.task.outputs,)
         features = (len(layout.harmonised),)
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("fill", "mean", "scale"), (layout.channels,))
-        if not isinstance(spec.task, Regression):
+        if isinstance(spec.task, LanguageModel):
+            shapes |= {"class_weights": (1,)}
+        elif not isinstance(spec.task, Regression):
             shapes |= {"class_counts": width, "class_weights": width}
         if spec.preparation.harmonise:
             slopes = (layout.covariates, *features)

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rankdad.common.spec.text import PADDING, UNKNOWN
+
 
 class LazyInputs(Protocol):
     """Inputs [n, *shape] that are read when they are used; real numbers without missing values.
@@ -49,6 +51,14 @@ Inputs = Tensor | LazyInputs
 def in_memory(inputs: Inputs) -> Tensor:
     """Return inputs as one tensor."""
     return inputs if isinstance(inputs, Tensor) else torch.cat(list(inputs.split(64)))
+
+
+def predicted(tokens: Tensor) -> Tensor:
+    """Return which tokens of texts [n, length] a language model predicts, bool [n, length − 1].
+
+    These are all but the first, padding, and unknown ones.
+    """
+    return (tokens[:, 1:] != PADDING) & (tokens[:, 1:] != UNKNOWN)
 
 
 def has_gaps(inputs: Inputs) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rankdad.common.spec.tasks import Classification, MultiLabel
+from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
 
 
-def counts_of(task: Classification | MultiLabel, labels: Tensor) -> Tensor:
+def counts_of(task: TaskSpec, labels: Tensor) -> Tensor:
     """Return the number of samples of every class, or with every label."""
+    assert isinstance(task, Classification | MultiLabel)
     if isinstance(task, MultiLabel):
         return labels.to(torch.float64).sum(0)
     return torch.bincount(labels, minlength=task.classes).to(torch.float64)

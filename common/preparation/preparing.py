@@ -14,7 +14,7 @@ from rankdad.common.errors import SpecError
 from rankdad.common.preparation import combat, description, labels, moments
 from rankdad.common.preparation.coefficients import OWN, Coefficients, untold
 from rankdad.common.preparation.fit import Fit, OwnFit
-from rankdad.common.preparation.inputs import Inputs, in_memory
+from rankdad.common.preparation.inputs import Inputs, in_memory, predicted
 from rankdad.common.preparation.layout import Layout, input_names
 from rankdad.common.preparation.rows import Rows
 from rankdad.common.preparation.solving import Solving
@@ -22,7 +22,7 @@ from rankdad.common.preparation.stages import MOST_ROWS, RAW, Field, Stage
 from rankdad.common.preparation.transform import Transform, measured, without_effects
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.tasks import Regression
+from rankdad.common.spec.tasks import LanguageModel, Regression
 
 
 class Preparing:
@@ -43,7 +43,7 @@ class Preparing:
         self._impute = isinstance(spec.data, TableData) and spec.data.missing == "impute"
         self._layout = Layout.of(spec)
         self._combat = spec.preparation.harmonise if len(self._layout.harmonised) else None
-        self._balance = not isinstance(spec.task, Regression) and spec.task.class_weights == "balanced"
+        self._balance = getattr(spec.task, "class_weights", "none") == "balanced"
         table = isinstance(spec.data, TableData)
         self._schema = spec.data if isinstance(spec.data, TableData) else None
         self._levels = None if self._schema is None else description.is_level(self._schema)
@@ -211,7 +211,9 @@ class Preparing:
         rows = 0.0
         if "labels" in found:
             rows = float(found["labels"]["rows"])
-            if not isinstance(self._task, Regression):
+            if isinstance(self._task, LanguageModel):
+                known["class_weights"] = (rows / found["labels"]["tokens"].clamp(min=1)).reshape(1)
+            elif not isinstance(self._task, Regression):
                 counts = found["labels"]["counts"]
                 known["class_counts"] = counts.to(torch.int64)
                 if self._balance:
@@ -277,6 +279,8 @@ class Preparing:
         if isinstance(task, Regression):
             stages["labels"] = Stage((rows, Field("sum", (), "sum", RAW), *self._table))
             stages["label-squares"] = Stage((Field("deviations", (), "sum"), Field("squares", (), "square")))
+        elif isinstance(task, LanguageModel):
+            stages["labels"] = Stage((rows, Field("tokens", (), "count", values=self._inputs)))
         elif self._balance or table:
             stages["labels"] = Stage((rows, Field("counts", (task.outputs,), "count"), *self._table))
         if self._combat:
@@ -297,6 +301,8 @@ class Preparing:
         before = {name: self._stages[name].unpack(total) for name, total in totals.items() if name in self._stages}
         if stage == "labels":
             count = torch.tensor(float(len(rows.labels)))
+            if isinstance(self._task, LanguageModel):
+                return {"rows": count, "tokens": predicted(in_memory(rows.inputs)).sum()}
             if isinstance(self._task, Regression):
                 return {"rows": count, "sum": rows.labels.to(torch.float64).sum()}
             return {"rows": count, "counts": labels.counts_of(self._task, rows.labels)}

@@ -65,7 +65,7 @@ def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
     """
     (_, hits), (loss, moments, ordered, _) = monitoring_shape(task)
     others = {"loss": 0, "accuracy": hits, "auc_within": ordered}
-    return loss + others.get(monitor, moments - OF_LABELS)
+    return loss + others.get(monitor, max(0, moments - OF_LABELS))
 
 
 def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: bool) -> int:

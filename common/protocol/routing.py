@@ -117,7 +117,7 @@ def _probe(spec: RunSpec, model: nn.Module) -> tuple[dict[str, int], tuple[str, 
                 f"does not take inputs of shape {list(shape)} (data.shape): {one_line(error)}",
                 code="model-input-shape",
             ) from error
-        expected = (PROBE_SAMPLES, spec.task.outputs)
+        expected = (PROBE_SAMPLES, *spec.output_shape)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise SpecError(

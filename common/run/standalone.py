@@ -27,7 +27,7 @@ from rankdad.common.preparation import Preparing
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.run.artifacts import SavedModel, assemble
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import MultiLabel, Regression
+from rankdad.common.spec.tasks import LanguageModel, MultiLabel, Regression
 
 TORCH, ONNX = ".pt2", ".onnx"
 DOCUMENT = "rankdad.json"  # in the file: the run, and descriptions of inputs and outputs
@@ -66,8 +66,13 @@ class Standalone(nn.Module):
         self.dtype: torch.dtype = torch.int64 if spec.data.tokens is not None else getattr(torch, spec.training.dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return probabilities [n, outputs] for inputs [n, *shape]; for regression numbers in the label's unit."""
+        """Return probabilities [n, outputs] for inputs [n, *shape]; for regression numbers in the label's unit.
+
+        For a language model logits [n, length, tokens].
+        """
         outputs: Tensor = self.network(self.preparation(inputs).to(self.dtype)).to(torch.float64)
+        if isinstance(self.task, LanguageModel):
+            return outputs
         if isinstance(self.task, Regression):
             return self.preparation.in_units(outputs)
         return torch.sigmoid(outputs) if isinstance(self.task, MultiLabel) else torch.softmax(outputs, dim=1)
@@ -78,11 +83,15 @@ def description(spec: RunSpec) -> dict[str, Any]:
     data = spec.data
     values = getattr(data, "targets" if isinstance(spec.task, MultiLabel) else "values", ())
     names = list(values) or [str(place) for place in range(spec.task.outputs)]
-    regression = isinstance(spec.task, Regression)
+    outputs = [f"probability of {name}" for name in names]
+    if isinstance(spec.task, Regression):
+        outputs = [getattr(data, "label", "number")]
+    elif isinstance(spec.task, LanguageModel):
+        outputs = ["logits of the token after each"]
     return {
         "rankdad": __version__,
         "inputs": input_names(spec) or list(data.shape),
-        "outputs": [getattr(data, "label", "number")] if regression else [f"probability of {name}" for name in names],
+        "outputs": outputs,
         "run": spec.model_dump(mode="json"),
     }
 

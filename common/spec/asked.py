@@ -10,6 +10,7 @@ from rankdad.common.spec.evaluation import LeaveOneSiteOut
 from rankdad.common.spec.images import ListedData
 from rankdad.common.spec.patterns import Entries, is_pattern, literal
 from rankdad.common.spec.series import SeriesData
+from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Tabular
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def columns_of(data: AnyData, keep: Sequence[str]) -> dict[str, tuple[str, ...]]
         found["preparation.harmonise.keep"] = tuple(keep)
     elif isinstance(data, SeriesData):
         found |= {"data.features": data.features, "data.key": (data.key,), "data.time": (data.time,)}
+    elif isinstance(data, TextData):
+        found |= {"data.column": (data.column,), "data.key": (data.key,)}
     elif isinstance(data, ListedData):
         found |= {"data.key": (data.key,), "data.image": (data.image,)}
     return {field: tuple(filter(None, names)) for field, names in found.items() if any(names)}

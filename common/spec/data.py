@@ -25,7 +25,8 @@ from rankdad.common.spec.table_schema import (
     Shape,
     first_repeated,
 )
-from rankdad.common.spec.tasks import Classification, MultiLabel, TaskSpec
+from rankdad.common.spec.tasks import Classification, LanguageModel, MultiLabel, TaskSpec
+from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Date, Tabular
 
 MAX_FILES = 1000  # named in a spec
@@ -218,7 +219,7 @@ class FreesurferData(TableData):
         return self.covariates
 
 
-AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | SeriesData | FunctionData
+AnyData = NpzData | CsvData | FreesurferData | NiftiData | ImagesData | SeriesData | TextData | FunctionData
 
 
 def _consistent(data: AnyData) -> AnyData:
@@ -354,6 +355,12 @@ def check_task(data: AnyData, task: TaskSpec) -> None:
     Raises:
         ValueError: names the field.
     """
+    if isinstance(task, LanguageModel):
+        if not isinstance(data, TextData):
+            raise ValueError(f"reader: got {data.reader}, expected text for the task {task.name}")
+        if data.targets or data.values:
+            raise ValueError(f"label: expected none for the task {task.name}, nor values")
+        return
     if not isinstance(data, Tabular):
         return
     several = not isinstance(data.label, str)
@@ -379,6 +386,7 @@ DataSpec = Annotated[
     | Annotated[NiftiData, Tag("nifti")]
     | Annotated[ImagesData, Tag("images")]
     | Annotated[SeriesData, Tag("series")]
+    | Annotated[TextData, Tag("text")]
     | Annotated[FunctionData, Tag("function")],
     Discriminator(_reader),
     AfterValidator(_consistent),

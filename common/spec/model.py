@@ -155,6 +155,46 @@ class Vit(Network):
         return heads
 
 
+class Transformer(Network):
+    """A transformer on tokens: an encoder, or for the task language-model a decoder.
+
+    Normalisation comes before each part of a block. An encoder's last layer sees the mean over a text's tokens.
+    """
+
+    presets: ClassVar[Presets] = {
+        "small": {"width": 64, "depth": 2, "heads": 4},
+        "medium": {"width": 256, "depth": 6, "heads": 8},
+    }
+    sized_by = "model.width"
+
+    name: Literal["transformer"]
+    width: UpToMillion
+    """Width of a token."""
+    depth: Annotated[int, Field(ge=1, le=1000)]
+    """Number of blocks."""
+    heads: UpToMillion
+    """Heads of an attention; they share the width."""
+    expansion: UpToMillion = 4
+    """Width of a block's hidden layer, in widths of a token."""
+    positions: Literal["rope", "learned"] = "rope"
+    """Positions of tokens: rotations of queries and keys (Su 2021), or a learned vector for each."""
+    tied: bool = True
+    """Whether a decoder's last layer has the weights of its embedding; an encoder's never has."""
+    dropout: Fraction = 0.0
+    """Probability with which a value is dropped in training, after the positions and at the end of a block's parts."""
+    preset: Literal["small", "medium"] | None = None
+    """Preset sizes: "small" is 64 wide, 2 deep, with 4 heads; "medium" 256, 6 and 8. Other sizes next to it are an
+    error."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Transformer:
+        if self.width % self.heads:
+            raise ValueError(f"heads: got {self.heads}, expected a divisor of model.width, {self.width}")
+        if self.positions == "rope" and self.width // self.heads % 2:
+            raise ValueError(f"heads: got {self.heads} of width {self.width // self.heads}, expected an even width")
+        return self
+
+
 class Convolutional(Network):
     """Blocks of convolution, GroupNorm and ReLU, with max pooling in between and mean pooling at the end."""
 
@@ -264,4 +304,4 @@ class Factory(Network):
     """Keyword arguments of the function."""
 
 
-ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Cnn | Cnn3d | Monai | Factory
+ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Transformer | Cnn | Cnn3d | Monai | Factory

@@ -24,7 +24,7 @@ from rankdad.common.spec.overrides import check_overrides
 from rankdad.common.spec.preparation import Preparation
 from rankdad.common.spec.recording import FURTHER, Recording
 from rankdad.common.spec.solver import DEFAULT, default_method, why_steps
-from rankdad.common.spec.tasks import TaskSpec
+from rankdad.common.spec.tasks import LanguageModel, TaskSpec
 from rankdad.common.spec.training import Training
 from rankdad.common.spec.tuning import Candidate, Tuning
 from rankdad.common.staleness import check_method
@@ -103,6 +103,8 @@ class RunSpec(Part):
     @classmethod
     def _held_out_sites_are_prepared(cls, evaluation: EvaluationSpec, info: ValidationInfo) -> EvaluationSpec:
         preparation = info.data.get("preparation")
+        if evaluation.references and isinstance(info.data.get("task"), LanguageModel):
+            raise ValueError(f"references: got {evaluation.references[0]}, expected none for the task language-model")
         if isinstance(evaluation, LeaveOneSiteOut) and preparation and preparation.standardise == "site":
             raise ValueError(
                 "a site that is left out has no training samples to standardise by, as preparation asks for"
@@ -207,6 +209,13 @@ class RunSpec(Part):
             default = isinstance(self.model, Linear) and self.method == default_method(self.task, self.model)
             asked = "auto" if default and not self.training.states_steps else "steps"
         return "steps" if asked == "auto" and why_steps(self) else asked
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the network's output for a sample: for a language model, logits of each token's successor."""
+        if isinstance(self.task, LanguageModel):
+            return (*self.data.shape, self.data.tokens or 0)
+        return (self.task.outputs,)
 
     @property
     def trained_by(self) -> str:

@@ -9,8 +9,9 @@ from pydantic import Field
 from rankdad.common.documents import Part
 
 Monitor = Literal["loss", "accuracy", "auc_within", "mae", "r2", "pearson_r"]  # measured between epochs
-Metric = Literal[Monitor, "auc", "balanced_accuracy", "f1", "calibration_error"]
+Metric = Literal[Monitor, "auc", "balanced_accuracy", "f1", "calibration_error", "perplexity", "bits_per_byte"]
 OF_CLASSES: tuple[Metric, ...] = ("auc", "accuracy", "loss", "balanced_accuracy", "f1", "calibration_error")
+OF_TEXTS: tuple[Metric, ...] = ("loss", "perplexity", "bits_per_byte")
 OF_NUMBERS: tuple[Monitor, ...] = ("loss", "mae", "r2", "pearson_r")
 MONITORS: tuple[Monitor, ...] = ("loss", "accuracy", "auc_within")
 
@@ -65,8 +66,22 @@ class Regression(Part):
     """Where huber changes from squared to absolute error, in standard deviations of the label."""
 
 
-TaskSpec = Classification | MultiLabel | Regression
-LOWER_IS_BETTER = frozenset[Metric]({"loss", "mae", "calibration_error"})
+class LanguageModel(Part):
+    """Predict each token of a text from those before it, by cross-entropy.
+
+    In a step each token has the same weight, at every site: the inverse of the mean number of tokens in a text.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = OF_TEXTS
+    monitors: ClassVar[tuple[Monitor, ...]] = ("loss",)
+    outputs: ClassVar[int] = 2
+    """Numbers of a text behind all metrics: its summed loss, and its predicted tokens."""
+
+    name: Literal["language-model"]
+
+
+TaskSpec = Classification | MultiLabel | Regression | LanguageModel
+LOWER_IS_BETTER = frozenset[Metric]({"loss", "mae", "calibration_error", "perplexity", "bits_per_byte"})
 LABELS = {"auc": "AUC", "auc_within": "AUC within sites", "f1": "F1", "mae": "MAE", "r2": "R²", "pearson_r": "r"}
 
 

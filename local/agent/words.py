@@ -15,6 +15,7 @@ from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.series import SeriesData
 from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Tabular
 from rankdad.common.user_code import origin
 
@@ -22,6 +23,7 @@ MAX_NAMES = 10  # of columns, labels or sites in a line
 READ_AS = {  # use of columns, by the spec's field
     "data.features": "inputs",
     "data.image": "image files",
+    "data.column": "texts",
     "data.label": "outcome",
     "data.group": "patient identifier",
     "data.key": "row identifier",
@@ -70,7 +72,9 @@ def what_selects(spec: RunSpec) -> list[str]:
             name if own == (name,) else f"{name} is {' or '.join(own[:MAX_NAMES])}{' or …' * (len(own) > MAX_NAMES)}"
             for name, own in zip(data.values, data.members, strict=True)
         ]
-        lines.append(f"outcome: {rule or _listed(classes) or 'numbers'}")
+        lines.append(
+            f"outcome: {rule or _listed(classes) or ('numbers' if data.targets else 'the next token of each')}"
+        )
         lines.append(
             f"rows with the same {data.group} count as one {spec.group_noun}"
             if data.group
@@ -87,6 +91,9 @@ def what_selects(spec: RunSpec) -> list[str]:
             tokens = data.missing_values
             own = [f"{c}: {' or '.join(some)}" for c, some in tokens.items()] if isinstance(tokens, dict) else tokens
             lines.append(f"  also treated as missing: {_listed(own)}")
+    if isinstance(data, TextData):
+        longer = {"refuse": "refused", "first": "cut at their end", "last": "cut at their beginning"}[data.longer]
+        lines.append(f"texts of more than {data.length} tokens are {longer}")
     if isinstance(data, TableData):
         bounds = [f"{name} from {low} to {high}" for name, (low, high) in data.clip.items()]
         lines += [f"clipped: {_listed(bounds)}"] * bool(bounds)

@@ -266,7 +266,11 @@ def purpose_of(spec: RunSpec) -> str:
 
 def figures_of(spec: RunSpec) -> list[str]:
     """Return the kinds of figures that a run sends; `local.privacy.cli` explains them."""
-    sums = spec.task.name == "regression" or isinstance(spec.data, TableData) or spec.preparation.standardise != "none"
+    sums = (
+        spec.task.name in ("regression", "language-model")
+        or isinstance(spec.data, TableData)
+        or spec.preparation.standardise != "none"
+    )
     due = {
         "gradients": spec.solver != "exact" and spec.local is None,
         "local-steps": spec.solver != "exact" and spec.local is not None,

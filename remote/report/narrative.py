@@ -10,7 +10,7 @@ from rankdad.common.metrics.risk import THRESHOLDS
 from rankdad.common.metrics.summary import bound
 from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
-from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
 from rankdad.remote.report.words import NAMES, count, duration, listed, number
 from rankdad.remote.results.run_results import RunResults, finite
 from rankdad.remote.results.solving import solved
@@ -195,6 +195,11 @@ def baseline_name(run: RunResults) -> str:
 
 def sent(run: RunResults) -> str:
     """Describe the statistics of test samples that sites sent."""
+    if isinstance(run.spec.task, LanguageModel):
+        return (
+            "Sites sent the loss of their test texts, and the numbers of their tokens and bytes, as sums over all "
+            "texts. A site sends none for fewer samples than its policy's min_rows."
+        )
     if isinstance(run.spec.task, Regression):
         what = "sums of labels, predictions and errors, and a histogram of mean and error"
         known = "labels and predictions"
@@ -210,7 +215,7 @@ def sent(run: RunResults) -> str:
 
 def explained(run: RunResults) -> list[str]:
     """Describe how much of the pooled metrics the site alone explains, and what remains within sites."""
-    if not run.summary.metrics.baseline:
+    if not run.summary.metrics.baseline or isinstance(run.spec.task, LanguageModel):
         return []
     sentences = _regression(run) if isinstance(run.spec.task, Regression) else _classification(run)
     return [" ".join(sentences)]

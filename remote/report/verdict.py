@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
-from rankdad.common.spec.tasks import Classification, Regression
+from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
 from rankdad.common.spec.written import Tabular
 from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.differences import signed
@@ -53,13 +53,18 @@ def topics(run: RunResults) -> dict[str, list[Sentence]]:
     found = {
         "Outcome": [*_kept(run), *_outcome(run)],
         "Tested on": [*_studied(run)],
-        "How far off it is" if is_number else "How well it ranks": [*_quality(run), *_of_hospitals(run), *_missed(run)],
+        _of_quality(run): [*_quality(run), *_of_hospitals(run), *_missed(run)],
         "Against the mean" if is_number else "Are its risks right?": [*(_number(run) if is_number else _risk(run))],
         "Gain over each hospital alone": compared,
         "Hospital by hospital": [*_sites(run), *opposite_effects(run)],
         "What not to conclude": [*cautions(run)],
     }
     return {topic: sentences for topic, sentences in found.items() if sentences}
+
+
+def _of_quality(run: RunResults) -> str:
+    kinds = {"regression": "How far off it is", "language-model": "How well it predicts"}
+    return kinds.get(run.spec.task.name, "How well it ranks")
 
 
 def asides(run: RunResults) -> list[Sentence]:
@@ -119,6 +124,8 @@ def _what(run: RunResults) -> str:
     names, data = list(run.outcomes), run.spec.data
     if run.only_outcome:
         return f"the risk of {names[0]}"
+    if isinstance(run.spec.task, LanguageModel):
+        return "each token of a text from those before it"
     if isinstance(run.spec.task, Regression):
         return f"the number {data.called(data.targets[0])}" if isinstance(data, Tabular) else "a number"
     kind = "classes" if isinstance(run.spec.task, Classification) else "labels"
@@ -127,6 +134,16 @@ def _what(run: RunResults) -> str:
 
 def _quality(run: RunResults) -> Iterator[Sentence]:
     test, intervals, noun = run.test, run.summary.metrics.intervals, noun_of(run)
+    if isinstance(run.spec.task, LanguageModel):
+        guess = finite(run.summary.metrics.baseline)
+        if {"bits_per_byte"} <= guess.keys() & test.keys():
+            bits, least = number(test["bits_per_byte"], 2), number(guess["bits_per_byte"], 2)
+            beside = f"a guess by how often each token occurs at the hospital needs {least}"
+            text = (
+                f"A byte of text takes {bits} bits (perplexity of a token {number(test['perplexity'], 2)}); {beside}."
+            )
+            yield Sentence("bits-per-byte", text)
+        return
     name = "mae" if isinstance(run.spec.task, Regression) else "auc"
     if name not in test:
         return

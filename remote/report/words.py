@@ -24,10 +24,12 @@ NAMES = {
     "mae": "MAE",
     "r2": "R²",
     "pearson_r": "Pearson's r",
+    "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte",
 }
 Code = Literal[
     "predicts", "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
-    "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
+    "bits-per-byte", "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
     "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
     "calibration-by-hospital", "calibration-of-many",
     "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",

@@ -27,7 +27,7 @@ from rankdad.common.metrics.summary import Metrics, calibration, confusion, summ
 from rankdad.common.metrics.sums import Parts, Tally, default_log_odds, empty, is_vague, of_one_test, parts
 from rankdad.common.preparation import Fit
 from rankdad.common.rounds.scores import rivals
-from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
+from rankdad.common.spec.tasks import Classification, LanguageModel, Regression, TaskSpec
 from rankdad.remote.results.paired_folds import DIFFERENCE, EVERYWHERE, WITHIN, PairedFolds
 from rankdad.remote.results.paired_folds import ends as _ends
 
@@ -181,7 +181,7 @@ class FoldMetrics:
     def _weights(self) -> dict[str, float]:
         """Return each site's weight in the within-site AUC of a single outcome: its share of the pairs."""
         task = self._task
-        if isinstance(task, Regression) or (task.outputs != 1 and not _binary(task)):
+        if isinstance(task, Regression | LanguageModel) or (task.outputs != 1 and not _binary(task)):
             return {}
         counts = {site: parts(task, own).scores[-1].sum(1) for site, own in self._by_repeat("models")[0].items()}
         pairs = {site: int(own.prod()) for site, own in counts.items()}
@@ -237,6 +237,8 @@ class FoldMetrics:
             "differences": self.differences(),
             "smooth_scores": bool(parts(task, total).order[:, 2].any()),
         }
+        if isinstance(task, LanguageModel):
+            return document
         if not isinstance(task, Regression):
             document["confusion"] = confusion(task, total).tolist()
             document["calibration"] = calibration(task, total)

@@ -51,6 +51,8 @@ def spec_of(network: str, task: str = "classification", dtype: str = "float64", 
 
 def inputs_of(spec: RunSpec, count: int) -> Tensor:
     torch.manual_seed(count)
+    if spec.data.tokens is not None:
+        return torch.randint(spec.data.tokens, (count, *spec.data.shape))
     x = torch.randn(count, *spec.data.shape, dtype=getattr(torch, spec.training.dtype))
     if spec.model.name in ("gru", "lstm"):
         x[::2, -2:] = torch.nan

@@ -30,6 +30,7 @@ def draw(task: TaskSpec, samples: int, seed: int, scale: float = 1.0) -> tuple[T
     if isinstance(task, Classification):
         labels = (torch.rand(samples, generator=generator).square() * task.classes).long()
         return scale * (noise + F.one_hot(labels, task.classes)), labels
+    assert isinstance(task, MultiLabel)
     labels = (torch.rand(samples, task.labels, generator=generator) < 0.3).float()
     return scale * (noise + 2 * labels - 1), labels
 

@@ -60,6 +60,7 @@ def drawn_models(task: TaskSpec, n: int, seed: int = 0, groups: int = 0) -> tupl
         labels = noise(task.classes).argmax(dim=1)
         truth = F.one_hot(labels, task.classes).double()
     else:
+        assert isinstance(task, MultiLabel)
         labels = (noise(task.labels) > 0.4).double()
         truth = labels
     shared = noise(task.outputs)
