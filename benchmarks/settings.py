@@ -151,8 +151,9 @@ def ways_by_ranks(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:
     yield by_hook(make, "DistributedDataParallel")
     yield by_hook(make, "powerSGD_hook", _power(4), powerSGD_hook)
     yield by_hook(make, "low_rank_hook", _ours(4), low_rank_hook)
+    yield by_rows(make, "LowRank", rank=4)
     yield by_rows(make, "LowRank, gathering", rank=4, gather_up_to=places)
-    yield by_rows(make, "LowRank, tree", rank=4, gather_up_to=1)
+    yield by_rows(make, "LowRank, rank None", rank=None)
 
 
 def ways_of_language(make: Callable[[], nn.Module], _: int) -> Iterator[Way]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -70,18 +71,106 @@ def broadcast_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> b
     return as_bytes(data)
 
 
-def send(data: Tensor, to: int, group: dist.ProcessGroup | None = None) -> None:
-    """Send a uint8 tensor to a rank of the group; the receiver must know its length."""
-    if len(data):
-        dist.send(data.to(device_of(group)), group=group, group_dst=to)
+def begin_all_to_all(
+    parts: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None = None
+) -> tuple[dist.Work, Tensor]:
+    """Start to send a part to each rank; return the work, and where it will put all received parts, in order.
+
+    Args:
+        parts: uint8 tensors, in the order of ranks.
+        sizes: bytes to receive from each rank.
+        group: the process group; None for the default one.
+    """
+    sent = torch.cat(list(parts)).to(device_of(group))
+    received = sent.new_empty(sum(sizes))
+    work = dist.all_to_all_single(received, sent, list(sizes), list(map(len, parts)), group=group, async_op=True)
+    assert work is not None
+    return work, received
 
 
-def receive(length: int, source: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Receive a uint8 tensor of this length on the CPU from a rank of the group."""
-    data = torch.empty(length, dtype=torch.uint8, device=device_of(group))
-    if length:
-        dist.recv(data, group=group, group_src=source)
-    return data.cpu()
+def all_to_all(
+    parts: Sequence[Tensor], group: dist.ProcessGroup | None = None, sizes: Sequence[int] | None = None
+) -> list[Tensor]:
+    """Send a part to each rank; return what each rank has sent. Arguments as for `begin_all_to_all`.
+
+    Args:
+        parts: to send.
+        group: the process group.
+        sizes: bytes to receive from each rank; None exchanges them first.
+    """
+    if sizes is None:
+        lengths = [torch.tensor([len(part)]).view(torch.uint8) for part in parts]
+        sizes = torch.cat(all_to_all(lengths, group, [torch.int64.itemsize] * len(parts))).view(torch.int64).tolist()
+    work, received = begin_all_to_all(parts, sizes, group)
+    work.wait()
+    return list(received.to(parts[0].device).split(list(sizes)))
+
+
+def all_gather_evenly(
+    own: Tensor, sizes: Sequence[int] | None = None, group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
+    """Return each rank's bytes, in the order of ranks. No rank sends more than its share, (S - 1) / S of all bytes.
+
+    Up to the mean size, a rank sends its bytes to all others. It sends the rest once, in pieces, to ranks that have
+    fewer bytes than the mean, and they forward it.
+
+    Args:
+        own: uint8 tensor.
+        sizes: of all ranks' bytes; None exchanges them first.
+        group: the process group; None for the default one.
+    """
+    rank, places = dist.get_rank(group), range(dist.get_world_size(group))
+    if sizes is None:
+        sizes = all_gather_equal(torch.tensor([len(own)]), group).flatten().tolist()
+    most, pieces = forwarded(sizes)
+    kept = [min(size, most) for size in sizes]
+    lent = {(owner, helper): stop - start for owner, helper, start, stop in pieces}
+    sent = [own[: kept[rank]].clone() for _ in places]
+    for owner, helper, start, stop in pieces:
+        if owner == rank:
+            sent[helper] = torch.cat([sent[helper], own[start:stop]])
+    sent[rank] = sent[rank][:0]
+    received = all_to_all(sent, group, [kept[p] + lent.get((p, rank), 0) if p != rank else 0 for p in places])
+    found = [[part[:size]] for part, size in zip(received, kept, strict=True)]
+    if pieces:
+        held = {p: received[p][kept[p] :] for p, helper in lent if helper == rank}
+        sent = [torch.cat([own[:0], *(held[p] for p in held if p not in (to, rank))]) for to in places]
+        sent[rank] = own[:0]
+        passing = [
+            [(owner, size) for (owner, helper), size in lent.items() if helper == p != rank and owner != rank]
+            for p in places
+        ]
+        passed = all_to_all(sent, group, [sum(size for _, size in each) for each in passing])
+        parts = {(owner, rank): part for owner, part in held.items()}
+        for p, each in enumerate(passing):
+            for (owner, _), part in zip(each, passed[p].split([size for _, size in each]), strict=True):
+                parts[owner, p] = part
+        for owner, helper in lent:
+            if owner != rank:
+                found[owner].append(parts[owner, helper])
+    found[rank] = [own]
+    return [torch.cat(each) for each in found]
+
+
+def forwarded(sizes: Sequence[int]) -> tuple[int, list[tuple[int, int, int, int]]]:
+    """Return the bytes that a rank sends to all others itself, and the pieces of larger ones that others forward.
+
+    Returns:
+        The mean size, and for each piece its owner, the rank that forwards it, start and end.
+    """
+    most = -(-sum(sizes) // len(sizes))
+    free = [(rank, most - size) for rank, size in enumerate(sizes) if size < most]
+    pieces = []
+    for owner, size in enumerate(sizes):
+        start = most
+        while start < size:
+            helper, room = free.pop()
+            stop = min(size, start + room)
+            pieces.append((owner, helper, start, stop))
+            if stop - start < room:
+                free.append((helper, room - stop + start))
+            start = stop
+    return most, pieces
 
 
 def as_tensor(message: bytes) -> Tensor:

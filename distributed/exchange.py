@@ -1,120 +1,177 @@
-"""The exchange of a step between ranks: gathered by all, or reduced along a tree.
+"""The exchange of a step between ranks: gathered by all, or reduced by owners.
 
 **Gathering**: every rank receives the rows of all others, and adds them up in the same order. This takes one
-collective, in which each of S ranks receives S - 1 messages of m bytes.
+collective, in which each of S ranks sends its message of m bytes to S - 1 others. No row is reduced twice.
 
-**Tree**: ranks 2i + 1 and 2i + 2 are the children of rank i. It concatenates its rows and theirs, reduces them, and
-sends the result up; the root's result goes down the same way. A rank sends and receives at most 3 m, for any number of
-ranks, in 2 log2 S exchanges that depend on one another. The residuals of every level's reduction enter the next step.
+**Owners**: every rank is the aggregator of some parameters. It receives all ranks' rows of these, reduces their
+concatenation, and sends the result to all. A rank sends 2 (S - 1) / S m, as in an all-reduce, for any number of ranks,
+in two or three collectives. The owner keeps the residual of its reduction for the next step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdad.common.collectives import all_gather_equal, all_gather_rows, receive, send
+from rankdad.common.collectives import (
+    all_gather_equal,
+    all_gather_evenly,
+    all_gather_rows,
+    all_to_all,
+    begin_all_to_all,
+    device_of,
+)
 from rankdad.common.lowrank.factors import Factor, Matrix
-from rankdad.common.lowrank.routes import Payload
+from rankdad.common.lowrank.routes import Payload, Route
 from rankdad.common.methods import Contribution, Method, MethodState
 from rankdad.common.methods.base import Aggregated, SiteStep, pooled
 from rankdad.distributed.agreement import reaching
 from rankdad.distributed.messages import Layout, Message, Status
 
+GATHER_UP_TO = 2  # ranks: with two, all bytes are the same, and gathering takes one collective
+
 
 @dataclass(frozen=True)
 class Node:
-    """The work of a rank on several ranks' parts: `method.combine` or `method.aggregate`.
+    """The work of a rank on all ranks' parts: `method.aggregate`.
 
     Args:
         method: of the ranks.
-        state: of this rank as a node; with gathering the same at all ranks.
-        total: weight of all ranks.
+        state: of this rank as an aggregator; with gathering the same at all ranks.
         seed: of this node and step.
         failed: called with an error; returns the status for all ranks.
     """
 
     method: Method
     state: MethodState
-    total: float
     seed: int
     failed: Callable[[Exception], Status]
 
-    def combined(self, parts: Sequence[Message], *, whole: bool) -> tuple[Message, MethodState]:
-        """Combine several ranks' parts; return the result and the node's new state.
-
-        Args:
-            parts: of ranks, or of subtrees.
-            whole: whether these are all ranks.
-        """
+    def combined(self, parts: Sequence[Message]) -> tuple[Message, MethodState]:
+        """Combine all ranks' parts; return the result and the node's new state."""
         status, weight = max(part.status for part in parts), sum(part.weight for part in parts)
-        used = frozenset[str]().union(*(part.used for part in parts))
         if status != Status.FINE:
             return Message(status, weight), self.state
         contributions = [Contribution(part.weight, part.payload) for part in parts]
-        if whole:
-            payload, state = self.method.aggregate(0, contributions, self.state, self.seed)
-        else:
-            payload, state = self.method.combine(0, contributions, weight / self.total, self.state, self.seed)
-        return Message(Status.FINE, weight, payload, used), state
-
-    def packed(self, received: Sequence[Tensor], layout: Layout, *, whole: bool) -> tuple[Tensor, MethodState]:
-        """Combine several ranks' parts into a packed message, or a packed error; return it and the node's new state."""
-        parts = [layout.unpack(part) for part in received]
-        try:
-            combined, state = self.combined(parts, whole=whole)
-            return layout.pack(combined), state
-        except Exception as error:  # all ranks wait for a message
-            return layout.pack(Message(self.failed(error), sum(part.weight for part in parts))), self.state
+        payload, state = self.method.aggregate(0, contributions, self.state, self.seed)
+        return Message(Status.FINE, weight, payload, frozenset[str]().union(*(part.used for part in parts))), state
 
 
-def gather(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | None) -> tuple[Message, MethodState]:
-    """Exchange messages by gathering; return the update and the node's new state.
+class Gathering:
+    """Messages that all ranks receive.
 
     Args:
-        own: this rank's message, packed.
         layout: of all messages.
-        node: the same at all ranks, so its result is not exchanged.
         group: the ranks.
     """
-    with reaching("a step's exchange"):
-        parts = all_gather_rows(own, group) if layout.size is None else all_gather_equal(own, group)
-    return node.combined([layout.unpack(part) for part in parts], whole=True)
+
+    def __init__(self, layout: Layout, group: dist.ProcessGroup | None) -> None:
+        self.layout = self.own = layout  # of messages, and of those that this rank combines
+        self._group = group
+
+    def pack(self, message: Message) -> list[Tensor]:
+        """Return a message's bytes: once, for all ranks."""
+        return [self.layout.pack(message)]
+
+    def begin(self, own: Sequence[Tensor]) -> tuple[dist.Work, list[Tensor]]:
+        """Start to exchange packed messages of bounded size; return the work, and where it will put all ranks'."""
+        sent = own[0].to(device_of(self._group))
+        received = list(sent.new_empty(dist.get_world_size(self._group), len(sent)))
+        with reaching("a step's exchange"):
+            work = dist.all_gather(received, sent, group=self._group, async_op=True)
+        assert work is not None
+        return work, received
+
+    def received(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange packed messages; return all ranks'."""
+        with reaching("a step's exchange"):
+            if self.layout.size is None:
+                return all_gather_rows(own[0], self._group)
+            return list(all_gather_equal(own[0], self._group))
+
+    def ended(self, parts: Sequence[Message], node: Node) -> tuple[Message, MethodState]:
+        """Combine all ranks' messages; return the update and the node's new state."""
+        return node.combined(parts)
 
 
-def tree(own: Tensor, layout: Layout, node: Node, group: dist.ProcessGroup | None) -> tuple[Message, MethodState]:
-    """Exchange messages along a tree; arguments and results as for `gather`."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    above, below = (rank - 1) // 2, [child for child in (2 * rank + 1, 2 * rank + 2) if child < size]
-    with reaching("a step's exchange"):
-        parts = [own, *(_receive(layout, child, group) for child in below)]
-    state, data = node.state, own
-    if below:
-        data, state = node.packed(parts, layout, whole=not rank)
-    with reaching("a step's exchange"):
-        if rank:
-            _send(data, layout, above, group)
-            data = _receive(layout, above, group)
-        for child in below:
-            _send(data, layout, child, group)
-    return layout.unpack(data), state
+class Owners:
+    """Messages whose parameters have an owner each.
+
+    Args:
+        layout: of whole messages.
+        owners: rank by parameter.
+        group: the ranks.
+    """
+
+    def __init__(self, layout: Layout, owners: dict[str, int], group: dist.ProcessGroup | None) -> None:
+        self._group, places = group, range(dist.get_world_size(group))
+        names = [route.name for route in layout.routes]
+        self._indices = [[index for index, name in enumerate(names) if owners[name] == rank] for rank in places]
+        self._layouts = [replace(layout, routes=tuple(layout.routes[i] for i in own)) for own in self._indices]
+        self.layout, self.own = layout, self._layouts[dist.get_rank(group)]  # as with Gathering
+
+    def pack(self, message: Message) -> list[Tensor]:
+        """Return the bytes of a message's part for each owner."""
+        return [layout.pack(self._part(message, rank)) for rank, layout in enumerate(self._layouts)]
+
+    def begin(self, own: Sequence[Tensor]) -> tuple[dist.Work, list[Tensor]]:
+        """Start to exchange packed messages of bounded size; return the work, and where it will put this owner's."""
+        assert self.own.size is not None
+        sizes = [self.own.size] * len(own)
+        with reaching("a step's exchange"):
+            work, received = begin_all_to_all(own, sizes, self._group)
+        return work, list(received.split(sizes))
+
+    def received(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange packed messages; return all ranks' for this owner."""
+        with reaching("a step's exchange"):
+            return all_to_all(own, self._group, None if self.own.size is None else [self.own.size] * len(own))
+
+    def ended(self, parts: Sequence[Message], node: Node) -> tuple[Message, MethodState]:
+        """Combine all ranks' messages, send the result to all, and return the whole update and the node's new state."""
+        combined, state = self._combined(parts, node)
+        sizes = [layout.size or 0 for layout in self._layouts]
+        with reaching("a step's exchange"):
+            gathered = all_gather_evenly(combined, None if self.own.size is None else sizes, self._group)
+        messages = [layout.unpack(part) for layout, part in zip(self._layouts, gathered, strict=True)]
+        status = max(message.status for message in messages)
+        if status != Status.FINE:
+            return Message(status, messages[0].weight), state
+        found = dict[int, Matrix]()
+        for indices, message in zip(self._indices, messages, strict=True):
+            found |= zip(indices, message.payload, strict=True)
+        used = frozenset[str]().union(*(message.used for message in messages))
+        return Message(status, messages[0].weight, tuple(found[index] for index in range(len(found))), used), state
+
+    def _combined(self, parts: Sequence[Message], node: Node) -> tuple[Tensor, MethodState]:
+        """Return the packed result, or a packed error, and the node's new state."""
+        try:
+            combined, state = node.combined(parts)
+            return self.own.pack(combined), state
+        except Exception as error:  # all ranks wait for a message
+            return self.own.pack(Message(node.failed(error), sum(part.weight for part in parts))), node.state
+
+    def _part(self, message: Message, owner: int) -> Message:
+        if not message.payload:
+            return message
+        return replace(message, payload=tuple(message.payload[index] for index in self._indices[owner]))
 
 
-def _send(data: Tensor, layout: Layout, to: int, group: dist.ProcessGroup | None) -> None:
-    if layout.size is None:
-        send(torch.tensor([len(data)]).view(torch.uint8), to, group)
-    send(data, to, group)
+def exchange_of(layout: Layout, owners: dict[str, int] | None, group: dist.ProcessGroup | None) -> Gathering | Owners:
+    """Return an exchange among owners, or by gathering if there are none."""
+    return Gathering(layout, group) if owners is None else Owners(layout, owners, group)
 
 
-def _receive(layout: Layout, source: int, group: dist.ProcessGroup | None) -> Tensor:
-    size = layout.size
-    if size is None:
-        size = int(receive(torch.int64.itemsize, source, group).view(torch.int64))
-    return receive(size, source, group)
+def owners_of(routes: Sequence[Route], wire: str, places: int) -> dict[str, int]:
+    """Return the rank that combines each parameter, so that all ranks receive about as many bytes: largest first."""
+    loads, owners = [0] * places, dict[str, int]()
+    for route in sorted(routes, key=lambda route: (-route.size(route.up, wire), route.name)):
+        owners[route.name] = rank = loads.index(min(loads))
+        loads[rank] += route.size(route.up, wire)
+    return owners
 
 
 class Exact(Method):

@@ -1,10 +1,11 @@
-"""A communication hook for DistributedDataParallel, with one exchange for each bucket."""
+"""A communication hook for DistributedDataParallel: an exchange for each bucket, during the backward pass."""
 
 # No postponed annotations: DistributedDataParallel compares the hook's with its own.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,20 +17,27 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdad.common.collectives import device_of
-from rankdad.common.errors import RankdadError, UserError
-from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
+from rankdad.common.errors import UserError
+from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.reduction.block import block
 from rankdad.common.lowrank.reduction.feedback import minus_matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import is_lossless
-from rankdad.common.methods import MethodState
+from rankdad.common.methods import Method, MethodState
+from rankdad.common.methods.base import received
 from rankdad.common.methods.dad import Dad
-from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATIONS, WARM_ITERATIONS, RankDad
+from rankdad.common.methods.rank_dad import (
+    COLD_ITERATIONS,
+    LAST_CHANCE_ITERATIONS,
+    WARM_ITERATIONS,
+    RankDad,
+    RankDadMethod,
+)
 from rankdad.common.run.seeds import derive
-from rankdad.distributed.agreement import check_group, reaching
+from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
-from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
+from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Gathering, Node, Owners, exchange_of, owners_of
+from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status, joined
 from rankdad.distributed.options import (
     Travels,
     agreed_method,
@@ -47,6 +55,35 @@ FEEDBACK = {True: "site", False: "none"}
 MORE_DIRECTIONS = 4  # tracked from step to step, in addition to those sent
 
 
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A bucket whose exchange has begun.
+
+    Args:
+        buffer: of the bucket, for the average.
+        gradients: of its parameters, within the buffer.
+        exchange: of the bucket.
+        scale: of the loss.
+        meant: gradients with residuals, possibly in the buffer's memory.
+        found: leading components.
+        sent: the components that are sent.
+        work: of the exchange.
+        received: by it.
+        averaging: done when the buffer holds the average.
+    """
+
+    buffer: Tensor
+    gradients: Sequence[Tensor]
+    exchange: Gathering | Owners
+    scale: float
+    meant: Sequence[Tensor]
+    found: Sequence[Matrix]
+    sent: Sequence[Matrix]
+    work: dist.Work
+    received: Sequence[Tensor]
+    averaging: Future[Tensor]
+
+
 class LowRankState:
     """The state of `low_rank_hook` between steps.
 
@@ -59,6 +96,7 @@ class LowRankState:
         feedback: whether residuals are added to the next step's gradient; True is "site", False "none".
         wire: number format, as for LowRank.
         group: DistributedDataParallel's process group; None for the default one.
+        gather_up_to: up to this many ranks gather all rows; of more, each reduces some parameters, as with LowRank.
         seed: of random directions.
         scaler: the GradScaler of the loss, if any: residuals are then kept unscaled.
 
@@ -78,6 +116,7 @@ class LowRankState:
         wire: str | None = None,
         group: dist.ProcessGroup | None = None,
         *,
+        gather_up_to: int = GATHER_UP_TO,
         seed: int = 0,
         scaler: GradScaler | None = None,
     ) -> None:
@@ -85,12 +124,21 @@ class LowRankState:
         self._precision = precision_of(self._model)
         wire = wire or str(self._precision).removeprefix("torch.")
         where = feedback_of(feedback, FEEDBACK)
-        self._options: dict[str, object] = {"rank": rank, "feedback": where, "wire": wire, "seed": seed}
+        self._options: dict[str, object] = {
+            "rank": rank,
+            "feedback": where,
+            "wire": wire,
+            "gather_up_to": gather_up_to,
+            "seed": seed,
+        }
+        self._gather_up_to = gather_up_to
         self._group, self._scaler = group, scaler
         self._residuals = dict[str, Tensor]()  # unscaled; changed in place
         self._bases = dict[str, Tensor]()
+        self._node_state = MethodState()
         self._step, self._ready = 0, False
-        self._sent: list[tuple[dist.Work, Tensor]] = []  # in this step, with the results
+        self._exchanges = dict[tuple[str, ...], Gathering | Owners]()  # of buckets, by their parameters
+        self._begun: list[_Begun] = []  # in this step
         self._failure: Exception | None = None
         if group is not None or (dist.is_available() and dist.is_initialized()):
             self._begin()
@@ -123,6 +171,8 @@ class LowRankState:
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._routes = {route.name: route for route in choose_routes(self._model, self._method)}
         self._like = torch.zeros((), dtype=self._precision, device=next(iter(parameters.values())).device)
+        gathers = self._places <= self._gather_up_to
+        self._owners = None if gathers else owners_of(tuple(self._routes.values()), self._method.wire, self._places)
         warn_if_dense(tuple(self._routes.values()), self._method)
         self._ready = True
 
@@ -130,36 +180,15 @@ class LowRankState:
         """Average a bucket; see `low_rank_hook`."""
         self._begin()
         if not bucket.index():
-            self._sent, self._failure = [], None
+            self._begun, self._failure = [], None
         sparse = bucket.buffer().layout != torch.strided
         group = dist.group.WORLD if self._group is None else self._group
         assert group is not None
-        averaging = allreduce_hook(group, bucket) if sparse else self._exchanged(bucket)
-        self._step += bucket.is_last()
+        averaging = allreduce_hook(group, bucket) if sparse else self._begin_bucket(bucket)
         if bucket.is_last():
-            self._check_others()
+            self._finish()
+            self._step += 1
         return averaging
-
-    def _check_others(self) -> None:
-        """Wait for a step's last exchange, which no computation overlaps.
-
-        Raises:
-            RankdadError: a rank has ended or failed, possibly this one.
-        """
-        sent, self._sent = self._sent, []
-        failed = set[int]()
-        for work, gathered in sent:
-            with reaching("a step's exchange"):
-                work.wait()
-            statuses = gathered[:, : torch.float64.itemsize].clone().view(torch.float64).flatten().tolist()
-            failed |= {rank for rank, status in enumerate(statuses) if status == Status.FAILED}
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        if failed:
-            listed = ", ".join(map(str, sorted(failed)))
-            problem = f"rank {listed} failed in step {self._step}: see its own error"
-            raise RankdadError(problem, code="rank-failed")
 
     def _check_model(self, bucket: GradBucket) -> None:
         """Check that DistributedDataParallel still reduces exactly the trained parameters.
@@ -176,8 +205,8 @@ class LowRankState:
             problem = f"{name} has a hook on its gradient that was added after the LowRankState was made"
             raise UserError(f"{problem}: make a new state after hooks", code="hooked-late", field=name)
 
-    def _exchanged(self, bucket: GradBucket) -> Future[Tensor]:
-        """Start a bucket's exchange."""
+    def _begin_bucket(self, bucket: GradBucket) -> Future[Tensor]:
+        """Reduce a bucket and start its exchange."""
         names = [self._names.get(parameter) for parameter in bucket.parameters()]
         if None in names:
             raise UserError(
@@ -185,12 +214,11 @@ class LowRankState:
                 "parameters were trained then: make it of the same model, after freezing",
                 code="another-model",
             )
-        routes = tuple(self._routes[name] for name in names if name is not None)
-        layout = Layout(routes, self._method.wire, self._like, bounded=True)
-        place, places = self._place, self._places
+        exchange = self._exchange(tuple(name for name in names if name is not None))
+        routes = exchange.layout.routes
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        seed = derive(str(self._options["seed"]), "hook", self._step, place)
-        meant, found = list[Tensor](), list[Matrix]()
+        seed = derive(str(self._options["seed"]), "hook", self._step, self._place)
+        meant, found, sent = list[Tensor](), list[Matrix](), tuple[Matrix, ...]()
         with self._as_it_is():
             try:
                 self._check_model(bucket)
@@ -203,36 +231,83 @@ class LowRankState:
                     for value, route in zip(meant, routes, strict=True)
                 ]
                 sent = tuple(v.leading(self._method.rank) if isinstance(v, Factor) else v for v in found)
-                data = layout.pack(Message(Status.FINE, 1.0, sent))
+                data = exchange.pack(Message(Status.FINE, 1.0, sent))
             except OVERFLOWS:
-                data = layout.pack(Message(Status.OVERFLOW, 1.0))
+                data = exchange.pack(Message(Status.OVERFLOW, 1.0))
             except Exception as error:  # such as out of memory: raised when all ranks know
-                self._failure = self._failure or error
-                data = layout.pack(Message(Status.FAILED, 1.0))
-        data = data.to(device_of(self._group))
-        gathered = data.new_empty(places, len(data))
-        with reaching("a step's exchange"):
-            work = dist.all_gather(list(gathered), data, group=self._group, async_op=True)
-        assert work is not None
-        self._sent.append((work, gathered))
-
-        def finish(future: Future[object]) -> Tensor:
-            future.wait()  # raises if a rank has ended
-            parts, averaged = [layout.unpack(each) for each in gathered.cpu()], bucket.buffer()
-            if any(part.status != Status.FINE for part in parts):
-                averaged.fill_(math.nan)
-                return averaged
-            with self._as_it_is():
-                self._keep(routes, meant, found, parts[place].payload)
-                payloads = zip(*(part.payload for part in parts), strict=True)
-                for each, mean, values in zip(bucket.gradients(), meant, payloads, strict=True):
-                    _average(values, scale, mean)
-                    if mean.data_ptr() != each.data_ptr():
-                        each.copy_(mean.view_as(each))
-            return averaged
-
-        averaging: Future[Tensor] = work.get_future().then(finish)
+                data = exchange.pack(Message(self._failed(error), 1.0))
+        work, received = exchange.begin(data)
+        device = bucket.buffer().device
+        averaging: Future[Tensor] = Future(devices=[] if device.type == "cpu" else [device])
+        begun = _Begun(
+            bucket.buffer(), bucket.gradients(), exchange, scale, meant, found, sent, work, received, averaging
+        )
+        self._begun.append(begun)
         return averaging
+
+    def _exchange(self, names: tuple[str, ...]) -> Gathering | Owners:
+        """Return the exchange of a bucket with these parameters."""
+        if names not in self._exchanges:
+            routes = tuple(self._routes[name] for name in names)
+            layout = Layout(routes, self._method.wire, self._like, bounded=True)
+            self._exchanges[names] = exchange_of(layout, self._owners, self._group)
+        return self._exchanges[names]
+
+    def _failed(self, error: Exception) -> Status:
+        self._failure = self._failure or error
+        return Status.FAILED
+
+    def _finish(self) -> None:
+        """End a step's exchanges, which no computation overlaps, and write the averages.
+
+        Raises:
+            RankdadError: a rank has ended or failed, possibly this one.
+        """
+        begun, self._begun = self._begun, []
+        if not begun:
+            return
+        for each in begun:
+            with reaching("a step's exchange"):
+                each.work.wait()
+        with self._as_it_is():
+            whole = self._exchange(tuple(route.name for each in begun for route in each.exchange.layout.routes))
+            messages = ([each.exchange.own.unpack(data) for data in each.received] for each in begun)
+            parts = [joined(of_rank) for of_rank in zip(*messages, strict=True)]
+            update, node_state = whole.ended(parts, self._node(whole))
+            if update.status == Status.FAILED:
+                failure, self._failure = self._failure, None
+                told = explain(as_rankdad_error(failure) if failure else None, self._group)
+                raise failure or told
+            if update.status == Status.FINE:
+                self._node_state = node_state
+            values = iter(update.payload)
+            for each in begun:
+                self._write(each, [next(values) for _ in each.meant] if update.payload else None)
+
+    def _node(self, exchange: Gathering | Owners) -> Node:
+        """Return this rank's part in combining all ranks' rows."""
+        method: Method = Exact()
+        if isinstance(exchange, Owners):
+            feedback = "none" if self._method.feedback == "none" else "aggregator"
+            method = RankDadMethod(self._method.model_copy(update={"feedback": feedback}), exchange.own.routes)
+        return Node(
+            method, self._node_state, derive(str(self._options["seed"]), "hook", self._step, "node"), self._failed
+        )
+
+    def _write(self, begun: _Begun, update: Sequence[Matrix] | None) -> None:
+        """Write a bucket's average, or NaN if there is none, and keep what this rank has not sent."""
+        if update is None:
+            begun.buffer.fill_(math.nan)
+        else:
+            self._keep(begun)
+            for each, mean, value in zip(begun.gradients, begun.meant, update, strict=True):
+                if isinstance(value, Factor):
+                    torch.mm(value.delta.T.mul(begun.scale), value.activation, out=mean)
+                else:
+                    torch.mul(value, begun.scale, out=mean)
+                if mean.data_ptr() != each.data_ptr():
+                    each.copy_(mean.view_as(each))
+        begun.averaging.set_result(begun.buffer)
 
     @contextmanager
     def _as_it_is(self) -> Iterator[None]:
@@ -260,17 +335,17 @@ class LowRankState:
         iterations = warm if basis is not None and len(basis) else COLD_ITERATIONS
         return block(meant, route.up + MORE_DIRECTIONS, basis=basis, seed=seed, iterations=iterations, oversampling=0)
 
-    def _keep(
-        self, routes: Sequence[Route], meant: Sequence[Tensor], found: Sequence[Matrix], decoded: Sequence[Matrix]
-    ) -> None:
+    def _keep(self, begun: _Begun) -> None:
         """Store a bucket's residuals (this rank's intended minus decoded gradient) and its directions."""
-        share = 1 / self._places
-        for route, whole, value, part in zip(routes, meant, found, decoded, strict=True):
+        share, wire = 1 / self._places, self._method.wire
+        parts = zip(begun.exchange.layout.routes, begun.meant, begun.found, begun.sent, strict=True)
+        for route, whole, value, part in parts:
             if isinstance(value, Factor):
                 self._bases[route.name] = value.activation
             if self._method.feedback == "none" or (route.up is None and self._lossless):
                 continue
-            self._residuals[route.name] = minus_matrix(whole, part, share, out=self._residuals.get(route.name))
+            decoded = part if self._lossless else received(part, wire)
+            self._residuals[route.name] = minus_matrix(whole, decoded, share, out=self._residuals.get(route.name))
 
     @property
     def _lossless(self) -> bool:
@@ -295,8 +370,8 @@ class LowRankState:
         """
         self._begin()
         residuals = {name: residual.clone() for name, residual in self._residuals.items()}
-        kept = saved(MethodState(residuals, self._bases))
-        return {**identity(self._options, self._group), "step": self._step, "site": kept}
+        site, node = saved(MethodState(residuals, self._bases)), saved(self._node_state)
+        return {**identity(self._options, self._group), "step": self._step, "site": site, "node": node}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's part of a checkpoint.
@@ -306,21 +381,11 @@ class LowRankState:
         """
         self._begin()
         step = check_identity(state, identity(self._options, self._group))
-        kept = loaded(state.get("site"), tuple(self._routes.values()), self._like)
+        routes = tuple(self._routes.values())
+        kept, self._node_state = (loaded(state.get(part), routes, self._like) for part in ("site", "node"))
         self._residuals = {n: v.clone() for n, v in kept.residuals.items() if isinstance(v, Tensor)}
         self._bases = dict(kept.bases)
         self._step = step
-
-
-def _average(parts: Sequence[Matrix], scale: float, mean: Tensor) -> None:
-    """Write scale times the mean of all ranks' parts [out, columns] into `mean`."""
-    factors = [part for part in parts if isinstance(part, Factor)]
-    if factors:
-        whole = concatenate(factors).scaled(scale / len(parts))
-        torch.mm(whole.delta.T, whole.activation, out=mean)
-    else:
-        matrices = [part for part in parts if isinstance(part, Tensor)]
-        torch.mul(torch.stack(matrices).sum(dim=0), scale / len(parts), out=mean)
 
 
 def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
@@ -329,18 +394,20 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
     Let G be a rank's gradient of a matrix (convolutions and embeddings as [first axis, all others]), and E its
     residual, 0 at the start. Each rank sends R, the leading components of G + E from one step of orthogonal iteration
     (`common.lowrank.reduction.block`), started from its last directions, four more than it sends. It keeps G + E - R,
-    rounding of the wire included. Every rank applies the mean of all R, of at most S times the rank. Vectors, and
-    matrices that factors would not make smaller, are averaged densely. The mean is over ranks, as in
-    DistributedDataParallel, independent of batch sizes.
+    rounding of the wire included. With two ranks, or up to `gather_up_to`, every rank applies the mean of all R, of at
+    most S times the rank. With more, each matrix has an owner, which reduces that mean to the rank once more and keeps
+    what this leaves out: no rank sends more bytes than in PowerSGD's all-reduces. Vectors, and matrices that factors
+    would not make smaller, are averaged densely. The mean is over ranks, as in DistributedDataParallel, independent of
+    batch sizes.
 
-    A bucket is one all-gather of bytes, which starts when the backward pass has filled the bucket, and overlaps with
-    it. PowerSGD approximates the sum of all gradients instead, in two exchanges that depend on each other. There is no
-    warm-up: residuals belong to parameters, not to buckets, which change after the first step.
+    The exchange of a bucket starts when the backward pass has filled it, and overlaps with the rest; owners answer
+    after the last bucket. PowerSGD approximates the sum of all gradients instead, in two exchanges that depend on each
+    other. There is no warm-up: residuals belong to parameters, not to buckets, which change after the first step.
 
-    If a gradient is NaN or infinite at one rank, the bucket is NaN at all, as after an all-reduce, and E does not
-    change; a GradScaler then skips the step at all ranks. Other errors, such as out of memory, are raised at their
-    rank, and named at all others after the step's last bucket; so is a rank that has ended. To continue after an error,
-    wrap the model again: DistributedDataParallel takes no further step. The state may stay.
+    If a gradient is NaN or infinite at one rank, all are NaN at all ranks, and E does not change; a GradScaler then
+    skips the step. Other errors, such as out of memory, are raised at their rank, and named at all others after the
+    step's last bucket; so is a rank that has ended. To continue after an error, wrap the model again:
+    DistributedDataParallel takes no further step. The state may stay.
 
     A parameter with a hook on its gradient is sent as the hook leaves it, unreduced. Sparse gradients stay sparse, and
     are averaged as without this hook.

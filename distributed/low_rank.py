@@ -23,7 +23,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching, share_weights
 from rankdad.distributed.batches import Batches, add_gradients
 from rankdad.distributed.checkpoint import check_identity, fitted, identity, loaded, saved
-from rankdad.distributed.exchange import Exact, Node, gather, tree
+from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Node, exchange_of, owners_of
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
     Travels,
@@ -38,7 +38,6 @@ from rankdad.distributed.options import (
 from rankdad.distributed.sparse_rows import infinite_row, summed
 from rankdad.distributed.watching import PlainBackward, Watch
 
-GATHER_UP_TO = 8  # ranks: one exchange of 7 messages costs less than six dependent exchanges of 3
 MOST_WEIGHT = 1e300  # of a batch, so that sums are finite
 FEEDBACK = {True: "both", False: "none"}
 STEPS = 1000  # step numbers are compared modulo this, so that sums of squares are exact
@@ -66,12 +65,13 @@ class LowRank:
             or until this object is garbage-collected.
         rank: rows of a factor to send; None sends full factors (dAD): the gradients equal those of the pooled batch.
             If this makes no matrix smaller, all gradients are dense, with a warning.
-        feedback: where residuals are kept for the next step: "site" for each rank, "aggregator" for the reductions of a
-            tree, "both" or True, "none" or False.
+        feedback: where residuals are kept for the next step: "site" for each rank, "aggregator" for the reductions of
+            owners, "both" or True, "none" or False.
         wire: number format: float32, float64, bfloat16, float16, int8, and with a rank and feedback int4 or int2; None
             for the model's precision, float32 or float64.
         group: the process group; None for the default one.
-        gather_up_to: up to this many ranks gather all rows; more reduce them along a tree (`distributed.exchange`).
+        gather_up_to: up to this many ranks gather all rows. Of more, each rank reduces all ranks' rows of some
+            parameters once more, so that the bytes of a rank stay bounded (`distributed.exchange`).
         seed: of random directions.
 
     Raises:
@@ -220,16 +220,16 @@ class LowRank:
         routes, reduced = choose_routes(self._model, method, self._sparse), isinstance(method, RankDad)
         self._layout = Layout(routes, str(self._options["wire"]), like, bounded=reduced)
         self._site: Method = Exact()
-        self._node: Method = Exact()
+        self._node: Method = Exact()  # gathering ranks do not exchange their results, so these have no residual
+        gathers = self._places <= self._gather_up_to
+        owners = None if gathers else owners_of(routes, self._layout.wire, self._places)
+        self._exchange = exchange_of(self._layout, owners, self._group)
         if isinstance(method, RankDad):
-            # Gathering ranks do not exchange their results, so these have no residual.
             self._site = RankDadMethod(method, routes)
-            self._node = Exact() if self._gathers else RankDadMethod(method, routes)
-        self._state, self._node_state = (fitted(each, routes) for each in (self._state, self._node_state))
-
-    @property
-    def _gathers(self) -> bool:
-        return self._places <= self._gather_up_to
+            if not gathers:
+                self._node = RankDadMethod(method, self._exchange.own.routes)
+        self._state = fitted(self._state, routes)
+        self._node_state = fitted(self._node_state, self._exchange.own.routes)
 
     def _checked(self, loss: Tensor | None, weight: object, scaler: GradScaler | None) -> float:
         """Return the scale of losses; an invalid batch or model is reported in the next exchange."""
@@ -304,9 +304,7 @@ class LowRank:
             return Status.FAILED
 
         seed, device = derive(str(self._options["seed"]), "low-rank", self._step), self._layout.like.device
-        seed_here = seed if self._gathers else derive(seed, "node", self._place)
-        node = Node(self._node, self._node_state, total, seed_here, failed)
-        along = gather if self._gathers else tree
+        node = Node(self._node, self._node_state, derive(seed, "node"), failed)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             weight = self._batches.weight
             status = Status.FAILED if self._problem else Status.FINE
@@ -316,12 +314,13 @@ class LowRank:
                     gradients, used = self._batches.payload(self._layout.like, scale)
                     sparse = self._own_sparse(weight / total, scale)
                     step = self._site.step(gradients, weight / total, self._state, derive(seed, self._place))
-                    message = self._layout.pack(Message(status, weight, next(step), used))
+                    packed = self._exchange.pack(Message(status, weight, next(step), used))
                 except Exception as error:  # the other ranks wait for a message
                     status = failed(error)
             if status != Status.FINE:
-                message = self._layout.pack(Message(status, weight))
-            update, node_state = along(message, self._layout, node, self._group)
+                packed = self._exchange.pack(Message(status, weight))
+            received = self._exchange.received(packed)
+            update, node_state = self._exchange.ended(list(map(self._exchange.own.unpack, received)), node)
             if update.status == Status.FAILED:
                 self._explain()
             if update.status == Status.OVERFLOW:

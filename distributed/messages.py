@@ -7,6 +7,7 @@ matrix; a byte for every parameter, whether it was used; then the payload, see `
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -48,6 +49,15 @@ class Message:
     weight: float
     payload: Payload = ()
     used: frozenset[str] = frozenset()
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """Return one message of a rank's parts, such as those of several buckets, with the worst status."""
+    status, weight = max(message.status for message in messages), messages[0].weight
+    if status != Status.FINE:
+        return Message(status, weight)
+    used = frozenset[str]().union(*(message.used for message in messages))
+    return Message(status, weight, tuple(value for message in messages for value in message.payload), used)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ AT_RANK_1 = ("no rank", "no module", "a dtype", "nan", "overflow", "weight", "no
     ("attempts", "arguments"),
     [
         (at_the_start, ()),
-        *(pytest.param(in_use, (gathered,), marks=pytest.mark.slow) for gathered in (8, 1)),  # by all, along a tree
+        *(pytest.param(in_use, (gathered,), marks=pytest.mark.slow) for gathered in (8, 1)),  # by all, by owners
     ],
 )
 def test_every_mistake_is_named_at_all_ranks(attempts: Callable[..., Any], arguments: tuple[int, ...]) -> None:

@@ -116,11 +116,11 @@ def test_dsgd_is_data_parallel_and_powersgd_is_torchs_to_the_last_bit_where_both
         assert all(0 < worst <= 1e-11 for worst in others), others
 
 
-def hooked(wire: str) -> tuple[float, float, str]:
+def hooked(wire: str, gather_up_to: int) -> tuple[float, float, str]:
     """Return errors of the hook: with all rows in one step, and of what was applied and is kept in twelve; a digest."""
     model, few = perceptron(), perceptron()
-    exact, kept = DistributedDataParallel(model), LowRankState(few, rank=2, wire=wire)
-    exact.register_comm_hook(LowRankState(exact, rank=20), low_rank_hook)
+    exact, kept = DistributedDataParallel(model), LowRankState(few, rank=2, wire=wire, gather_up_to=gather_up_to)
+    exact.register_comm_hook(LowRankState(exact, rank=20, gather_up_to=gather_up_to), low_rank_hook)
     ddp = DistributedDataParallel(few, bucket_cap_mb=0.02)  # several buckets
     ddp.register_comm_hook(kept, low_rank_hook)
     meant, applied = dict[str, Tensor](), dict[str, Tensor]()
@@ -134,8 +134,10 @@ def hooked(wire: str) -> tuple[float, float, str]:
             applied[name] = applied.get(name, torch.zeros(())) + value
     seen = digest(applied)
     for name, value in applied.items():
-        residual = kept.state_dict()["site"]["residuals"].get(name)
-        left = torch.zeros_like(value) if residual is None else residual.reshape(value.shape).clone()
+        left = torch.zeros_like(value)
+        for part in ("site", "node"):
+            residual = kept.state_dict()[part]["residuals"].get(name)
+            left += 0 if residual is None else residual.reshape(value.shape)
         dist.all_reduce(left)
         applied[name] = value + left
     loss_of(exact, batches[place()]).backward()
@@ -143,7 +145,7 @@ def hooked(wire: str) -> tuple[float, float, str]:
 
 
 def both_hooks() -> list[tuple[float, float, str]]:
-    return [hooked("float32"), hooked("int8")]
+    return [hooked("float32", 8), hooked("int8", 8), hooked("float32", 1), hooked("int8", 1)]
 
 
 @pytest.mark.slow

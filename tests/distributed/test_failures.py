@@ -35,16 +35,16 @@ def said(attempt: Callable[[], object]) -> tuple[str, str, str]:
     return "", "", ""
 
 
-def within_a_tree() -> list[tuple[str, str, str]]:
-    """Return what is said where reducing fails: at an inner rank, at the root, at a leaf, under a scaler; and after."""
+def among_owners() -> list[tuple[str, str, str]]:
+    """Return what is said where reducing fails: at owners, at a rank, under a scaler; and after."""
     model = perceptron()
     sync, found, scaler = LowRank(model, rank=2, gather_up_to=1), [], torch.amp.GradScaler("cpu")
     x, y = batches_of((8,) * 4, 0)[place()]
     for who, part, name, scaled in (
-        (1, sync._node, "combine", None),
+        (1, sync._node, "aggregate", None),
         (0, sync._node, "aggregate", None),
         (3, sync._site, "step", None),
-        (1, sync._node, "combine", scaler),
+        (1, sync._node, "aggregate", scaler),
         (3, sync._site, "step", scaler),
     ):
         with mock.patch.object(part, name, no_memory if place() == who else getattr(part, name)):
@@ -55,8 +55,8 @@ def within_a_tree() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.slow
-def test_an_error_anywhere_in_the_tree_is_named_at_all_ranks() -> None:
-    ranks = run_ranks(4, within_a_tree)
+def test_an_error_of_a_rank_or_an_owner_is_named_at_all_ranks() -> None:
+    ranks = run_ranks(4, among_owners)
     assert ranks == [ranks[0]] * 4
     for (kind, code, sentence), who in zip(ranks[0], (1, 0, 3, 1, 3), strict=False):
         assert (kind, code) == ("RankdadError", "rank-failed")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import io
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.low_rank import sent_bytes
 from rankdad.common.lowrank.layers import layout_of
+from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 from tests.conftest import sampled
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
@@ -198,7 +203,7 @@ def telescoped(wire: str, gather_up_to: int) -> float:
             meant[name] = meant.get(name, torch.zeros(())) + value
         sync.backward(loss_of(model, batches[place()]), weight=len(batches[place()][1]))  # .grad adds up
     found, state = grads(model), sync.state_dict()
-    kept = [state["site"], *([state["node"]] if not place() else [])]  # a node's is the same at all, or the root's
+    kept = [state["site"], state["node"]]
     for name in meant:
         weight = name.replace("bias", "weight")  # whose last column may be the bias
         left = torch.zeros_like(found[name])
@@ -267,28 +272,42 @@ def test_accumulation_autocast_scaling_clipping_checkpoints_and_any_module() -> 
     assert ranks[0]["resumed"] == ranks[1]["resumed"]
 
 
-def sent_in_a_step(gather_up_to: int) -> float:
-    """Return the bytes that this rank's connections carry in a step, rows of 4 for 60 → 80 → 70 → 3."""
-    model, steps = perceptron(), 10
-    sync = LowRank(model, rank=4, gather_up_to=gather_up_to)
-    batch = batches_of((8,) * dist.get_world_size(), 0)[place()]
-    sync.backward(loss_of(model, batch))
+def sent_in_a_step(way: str, widths: tuple[int, ...]) -> tuple[float, str]:
+    """Return the bytes that this rank's connections carry in a step, and a digest of the gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())))
+    ddp, steps = DistributedDataParallel(model, bucket_cap_mb=1000), 5
+    sync = LowRank(model, rank=4) if way == "LowRank" else None
+    if way == "low_rank_hook":
+        ddp.register_comm_hook(LowRankState(model, rank=4), low_rank_hook)
+    if way == "powerSGD_hook":
+        ddp.register_comm_hook(PowerSGDState(None, 4, start_powerSGD_iter=2), powerSGD_hook)
+
+    def step() -> None:
+        x = torch.randn(8, widths[0], generator=torch.Generator().manual_seed(place()))
+        loss = (model if sync else ddp)(x).square().mean()
+        sync.backward(loss) if sync else loss.backward()
+
+    for _ in range(3):
+        step()
     dist.barrier()
     before = sent_bytes()
     for _ in range(steps):
-        sync.backward(loss_of(model, batch))
+        step()
     dist.barrier()
-    return (sent_bytes() - before) / steps
+    return (sent_bytes() - before) / steps, digest(grads(model))
 
 
 @pytest.mark.slow
-def test_no_ranks_bytes_grow_with_their_number_along_the_tree() -> None:
-    numbers = 4 * (61 + 80 + 81 + 70) + 71 * 3 + 2 * 80
-    message, around = 4 * numbers, 2500  # sums of weights, gloo's headers, a tenth of a barrier
-    for places in (2, 4, 8):
-        ranks = run_ranks(places, sent_in_a_step, 1)
-        for rank, sent in enumerate(ranks):
-            ends = bool(rank) + sum(child < places for child in (2 * rank + 1, 2 * rank + 2))
-            assert ends * message <= sent <= ends * message + around, (places, rank, sent)
-    gathering = run_ranks(8, sent_in_a_step, 8)
-    assert min(gathering) >= 7 * message  # so that the count sees what grows
+@pytest.mark.parametrize("places", sampled([4, 8], 1))
+@pytest.mark.parametrize("widths", [(256,) * 7, (64, 512, 10)])  # even; most bytes in one layer
+def test_no_rank_sends_more_bytes_than_under_powersgd(places: int, widths: tuple[int, ...]) -> None:
+    sent = {}
+    for way in ("LowRank", "low_rank_hook", "powerSGD_hook"):
+        bytes_of, digests = zip(*run_ranks(places, sent_in_a_step, way, widths), strict=True)
+        sent[way] = fmean(bytes_of), max(bytes_of)
+        assert len(set(digests)) == 1, way
+    (mean, most) = sent.pop("powerSGD_hook")
+    for own_mean, busiest in sent.values():
+        assert own_mean <= mean, sent
+        assert busiest <= most, sent
