@@ -29,6 +29,7 @@ from rankdad.common.methods.rank_dad import COLD_ITERATIONS, LAST_CHANCE_ITERATI
 from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import check_group, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
+from rankdad.distributed.meshes import Groups
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
     Travels,
@@ -116,7 +117,7 @@ class LowRankState:
         if self._ready:
             return
         check_group(self._group)
-        self._method = self._checked(agreed_method(self._options, self._model, self._group))
+        self._method = self._checked(agreed_method(self._options, self._model, Groups(self._group)))
         self._place, self._places = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._watch = Watch(self._model, "LowRankState")
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
