@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
+from rankdad.common.collectives import all_gather_bytes, broadcast_bytes
 from rankdad.common.errors import RankdadError, UserError, one_line
 from rankdad.common.lowrank.layers import has_hooks
 from rankdad.distributed.meshes import Groups, ranks_of

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, SupportsFloat
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +39,7 @@ from rankdad.distributed.options import (
     travels,
     warn_if_dense,
 )
+from rankdad.distributed.portable import blank, restored, written
 from rankdad.distributed.sparse_rows import infinite_row, summed
 from rankdad.distributed.watching import PlainBackward, Watch
 
@@ -209,6 +212,43 @@ class LowRank:
         step = check_identity(state, identity(self._options, self._group))
         parts = (loaded(state.get(part), self._layout.routes, self._layout.like) for part in ("site", "node"))
         (self._state, self._node_state), self._step = parts, step
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint that another mesh or number of ranks can read; called at all ranks of the default group.
+
+        Args:
+            folder: new, and the same for all ranks; torch.distributed.checkpoint writes its files.
+
+        Raises:
+            RankdadError: added batches have not been exchanged yet.
+        """
+        self.state_dict()  # checks
+        states = self._state, self._node_state
+        parts = self._division.parts
+        tensors = written(self._step, self._options, states, self._place, self._layout.routes, parts)
+        with reaching("the checkpoint"):
+            dcp.save(tensors, checkpoint_id=folder)
+
+    def load(self, folder: str | Path) -> None:
+        """Restore the state from `save`; called at all ranks.
+
+        Fewer data-parallel ranks take the residuals of several. Otherwise steps go on as without the break, but for the
+        rounding of another division.
+
+        Raises:
+            UserError: there is no such checkpoint, or it is of another model or other options.
+        """
+        routes, like, problem = self._layout.routes, self._layout.like, None
+        try:
+            tensors = blank(Path(folder), self._place, self._places, routes, self._division.parts, like)
+        except UserError as error:
+            problem = error
+        if (told := explain(problem, self._groups)) is not None:
+            raise UserError(str(told), code=told.code, field=told.field)
+        with reaching("the checkpoint"):
+            dcp.load(tensors, checkpoint_id=folder)
+        self._step, state = restored(tensors, self._options, routes, self._division.parts)
+        self._state, self._node_state = fitted(state, routes), MethodState()
 
     def close(self) -> None:
         """Remove the hooks from the model; `backward` then raises."""

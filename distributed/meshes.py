@@ -1,8 +1,8 @@
 """Models on device meshes: the parameters that passes use, the part of each that a rank keeps, and its groups.
 
 LowRank exchanges gradients between ranks with different batches, those of the data-parallel dimensions. There,
-`fully_shard` gathers whole parameters for the passes, and each rank keeps its rows. On all other dimensions, as those of
-tensor parallel, each rank exchanges the gradient of its own part, and torch does the rest.
+`fully_shard` gathers whole parameters for the passes, and each rank keeps its rows. On all other dimensions, as that
+of tensor parallel, each rank exchanges the gradient of its own part, and torch does the rest.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Part:
 
     @property
     def rows(self) -> slice:
-        """This rank's part of the first axis of that gradient."""
+        """The rows of that gradient that this rank keeps."""
         cut = [cut for cut in self.cuts if not cut[0]]
         return _cut(self.shape[0], cut[0]) if cut and self.shape else slice(None)
 
