@@ -6,14 +6,16 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
+from rankdad.common.collectives import all_gather_bytes, broadcast_bytes
 from rankdad.common.errors import RankdadError, UserError, one_line
 from rankdad.common.lowrank.layers import has_hooks
+from rankdad.distributed.meshes import Groups, ranks_of
 
 MAX_LISTED = 4  # ranks named in an error
 
@@ -41,15 +43,13 @@ def check_group(group: dist.ProcessGroup | None) -> None:
         )
 
 
-def agree(
-    options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None, problem: UserError | None = None
-) -> None:
+def agree(options: Mapping[str, object], model: nn.Module, groups: Groups, problem: UserError | None = None) -> None:
     """Compare options and the model's parameters between all ranks.
 
     Args:
         options: by name.
         model: parameters and buffers are compared by name, shape and dtype, and by whether they are trained or hooked.
-        group: the ranks.
+        groups: of the ranks; models are compared between those with different batches.
         problem: an error in this rank's options or model, which are then not compared.
 
     Raises:
@@ -59,24 +59,27 @@ def agree(
     listed = json.dumps(parameters).encode()
     own = {"problem": _told(problem), **({} if problem else options), "model": hashlib.sha256(listed).hexdigest()}
     with reaching("the comparison of options"):
-        found = [json.loads(each) for each in all_gather_bytes(json.dumps(own).encode(), group)]
-    if any(each["problem"] for each in found):
-        raise _named([each["problem"] for each in found], UserError)
-    for name, first in found[0].items():
-        others = [rank for rank, each in enumerate(found) if each[name] != first]
-        if not others:
-            continue
-        if name != "model":
+        near = [json.loads(each) for each in all_gather_bytes(json.dumps(own).encode(), groups.data)]
+        found = _everywhere(near, groups)
+    if any(each["problem"] for each in found.values()):
+        raise _named({rank: each["problem"] for rank, each in found.items()}, UserError)
+    for name, first in near[0].items():
+        others = [rank for rank, each in found.items() if each[name] != first]
+        if others and name != "model":
             raise UserError(
                 f"the ranks disagree on {name}: {first!r} at rank 0, {found[others[0]][name]!r} at {_ranks(others)}",
                 code="ranks-disagree",
                 field=name,
             )
+    differs = ""
+    if any(each["model"] != near[0]["model"] for each in near):
         with reaching("the comparison of models"):
-            expected = json.loads(broadcast_bytes(listed, group))
+            expected = json.loads(broadcast_bytes(listed, groups.data))
         differs = _difference(parameters, expected)
-        told = explain(UserError(differs, code="ranks-disagree", field="model") if differs else None, group)
-        raise UserError(f"the ranks disagree on the model: {told}", code="ranks-disagree", field="model")
+    if groups.others or differs or any(each["model"] != near[0]["model"] for each in near):
+        told = explain(UserError(differs, code="ranks-disagree", field="model") if differs else None, groups)
+        if told is not None:
+            raise UserError(f"the ranks disagree on the model: {told}", code="ranks-disagree", field="model")
 
 
 def _listed(model: nn.Module) -> list[str]:
@@ -96,11 +99,25 @@ def _difference(own: list[str], expected: list[str]) -> str:
     return f"{len(own)} parameters, at rank 0 {len(expected)}" if len(own) != len(expected) else ""
 
 
-def explain(problem: RankdadError | None, group: dist.ProcessGroup | None) -> RankdadError:
-    """Exchange errors between all ranks, and return them as one error, the same at all ranks."""
+def explain(problem: RankdadError | None, groups: Groups) -> RankdadError | None:
+    """Exchange errors between all ranks, and return them as one error, the same at all ranks; None if there is none."""
     with reaching("the exchange of what went wrong"):
-        told = all_gather_bytes(json.dumps(_told(problem)).encode(), group)
-    return _named([json.loads(each) for each in told], RankdadError)
+        told = all_gather_bytes(json.dumps(_told(problem)).encode(), groups.data)
+        found = _everywhere([json.loads(each) for each in told], groups)
+    return _named(found, RankdadError) if any(found.values()) else None
+
+
+def _everywhere(told: Sequence[Any], groups: Groups) -> dict[int, Any]:
+    """Return what the ranks of all groups told, by rank, given what those of the data-parallel group did.
+
+    Ranks are numbered in the data-parallel group if there is no other, else in the default group.
+    """
+    ranks = ranks_of(groups.data) if groups.others else range(len(told))
+    found = dict(zip(ranks, told, strict=True))
+    for group in groups.others:
+        parts = all_gather_bytes(json.dumps(list(found.items())).encode(), group)
+        found = dict(sorted(tuple(each) for part in parts for each in json.loads(part)))
+    return found
 
 
 def as_rankdad_error(error: Exception) -> RankdadError:
@@ -112,22 +129,12 @@ def _told(problem: RankdadError | None) -> list[str]:
     return [str(problem), problem.code, problem.field] if problem else []
 
 
-def _named(problems: Sequence[Sequence[str]], kind: type[RankdadError]) -> RankdadError:
+def _named(problems: Mapping[int, Sequence[str]], kind: type[RankdadError]) -> RankdadError:
     """Combine errors of several ranks, with the code and field of the first."""
-    named = [f"rank {rank}: {each[0]}" for rank, each in enumerate(problems) if each]
+    named = [f"rank {rank}: {each[0]}" for rank, each in problems.items() if each]
     more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
-    _, code, field = next(each for each in problems if each)
+    _, code, field = next(each for each in problems.values() if each)
     return kind("; ".join(named[:MAX_LISTED]) + more, code=code, field=field)
-
-
-def share_weights(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Copy rank 0's parameters and buffers to all ranks, as DistributedDataParallel does."""
-    device = device_of(group)
-    with torch.no_grad(), reaching("the broadcast of rank 0's weights"):
-        for tensor in (*model.parameters(), *model.buffers()):
-            sent = tensor.detach().to(device).contiguous()
-            dist.broadcast(sent, group=group, group_src=0)
-            tensor.copy_(sent)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
-from rankdad.common.run.optimizer import laid_out_as
 from rankdad.distributed.exchange import smaller
+from rankdad.distributed.meshes import Division, Part, local_factor, local_gradient
 
 
 class Batches:
@@ -22,18 +22,25 @@ class Batches:
     Args:
         model: has hooks on its linear layers until `close`.
         routes: of its parameters.
+        division: of the model between ranks.
     """
 
-    def __init__(self, model: nn.Module, routes: tuple[Route, ...]) -> None:
+    def __init__(self, model: nn.Module, routes: tuple[Route, ...], division: Division) -> None:
         self._model = model
-        self.follow(routes)
+        self.follow(routes, division)
         self._capture = self._captured()
         self.clear()
 
-    def follow(self, routes: tuple[Route, ...]) -> None:
+    def follow(self, routes: tuple[Route, ...], division: Division) -> None:
         """Change the routes; forward passes use them after the next `clear`."""
         self._routes, self._anew = routes, True
-        self._parameters = dict(self._model.named_parameters())
+        self._division, self._parameters = division, division.passing
+
+    def divide(self, division: Division) -> None:
+        """Follow a model that has been divided between ranks; the next backward pass captures no factors."""
+        self._anew = True
+        self.follow(self._routes, division)
+        self.clear()
 
     def clear(self) -> None:
         """Drop the added gradients, and start to capture."""
@@ -55,10 +62,10 @@ class Batches:
 
         Args:
             loss: the mean over the batch.
-            weight: of the batch, above 0.
+            weight: of the batch; 0 for a pass that only takes part in collectives.
             retain_graph: whether another loss uses the same forward pass.
         """
-        self._unit = self._unit if self.weight else weight  # a single batch is not scaled
+        self._unit = self._unit if self.weight else weight or 1.0  # a single batch is not scaled
         kept = self._grads()
         self._set_grads(self._held)
         try:
@@ -72,7 +79,7 @@ class Batches:
         self.weight += weight
 
     def _versions(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters.values()]
+        return [part.own._version for part in self._division.parts.values()]
 
     def _check_unmoved(self, before: list[int]) -> None:
         """Check that the backward pass changed no weight, as an optimizer's step in a hook would.
@@ -101,12 +108,20 @@ class Batches:
         names = {name for route in self._routes for name in route.names}
         kept = self._grads()
         self._set_grads(self._held)
-        factors, dense = self._capture.factors(names), self._capture.dense(names)
+        factors, dense = self._gradients(names) if self.weight else ({}, {})
         self._set_grads(kept)
         values = zip(self._routes, gather(self._routes, factors, dense, like), strict=True)
         times = self._times(scale)
         payload = tuple(_placed(_as_routed(route, value), times, like) for route, value in values)
         return payload, frozenset(factors.keys() | dense.keys())
+
+    def _gradients(self, names: Collection[str]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
+        """Return this rank's gradients, as factors and matrices."""
+        factors, dense = self._capture.factors(names), self._capture.dense(names)
+        return (
+            {name: local_factor(factor, self._parameters[name]) for name, factor in factors.items()},
+            {name: local_gradient(gradient, self._parameters[name]) for name, gradient in dense.items()},
+        )
 
     def sparse(self, names: Collection[str], like: Tensor, scale: float) -> dict[str, Tensor]:
         """Return the sparse gradients of these parameters, coalesced; arguments as for `payload`."""
@@ -122,7 +137,8 @@ class Batches:
         self._anew = False
         followed = {route.name for route in self._routes if route.up is not None}  # if they are linear layers' weights
         layers = linear_layers(self._model, transposed=True)
-        return FactorCapture(self._model, only=followed, layers=layers, plain=False).__enter__()
+        capture = FactorCapture(self._model, only=followed, layers=layers, parameters=self._parameters, plain=False)
+        return capture.__enter__()
 
     def _grads(self) -> dict[str, Tensor | None]:
         return {name: parameter.grad for name, parameter in self._parameters.items()}
@@ -147,7 +163,7 @@ def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:
 
 
 def add_gradients(
-    parameters: Mapping[str, nn.Parameter],
+    parts: Mapping[str, Part],
     routes: tuple[Route, ...],
     update: Payload,
     scale: float,
@@ -156,7 +172,7 @@ def add_gradients(
     """Add an update to `.grad`, with each parameter's shape, strides, dtype and device.
 
     Args:
-        parameters: by name.
+        parts: this rank's part of each parameter.
         routes: of the update.
         update: payload, the same at all ranks.
         scale: to multiply it by.
@@ -164,17 +180,20 @@ def add_gradients(
     """
     for route, value in zip(routes, update, strict=True):
         matrix = _scaled(value, scale)
-        gradients: dict[str, Tensor] = {}
-        if route.bias is None:
-            gradients[route.name] = matrix.gradient() if isinstance(matrix, Factor) else matrix
-        elif isinstance(matrix, Factor):  # avoids a copy without the bias's column
-            gradients[route.name] = matrix.delta.T @ matrix.activation[:, :-1]
-            gradients[route.bias] = matrix.activation[:, -1] @ matrix.delta
-        else:
-            gradients[route.name], gradients[route.bias] = matrix[:, :-1], matrix[:, -1]
-        for name, gradient in gradients.items():
+        for name in route.names:
             if name in used:
-                _add(parameters[name], gradient)
+                _add(parts[name], _rows(route, matrix, name, parts[name].rows))
+
+
+def _rows(route: Route, value: Matrix, name: str, rows: slice) -> Tensor:
+    """Return rows of the gradient of a route's parameter, which is its weight or its bias."""
+    columns = slice(None) if route.bias is None else slice(-1)
+    if isinstance(value, Factor):
+        delta = value.delta[:, rows]
+        return value.activation[:, -1] @ delta if name == route.bias else delta.T @ value.activation[:, columns]
+    if len(route.shape) < 2:  # one row
+        return value[0, rows] if route.shape else value
+    return value[rows, -1] if name == route.bias else value[rows, columns]
 
 
 def _scaled(value: Matrix, scale: float) -> Matrix:
@@ -183,7 +202,7 @@ def _scaled(value: Matrix, scale: float) -> Matrix:
     return value.scaled(scale) if isinstance(value, Factor) else value * scale
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    shaped = laid_out_as(parameter, gradient)
+def _add(part: Part, gradient: Tensor) -> None:
+    shaped, parameter = part.gradient(gradient), part.own
     with torch.no_grad():
         parameter.grad = shaped if parameter.grad is None else parameter.grad + shaped

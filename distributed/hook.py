@@ -37,6 +37,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Gathering, Node, Owners, exchange_of, owners_of
+from rankdad.distributed.meshes import Groups
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status, joined
 from rankdad.distributed.options import (
     Travels,
@@ -164,7 +165,7 @@ class LowRankState:
         if self._ready:
             return
         check_group(self._group)
-        self._method = self._checked(agreed_method(self._options, self._model, self._group))
+        self._method = self._checked(agreed_method(self._options, self._model, Groups(self._group)))
         self._place, self._places = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._watch = Watch(self._model, "LowRankState")
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -276,7 +277,7 @@ class LowRankState:
             update, node_state = whole.ended(parts, self._node(whole))
             if update.status == Status.FAILED:
                 failure, self._failure = self._failure, None
-                told = explain(as_rankdad_error(failure) if failure else None, self._group)
+                told = explain(as_rankdad_error(failure) if failure else None, Groups(self._group))
                 raise failure or told
             if update.status == Status.FINE:
                 self._node_state = node_state

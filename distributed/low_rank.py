@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, SupportsFloat
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankdad.common.collectives import device_of
 from rankdad.common.errors import NonFiniteError, RankdadError, UserError
@@ -20,10 +23,11 @@ from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
 from rankdad.common.run.seeds import derive
-from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching, share_weights
+from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.batches import Batches, add_gradients
 from rankdad.distributed.checkpoint import check_identity, fitted, identity, loaded, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Node, exchange_of, owners_of
+from rankdad.distributed.meshes import Division, agreed, check_division, groups_of
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
     Travels,
@@ -35,6 +39,7 @@ from rankdad.distributed.options import (
     travels,
     warn_if_dense,
 )
+from rankdad.distributed.portable import blank, restored, written
 from rankdad.distributed.sparse_rows import infinite_row, summed
 from rankdad.distributed.watching import PlainBackward, Watch
 
@@ -94,12 +99,14 @@ class LowRank:
         rank: int | None = 4,
         feedback: str | bool = "both",
         wire: str | None = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
         gather_up_to: int = GATHER_UP_TO,
         seed: int = 0,
     ) -> None:
-        check_group(group)
+        check_group(None)
+        self._given, self._groups = group, groups_of(model, group)
+        check_group(self._groups.data)
         self._model, self._precision = model, precision_of(model)
         self._gather_up_to = gather_up_to
         self._options: dict[str, object] = {
@@ -109,14 +116,16 @@ class LowRank:
             "gather_up_to": gather_up_to,
             "seed": seed,
         }
-        method = agreed_method(self._options, model, group)
-        share_weights(model, group)
-        self._group, self._place, self._places = group, dist.get_rank(group), dist.get_world_size(group)
+        method = agreed_method(self._options, model, self._groups, divided=True)
+        self._group = group = self._groups.data
+        with torch.no_grad(), reaching("the broadcast of rank 0's weights"):
+            self._division = Division(model, group, start=True)
+        self._place, self._places = dist.get_rank(group), dist.get_world_size(group)
         self._state, self._node_state, self._step = MethodState(), MethodState(), 0
         self._plain = PlainBackward()
         self._prepare(method)
         warn_if_dense(self._layout.routes, method)
-        self._batches = Batches(model, self._layout.routes)
+        self._batches = Batches(model, self._layout.routes, self._division)
         self._problem: RankdadError | None = None  # for the next exchange
         self._cause: Exception | None = None
         self._changed = self._closed = False
@@ -172,7 +181,7 @@ class LowRank:
         finally:
             self._batches.clear()
             self._problem, self._cause = None, None
-        add_gradients(self._parameters, self._layout.routes, update.payload, scale, update.used)
+        add_gradients(self._division.parts, self._layout.routes, update.payload, scale, update.used)
         for name, gradient in sparse.items():
             own, scaled = self._parameters[name], gradient if scale == 1 else gradient * scale
             own.grad = scaled if own.grad is None else own.grad + scaled
@@ -204,20 +213,60 @@ class LowRank:
         parts = (loaded(state.get(part), self._layout.routes, self._layout.like) for part in ("site", "node"))
         (self._state, self._node_state), self._step = parts, step
 
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint that another mesh or number of ranks can read; called at all ranks of the default group.
+
+        Args:
+            folder: new, and the same for all ranks; torch.distributed.checkpoint writes its files.
+
+        Raises:
+            RankdadError: added batches have not been exchanged yet.
+        """
+        self.state_dict()  # checks
+        states = self._state, self._node_state
+        parts = self._division.parts
+        tensors = written(self._step, self._options, states, self._place, self._layout.routes, parts)
+        with reaching("the checkpoint"):
+            dcp.save(tensors, checkpoint_id=folder)
+
+    def load(self, folder: str | Path) -> None:
+        """Restore the state from `save`; called at all ranks.
+
+        Fewer data-parallel ranks take the residuals of several. Otherwise steps go on as without the break, but for the
+        rounding of another division.
+
+        Raises:
+            UserError: there is no such checkpoint, or it is of another model or other options.
+        """
+        routes, like, problem = self._layout.routes, self._layout.like, None
+        try:
+            tensors = blank(Path(folder), self._place, self._places, routes, self._division.parts, like)
+        except UserError as error:
+            problem = error
+        if (told := explain(problem, self._groups)) is not None:
+            raise UserError(str(told), code=told.code, field=told.field)
+        with reaching("the checkpoint"):
+            dcp.load(tensors, checkpoint_id=folder)
+        self._step, state = restored(tensors, self._options, routes, self._division.parts)
+        self._state, self._node_state = fitted(state, routes), MethodState()
+
     def close(self) -> None:
         """Remove the hooks from the model; `backward` then raises."""
         self._batches.close()
         self._plain.close()
+        self._division.close()
         self._closed = True
 
     def _prepare(self, method: RankDad | Dad) -> None:
         """Choose the routes of the model's current parameters, and drop state that no longer fits."""
-        self._watch = Watch(self._model, "LowRank")
-        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._plain.follow(self._parameters.values())
+        self._division.follow()
+        parts = self._division.parts
+        self._watch = Watch(self._model, "LowRank", parts)
+        self._parameters = {name: part.own for name, part in parts.items() if part.own.requires_grad}
+        self._plain.follow(part.whole for part in parts.values() if part.own.requires_grad)
         self._sparse = sparse_parameters(self._model)
         like = torch.zeros((), dtype=self._precision, device=next(iter(self._parameters.values())).device)
-        routes, reduced = choose_routes(self._model, method, self._sparse), isinstance(method, RankDad)
+        routes, reduced = choose_routes(self._model, method, self._sparse, parts), isinstance(method, RankDad)
         self._layout = Layout(routes, str(self._options["wire"]), like, bounded=reduced)
         self._site: Method = Exact()
         self._node: Method = Exact()  # gathering ranks do not exchange their results, so these have no residual
@@ -235,6 +284,8 @@ class LowRank:
         """Return the scale of losses; an invalid batch or model is reported in the next exchange."""
         try:
             self._changed = self._watch.changed()
+            if self._watch.divided:
+                self._divide()
             if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
                 problem = f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}"
                 raise UserError(problem, code="weight-out-of-range", field="weight")
@@ -246,15 +297,27 @@ class LowRank:
             self._note(error)
             return 1.0
 
+    def _divide(self) -> None:
+        """Follow a model that `fully_shard` or `parallelize_module` has divided after this object was made."""
+        if self._batches.weight:
+            problem = "the model was divided between two batches of one exchange: divide it before the first"
+            raise UserError(problem, code="divided-in-step", field="model")
+        check_division(self._model, self._group)
+        self._division = Division(self._model, self._group, start=False)
+        self._groups = groups_of(self._model, self._given)
+        self._batches.divide(self._division)
+
     def _add(self, loss: Tensor | None, weight: float, scaler: GradScaler | None, retain_graph: bool) -> None:
         """Run a backward pass; an error is reported to all ranks in the next exchange."""
         if self._problem or not weight:
-            return
+            if loss is None or not self._division.divided:
+                return
+            weight, loss = 0.0, loss * 0  # the other ranks' passes wait for this one's collectives
         try:
             assert loss is not None
             with self._plain.expected():
                 self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
-            if scaler is None and not bool(torch.isfinite(loss.detach())):
+            if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
                 raise NonFiniteError("the loss")
         except Exception as error:
             self._note(error)
@@ -285,13 +348,14 @@ class LowRank:
             problem = f"it is at step {self._step}, other ranks are not: call load_state_dict at every rank"
             self._note(RankdadError(problem, code="steps-differ"))
             failed = 1
+        failed = agreed(int(failed), self._groups.others)
         if not failed and not total:
             raise RankdadError("no rank has samples in this step: every weight is 0", code="no-samples")
         if failed:
             self._explain()
         if changed:
-            self._prepare(agreed_method(self._options, self._model, self._group))
-            self._batches.follow(self._layout.routes)
+            self._prepare(agreed_method(self._options, self._model, self._groups, divided=True))
+            self._batches.follow(self._layout.routes, self._division)
         return float(total)
 
     def _exchanged(self, total: float, scale: float, *, overflows: bool) -> tuple[Message, dict[str, Tensor]]:
@@ -321,6 +385,7 @@ class LowRank:
                 packed = self._exchange.pack(Message(status, weight))
             received = self._exchange.received(packed)
             update, node_state = self._exchange.ended(list(map(self._exchange.own.unpack, received)), node)
+            update = replace(update, status=Status(agreed(update.status, self._groups.others)))
             if update.status == Status.FAILED:
                 self._explain()
             if update.status == Status.OVERFLOW:
@@ -358,7 +423,9 @@ class LowRank:
 
     def _explain(self) -> NoReturn:
         """Raise the errors of all ranks, the same at each."""
-        raise explain(self._problem, self._group) from self._cause
+        problem = explain(self._problem, self._groups)
+        assert problem is not None
+        raise problem from self._cause
 
 
 def _but(state: MethodState, before: MethodState, names: Collection[str]) -> MethodState:

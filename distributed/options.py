@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -23,10 +23,19 @@ from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.routing import check_wire
 from rankdad.distributed.agreement import agree
+from rankdad.distributed.meshes import Groups, Part, check_division, same_rows
 
 
-def agreed_method(options: Mapping[str, object], model: nn.Module, group: dist.ProcessGroup | None) -> RankDad | Dad:
+def agreed_method(
+    options: Mapping[str, object], model: nn.Module, groups: Groups, *, divided: bool = False
+) -> RankDad | Dad:
     """Return the method of the options, after comparing them between all ranks.
+
+    Args:
+        options: by name.
+        model: to train.
+        groups: of the ranks.
+        divided: whether parameters may be divided between ranks.
 
     Raises:
         UserError: an option is invalid at some rank, or the ranks disagree on one, or on the model.
@@ -34,16 +43,23 @@ def agreed_method(options: Mapping[str, object], model: nn.Module, group: dist.P
     problem: UserError | None = None
     method: RankDad | Dad | None = None
     try:
-        method = method_of(model, options)
+        method = method_of(model, options, divided=divided)
+        if divided:
+            check_division(model, groups.data)
     except UserError as error:
         problem = error
-    agree(options, model, group, problem)
+    agree(options, model, groups, problem)
     assert method is not None
     return method
 
 
-def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
+def method_of(model: object, options: Mapping[str, object], *, divided: bool = False) -> RankDad | Dad:
     """Return the method of the options.
+
+    Args:
+        model: to train.
+        options: by name.
+        divided: whether parameters may be divided between ranks.
 
     Raises:
         UserError: an option is invalid; or the model is no module, is wrapped, is not whole, or has nothing to train.
@@ -51,7 +67,7 @@ def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
     if not isinstance(model, nn.Module):
         problem = f"model: got a {type(model).__name__}, expected a torch.nn.Module"
         raise UserError(problem, code="not-a-module", field="model")
-    check_whole(model)
+    check_whole(model, divided=divided)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("the model has no parameter that is trained", code="nothing-trained", field="model")
     for name, parameter in model.named_parameters():
@@ -80,8 +96,12 @@ def method_of(model: object, options: Mapping[str, object]) -> RankDad | Dad:
     return validate(RankDad, {"name": "rank-dad", **given})
 
 
-def check_whole(model: nn.Module) -> None:
+def check_whole(model: nn.Module, *, divided: bool = False) -> None:
     """Check that every rank has a model's whole parameters and computes their gradients.
+
+    Args:
+        model: to train.
+        divided: whether parameters may be distributed tensors.
 
     Raises:
         UserError: a part is wrapped, sharded, on the meta device, or has no shape yet; names it.
@@ -91,13 +111,16 @@ def check_whole(model: nn.Module) -> None:
         if isinstance(module, DistributedDataParallel):
             problem = f"{place} is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook"
             raise UserError(problem, code="model-wrapped", field=name)
-        if isinstance(module, FullyShardedDataParallel | FSDPModule):
-            kind = "fully_shard" if isinstance(module, FSDPModule) else "FullyShardedDataParallel"
-            problem = f"{place} is sharded by {kind}: expected a model that every rank has whole"
+        if isinstance(module, FullyShardedDataParallel):
+            problem = f"{place} is sharded by FullyShardedDataParallel: use fully_shard, with LowRank"
+            raise UserError(problem, code="model-sharded", field=name)
+        if isinstance(module, FSDPModule) and not divided:
+            problem = f"{place} is sharded by fully_shard: expected a model that every rank has whole, or use LowRank"
             raise UserError(problem, code="model-sharded", field=name)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, DTensor):
-            problem = f"{name} is a DTensor, sharded between ranks: expected a model that every rank has whole"
+        if isinstance(tensor, DTensor) and not divided:
+            problem = f"{name} is a DTensor, sharded between ranks: expected a model that every rank has whole, or use "
+            problem += "LowRank"
             raise UserError(problem, code="model-sharded", field=name)
         if is_lazy(tensor):
             problem = f"{name} has no shape yet: run a batch through the model first"
@@ -131,7 +154,12 @@ def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named.items() if parameter in once}
 
 
-def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[str] = ()) -> tuple[Route, ...]:
+def choose_routes(
+    model: nn.Module,
+    method: RankDad | Dad,
+    without: Collection[str] = (),
+    parts: Mapping[str, Part] = MappingProxyType({}),
+) -> tuple[Route, ...]:
     """Choose a route for each trained parameter: as a factor, or dense if that is smaller or there is a hook.
 
     With feedback at both ends, a layer's bias is a column of its factor, as in a run between sites.
@@ -140,11 +168,15 @@ def choose_routes(model: nn.Module, method: RankDad | Dad, without: Collection[s
         model: to train.
         method: of the ranks.
         without: names of parameters without a route.
+        parts: this rank's parts of the parameters, if they are divided.
     """
     layers = linear_layers(model, transposed=True)
+    for name, (layer, bias) in layers.items():
+        if bias is not None and not same_rows(layer.weight, layer.bias):
+            layers[name] = layer, None
 
     def route(name: str, parameter: nn.Parameter) -> Route:
-        dense = Route(name, tuple(parameter.shape))
+        dense = Route(name, tuple(parts[name].shape if name in parts else parameter.shape))
         if (
             has_hooks(parameter) or parameter.dim() < 2
         ):  # what a hook has made, such as a mask's zeros, no reduction keeps

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.layers import has_hooks
+from rankdad.distributed.meshes import Part, blocks_of
 from rankdad.distributed.options import check_whole
 
 
@@ -23,15 +26,21 @@ class Watch:
     Args:
         model: to train.
         owner: class of the object made of it, for errors.
+        parts: of divided parameters: in passes, those gathered by `fully_shard` replace the model's own.
+
+    Attributes:
+        divided: whether parameters have been divided between ranks since, which is followed.
     """
 
-    def __init__(self, model: nn.Module, owner: str) -> None:
-        self._model, self._owner = model, owner
+    def __init__(self, model: nn.Module, owner: str, parts: Mapping[str, Part] = MappingProxyType({})) -> None:
+        self._model, self._owner, self.divided = model, owner, False
+        self._follows = bool(parts)
+        self._own = {id(part.whole): part.own for part in parts.values()}
         self._modules = [
-            (module, tuple(module._modules.values()), tuple(map(id, module._parameters.values())))
+            (module, tuple(module._modules.values()), self._held(module._parameters.values()))
             for module in model.modules()
         ]
-        self._parameters = dict(model.named_parameters())
+        self._parameters = self._named()
         self._shapes = self._sizes()
         self._traits = self._found()
 
@@ -42,7 +51,7 @@ class Watch:
             UserError: a parameter was replaced, added or removed, or has another shape; names it.
         """
         same = all(
-            tuple(module._modules.values()) == children and tuple(map(id, module._parameters.values())) == held
+            tuple(module._modules.values()) == children and self._held(module._parameters.values()) == held
             for module, children, held in self._modules
         )
         if self._sizes() != self._shapes:
@@ -67,6 +76,12 @@ class Watch:
             if has_hooks(parameter) and not hooked
         ]
 
+    def _held(self, parameters: Iterable[nn.Parameter | None]) -> tuple[int, ...]:
+        return tuple(id(self._own.get(id(parameter), parameter)) for parameter in parameters)
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {name: self._own.get(id(p), p) for name, p in self._model.named_parameters()}
+
     def _found(self) -> list[tuple[bool, bool]]:
         return [(parameter.requires_grad, has_hooks(parameter)) for parameter in self._parameters.values()]
 
@@ -82,10 +97,15 @@ class Watch:
         raise AssertionError
 
     def _compare(self) -> None:
-        check_whole(self._model)
-        now = dict(self._model.named_parameters())
+        check_whole(self._model, divided=self._follows)
+        for block in blocks_of(self._model):  # so that its parameters are the model's, not those of passes
+            block.reshard()
+        now = self._named()
         for name in {**self._parameters, **now}:
-            if now.get(name) is not self._parameters.get(name):
+            before, after = self._parameters.get(name), now.get(name)
+            if isinstance(after, DTensor) and before is not None and before.shape == after.shape:
+                self.divided = self.divided or after is not before
+            elif before is not after:
                 kind = "another tensor" if name in now and name in self._parameters else "new"
                 raise UserError(
                     f"{name} is {kind if name in now else 'gone'} since the {self._owner} was made, as after "

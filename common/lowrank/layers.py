@@ -24,7 +24,8 @@ def layout_of(module: nn.Module) -> Layout | None:
     A custom class declares it with the attribute `low_rank_layout`. Subclasses, whose forward may differ, declare it
     themselves. It must have `weight` and `bias` (or None), and multiply its input's last axis by the weight.
     """
-    kind = type(module)
+    # `fully_shard` gives a module a class of its own, with the former one as its base.
+    kind = next(each for each in type(module).__mro__ if "FSDPModule" not in {base.__name__ for base in each.__mro__})
     own: Layout | None = vars(kind).get("low_rank_layout")
     return own or LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
 
