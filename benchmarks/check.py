@@ -22,7 +22,7 @@ from rankdad.common.data import read_site
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from rankdad.local.privacy.log import DisclosureLog
 
 SITE, FILE, LABEL = "hospital-a", "patients.csv", "event"
@@ -98,8 +98,8 @@ def write_site(folder: Path, rows: int, columns: int, runs: int) -> list[int]:
         chosen = [*rng.choice(whole, rng.integers(len(whole) // 2, len(whole)), replace=False)]
         chosen += [*rng.choice(gaps, rng.integers(0, MOST_LEFT_OUT + 1), replace=False)]
         spec = validate(RunSpec, run_of(sorted(map(str, chosen)), number))
-        dealing = dealing_of(log, SITE, policy, spec, f"run-{number}", results=[folder / "output"])
-        data = read_site(spec, folder / "data", 0, dealing=dealing)
+        assigner = assigner_of(log, SITE, policy, spec, f"run-{number}", results=[folder / "output"])
+        data = read_site(spec, folder / "data", 0, assigner=assigner)
         assert data.parts is not None
         assert data.parts.kept()
     return [len(run.parts) for run in DisclosureLog(log, SITE).runs()] if runs else []

@@ -27,7 +27,7 @@ from rankdad.common.rounds.evaluation import Evaluation
 from rankdad.common.rounds.step import Step
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.sums import linear_sets
 
@@ -122,7 +122,7 @@ def _taken(hospitals: Hospitals, way: str, number: int, without: set[str]) -> li
 def _of_site(hospitals: Hospitals, seen: Seen, way: str, number: int, site: str, count: int) -> Taken:
     data = _read(hospitals, seen, site)
     assert data.parts is not None
-    told = list(linear_sets(seen.spec, data).told.values())
+    told = list(linear_sets(seen.spec, data).disclosed.values())
     columns = seen.spec.data.shape[0] + 1
     sizes = Counter[str]()
     for message in seen.up[site]:
@@ -149,8 +149,8 @@ def _of_site(hospitals: Hospitals, seen: Seen, way: str, number: int, site: str,
 def _read(hospitals: Hospitals, seen: Seen, site: str) -> SiteData:
     """Return a hospital's data after the run, with the same patients."""
     folder, spec = hospitals.folder / site, seen.spec
-    dealing = dealing_of(folder / "privacy", site, RULES, spec, f"run-{hospitals.runs}")
-    return admitted(RULES, spec, seen.plan, read_site(spec, folder / "data", SITES.index(site), dealing=dealing))
+    assigner = assigner_of(folder / "privacy", site, RULES, spec, f"run-{hospitals.runs}")
+    return admitted(RULES, spec, seen.plan, read_site(spec, folder / "data", SITES.index(site), assigner=assigner))
 
 
 def _kind(message: Message) -> str:
@@ -202,9 +202,9 @@ def _admits(way: str, count: int, one_in: int) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         for place, site in enumerate(SITES):
             write(patients(site, count, 0, one_in), Path(folder) / site / "data")
-            dealing = dealing_of(Path(folder) / site / "privacy", site, RULES, spec, None, secret_of(site, 0))
+            assigner = assigner_of(Path(folder) / site / "privacy", site, RULES, spec, None, secret_of(site, 0))
             try:
-                admitted(RULES, spec, plan, read_site(spec, Path(folder) / site / "data", place, dealing=dealing))
+                admitted(RULES, spec, plan, read_site(spec, Path(folder) / site / "data", place, assigner=assigner))
             except RankdadError:
                 return False
     return True

@@ -30,7 +30,7 @@ LARGER_STEPS = "larger batches"
 SMALLER_STEPS = "smaller batches"
 
 
-class Told(NamedTuple):
+class Disclosed(NamedTuple):
     """What sums of a linear model disclose about a set of a site's patients."""
 
     people: int
@@ -121,7 +121,7 @@ def check_step(
 def check_products(
     policy: Policy,
     columns: int,
-    told: Mapping[str, Told],
+    disclosed: Mapping[str, Disclosed],
     noun: str = "sample",
     *,
     field: str = "evaluation.references",
@@ -135,7 +135,7 @@ def check_products(
     Args:
         policy: of the site.
         columns: inputs and intercept.
-        told: disclosure about each set, by its description.
+        disclosed: disclosure about each set, by its description.
         noun: for the members of a set, in the singular.
         field: of the spec that asks for the sums.
         owner: what the owner could ask for instead.
@@ -151,7 +151,7 @@ def check_products(
         width = f"{columns} columns ({counted(columns - 1, 'input')} and one for the intercept)"
         of_what = "for a linear model"
     limits = list[tuple[int, str, float]]()  # largest rows_per_rank that allows a set's products and numbers
-    for name, (people, numbers, rank) in told.items():
+    for name, (people, numbers, rank) in disclosed.items():
         of = f"of {counted(people, noun)} {name}"
         sums = f"products of {width}, {of}"
         if rank not in (columns, kept):

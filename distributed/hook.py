@@ -278,7 +278,9 @@ class LowRankState:
             if update.status == Status.FAILED:
                 failure, self._failure = self._failure, None
                 told = explain(as_rankdad_error(failure) if failure else None, Groups(self._group))
-                raise failure or told
+                problem = failure or told
+                assert problem is not None
+                raise problem
             if update.status == Status.FINE:
                 self._node_state = node_state
             values = iter(update.payload)

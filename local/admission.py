@@ -14,7 +14,7 @@ from rankdad.common.data import SiteData
 from rankdad.common.data.folds import Split, levels_of
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import Policy
-from rankdad.common.policy_checks import Told, check_products, check_step, rows_sent
+from rankdad.common.policy_checks import Disclosed, check_products, check_step, rows_sent
 from rankdad.common.preparation import Inputs, Preparing, in_memory
 from rankdad.common.privacy.levels import apart
 from rankdad.common.protocol.messages import DataWarning
@@ -25,14 +25,14 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
-from rankdad.local.privacy.told import (
+from rankdad.local.privacy.disclosed import (
     REPEATED,
     beside_steps,
     check_repeated,
+    disclosed_before,
     epochs_of_validation,
     lets,
     over,
-    told_before,
 )
 from rankdad.local.privacy.usual import usual_inputs
 from rankdad.local.sums import (
@@ -130,10 +130,10 @@ def checks(spec: RunSpec, plan: Plan, data: SiteData) -> list[Callable[[Policy],
             error = refusal("evaluation", asks, allows, {"min_rows": fewest}, EVALUATED, owner=owner)
             raise FewSamplesError.of(error, code=TOO_SMALL)
         if any(one.any() for one in _too_often(policy, spec, data)):
-            told = told_before(data) + beside_steps(spec, data)
+            disclosed = disclosed_before(data) + beside_steps(spec, data)
             asks = f"sends sums over the same validation samples after each of {spec.training.epochs} epochs"
             allows = f"fewer numbers (rows_per_rank {policy.rows_per_rank})"
-            change: dict[str, object] = {"rows_per_rank": lets(told)}
+            change: dict[str, object] = {"rows_per_rank": lets(disclosed)}
             error = refusal("training.validation", asks, allows, change, REPEATED, owner="fewer epochs")
             raise FewSamplesError.of(error, code=TOO_SMALL)
 
@@ -177,13 +177,13 @@ def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int
         return
     people, fewest = data.people(torch.arange(len(data.samples))), fewest_of(data, tested)
     sums = len({split.train.numpy().tobytes() for split in data.splits if len(split.train)})
-    told = {"here": Told(people, sums * numbers, kept)} if sums else {}
+    disclosed = {"here": Disclosed(people, sums * numbers, kept)} if sums else {}
     if sums and fewest.isfinite() and fewest < people:
         where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
-        told[where] = Told(int(fewest), numbers, kept)
-    if told:
+        disclosed[where] = Disclosed(int(fewest), numbers, kept)
+    if disclosed:
         field, owner = "preparation.harmonise.keep", "a run that keeps fewer columns"
-        check_products(policy, features + kept, told, noun_of(spec, data), field=field, owner=owner, kept=kept)
+        check_products(policy, features + kept, disclosed, noun_of(spec, data), field=field, owner=owner, kept=kept)
 
 
 def _solving(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> SiteData:
@@ -270,7 +270,7 @@ def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
 
 def _too_often(policy: Policy, spec: RunSpec, data: SiteData) -> list[Tensor]:
     """Return, for each training, the validation samples that sums after each epoch would disclose too much about."""
-    much = over(policy, told_before(data) + beside_steps(spec, data))
+    much = over(policy, disclosed_before(data) + beside_steps(spec, data))
     return [much[split.validation] for split in data.splits]
 
 

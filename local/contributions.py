@@ -14,7 +14,7 @@ from rankdad.common.metrics.paired import Rows
 from rankdad.common.metrics.smoothing import Scored
 from rankdad.common.metrics.sums import Tally, empty
 from rankdad.common.policy import Policy
-from rankdad.common.privacy.repeated import most_told
+from rankdad.common.privacy.repeated import most_disclosed
 from rankdad.common.privacy.standing import Place, Places, stretch
 from rankdad.common.protocol.messages import Body
 from rankdad.common.protocol.plan import Plan
@@ -25,7 +25,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import check_steps
 from rankdad.local.evaluation import curves_of, guesses, monitored_of, tally_of, task_outputs, tested_rows
-from rankdad.local.privacy.told import check_repeated, check_standing, tell
+from rankdad.local.privacy.disclosed import check_repeated, check_standing, tell
 
 Tested = Callable[[int, Tensor], None]
 References = Callable[[Prepared], tuple[Tensor | None, ...]]
@@ -142,7 +142,7 @@ class Contributions:
         batches, and it is the first step.
         """
         run, parts = self.run, self.data.parts
-        size = stretch(most_told(policy.rows_per_rank), self.data.people(self.data.splits[run.fold].train))
+        size = stretch(most_disclosed(policy.rows_per_rank), self.data.people(self.data.splits[run.fold].train))
         first = run.step // size * size
         steps = range(first, max(run.step + 1, min(first + size, len(run.batches(self.index)))))
         draw = 0 if parts is None else parts.secret.number("look", parts.run, run.fold, run.epoch, first)

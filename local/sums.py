@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from rankdad.common.data import SiteData
 from rankdad.common.errors import FewSamplesError
 from rankdad.common.policy import Policy
-from rankdad.common.policy_checks import Told, check_products
+from rankdad.common.policy_checks import Disclosed, check_products
 from rankdad.common.preparation import Preparing, in_memory
 from rankdad.common.preparation.layout import input_names
 from rankdad.common.preparation.linear import DIFFER
 from rankdad.common.refusals import FEWER_SAMPLES, refusal
 from rankdad.common.spec import KFold, RunSpec
 from rankdad.common.spec.tasks import Regression
-from rankdad.local.privacy.told import check_solving
+from rankdad.local.privacy.disclosed import check_solving
 
 
 def fewest_of(data: SiteData, tested: int) -> Tensor:
@@ -47,12 +47,12 @@ def check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fie
         FewSamplesError: they may not.
     """
     units, known = f"{noun_of(spec, data)}s", linear_sets(spec, data)
-    if not known.told:
+    if not known.disclosed:
         return
     larger = larger_sets(spec, data)
     check_sums(policy, field, f"holds out {{}} {units} in a fold", fewest_of(data, tested), f"{larger}, or {owner},")
     columns, noun = math.prod(spec.data.shape) + 1, noun_of(spec, data)
-    check_products(policy, columns, known.told, noun, field=field, owner=owner)
+    check_products(policy, columns, known.disclosed, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
     asks = f"sends slopes at several weights, and the difference between two often comes from {{}} {units} here"
     check_sums(policy, field, asks, torch.tensor(known.differ), owner)
@@ -67,13 +67,13 @@ class LinearSets(NamedTuple):
     """The sets of a site's patients that a linear model's sums are about.
 
     Args:
-        told: disclosure about each set, by its description; empty if nothing is disclosed.
+        disclosed: disclosure about each set, by its description; empty if nothing is disclosed.
         differ: how few patients often account for the difference of sums at two weights; infinite for numbers.
         apart: how few patients a column or the label singles out: its products and its slope are their sums.
         by: the column that does so.
     """
 
-    told: dict[str, Told]
+    disclosed: dict[str, Disclosed]
     differ: float
     apart: float
     by: str = ""
@@ -93,15 +93,15 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
         return LinearSets({}, math.inf, math.inf)
     columns = math.prod(spec.data.shape) + 1
     whole, fold = preparing.numbers()
-    told = {"here": Told(people // equations_of(spec, data), whole + trained * fold, columns)}
+    disclosed = {"here": Disclosed(people // equations_of(spec, data), whole + trained * fold, columns)}
     if (held_out := int(fewest)) < people:
         often = spec.tested_folds // spec.folds_per_repeat
         rank = min(columns, often * len(preparing.solving.folds))
         where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
-        told[where] = Told(held_out, often * fold, rank)
+        disclosed[where] = Disclosed(held_out, often * fold, rank)
     least = min(data.people(one.train) for one in data.splits if len(one.train))
     differ = math.inf if isinstance(spec.task, Regression) else least // DIFFER
-    return LinearSets(told, differ, *_fewest_apart(spec, data, tested))
+    return LinearSets(disclosed, differ, *_fewest_apart(spec, data, tested))
 
 
 def _fewest_apart(spec: RunSpec, data: SiteData, tested: int) -> tuple[float, str]:

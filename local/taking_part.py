@@ -34,7 +34,7 @@ from rankdad.local.admission import admitted, checks
 from rankdad.local.agent.words import what_is_loaded
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.starting import run_id
 from rankdad.local.threads import use_threads
@@ -198,7 +198,9 @@ def _data(
         index,
         config.allow_factories,
         config.loading,
-        dealing_of(Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients),
+        assigner_of(
+            Path(config.privacy), config.name, policy, spec, run, results=results, others=config.other_patients
+        ),
     )
     looked(read)
     kept = list[SiteData]()

@@ -206,7 +206,7 @@ class Recorder:
             for kind, sites in self.progress.table1["worries"].items():
                 self.progress.warn(kind, sites)
             self.summarise()
-        if names := self._preparing.untold(update.stage, update.values):
+        if names := self._preparing.empty_inputs(update.stage, update.values):
             self.progress.table1.setdefault("warnings", []).append(missing_sums_warning(self._spec, names))
             self.summarise()
         if self._spec.kept_fold is not None and update.stage == OWN:

@@ -30,7 +30,7 @@ from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
 from rankdad.local.admission import NO_SUMS, admitted, check_steps
-from rankdad.local.privacy.told import check_repeated
+from rankdad.local.privacy.disclosed import check_repeated
 from rankdad.remote.results.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import footprint

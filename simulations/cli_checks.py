@@ -53,14 +53,14 @@ def check(
     from rankdad.simulations.checking import check_policy, show_contribution, show_needs, show_plan
 
     document = load_json(file)
-    dealt = {"--sites": sites, "--regions": regions, "--data": data}
+    given = {"--sites": sites, "--regions": regions, "--data": data}
     if isinstance(document, dict) and ("aggregator" in document or isinstance(document.get("data"), str)):
         from rankdad.local.config import SiteConfig
         from rankdad.local.drivers.http import NOT_FOUND, RefusedError
         from rankdad.local.taking_part import check_site
 
         refuse_options(
-            {**dealt, "--set": set_, "--allow-factory": allow_factory, "--weights": weights},
+            {**given, "--set": set_, "--allow-factory": allow_factory, "--weights": weights},
             f"is for a run or a simulation, and {file} is a site's own file: write it there",
         )
         config = SiteConfig.read(file)
@@ -100,12 +100,12 @@ def check(
         read = with_columns(read_simulation(file, set_ or [], sites=sites, regions=regions, data=data))
         spec, policy = read.run, read.simulation.policy
         with TemporaryDirectory() as folder:
-            dealt_out = partitioned_data(read, Path(folder))
-        sites_data = list(dealt_out.values())
-        for told in identifier_warnings(spec, dealt_out):
+            partitioned = partitioned_data(read, Path(folder))
+        sites_data = list(partitioned.values())
+        for told in identifier_warnings(spec, partitioned):
             typer.echo(f"warning: {told}")
     else:
-        refuse_options(dealt, f"is for a simulation, which deals data out, and {file} is a run alone: leave it out")
+        refuse_options(given, f"is for a simulation, which partitions data, and {file} is a run alone: leave it out")
         spec, policy, sites_data = RunSpec.read(file, set_ or []), EVERYTHING, []
     check_memory(spec)
     plan = make_plan(spec, Replica(spec, allow_factory or (), weights=weights).model)

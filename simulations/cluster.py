@@ -137,8 +137,8 @@ def _data(
     Rank 0 partitions a common source and sends each rank its sites' parts. Sites' own folders are read by their ranks.
     """
     own, one_file = [site for site, rank in ranks.items() if rank == star.rank], file.run.data.file
-    is_dealt = not isinstance(file.simulation.source, Folders)
-    if is_dealt:
+    is_partitioned = not isinstance(file.simulation.source, Folders)
+    if is_partitioned:
         star.agree(lambda: None if star.rank else write_sites(file, folder, NOWHERE))
         for site in ranks if not star.rank else own:
             part = folder / site / "data" / str(one_file)
@@ -147,7 +147,7 @@ def _data(
                 part.write_bytes(star.receive(0, bytes))
             elif ranks[site]:
                 star.send(ranks[site], part.read_bytes())
-    return star.agree(lambda: partitioned_data(file, folder, allow_factories, dealt=is_dealt, sites=own))
+    return star.agree(lambda: partitioned_data(file, folder, allow_factories, is_written=is_partitioned, sites=own))
 
 
 def _lead(

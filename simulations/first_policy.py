@@ -65,8 +65,10 @@ def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None],
             known = {name: linear_sets(file.run, usual(policy, file.run, site)) for name, site in data.items()}
     except UserError:
         return lines, sites
-    few = min((told.people for one in known.values() for told in one.told.values()), default=policy.min_rows)
-    few = min([few, *[int(one.differ) for one in known.values() if one.told and one.differ < math.inf]])
+    few = min(
+        (disclosed.people for one in known.values() for disclosed in one.disclosed.values()), default=policy.min_rows
+    )
+    few = min([few, *[int(one.differ) for one in known.values() if one.disclosed and one.differ < math.inf]])
     apart = min((one.apart for one in known.values()), default=math.inf)
     if few < policy.min_rows:
         lines["min_rows"] = max(1, few)
@@ -74,11 +76,11 @@ def _lines(file: SimulationFile, policy: Policy) -> tuple[dict[str, int | None],
         lines["min_level"] = max(1, int(apart))
     columns = math.prod(file.run.data.shape) + 1
     for name, one in known.items():
-        fewest = min((told.people for told in one.told.values()), default=policy.min_rows)
+        fewest = min((disclosed.people for disclosed in one.disclosed.values()), default=policy.min_rows)
         needs = min(fewest, one.differ) < policy.min_rows or one.apart < policy.min_level.count
         try:
-            if one.told:
-                check_products(policy.mended(lines), columns, one.told)
+            if one.disclosed:
+                check_products(policy.mended(lines), columns, one.disclosed)
         except PolicyError as error:
             lines |= {line: value for line, value in error.change.items() if line == "rows_per_rank"}  # type: ignore[misc]
             needs = True

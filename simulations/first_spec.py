@@ -27,7 +27,7 @@ MEANINGS = {  # of lines of a policy
     "min_level": "patients who share a value",
     "rows_per_rank": "samples behind each row sent",
 }
-DEALT = 40  # rows of one table for each site to which it is dealt out, at least
+ROWS_PER_SITE = 40  # least rows of a single table for each site
 LARGE = 5000  # rows from which a network is worth trying, if there are fifty for each input too
 
 
@@ -59,7 +59,7 @@ def first_spec(
     simulation: dict[str, Any] = {"source": {"name": "folders", "path": str(data)}, "partition": {"name": "folder"}}
     sites = [one.site for one in consortium.hospitals]
     if consortium.table is not None:
-        count = max(2, min(4, people[0] // DEALT))
+        count = max(2, min(4, people[0] // ROWS_PER_SITE))
         sites = [f"site-{number + 1}" for number in range(count)]
         rows, people = ([(whole[0] + place) // count for place in range(count)] for whole in (rows, people))
         simulation = {"source": {"name": "table", "path": str(consortium.table)}}

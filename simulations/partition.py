@@ -29,7 +29,7 @@ class Iid(Part):
     shares: tuple[PositiveFloat, ...] | None = None
     """Relative size of each site; null gives equal sizes."""
 
-    def deal(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
+    def split(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
         """Return each site's rows."""
         shares = np.array(self.shares if self.shares is not None else (1.0,) * sites)
         if len(shares) != sites:
@@ -54,7 +54,7 @@ class Dirichlet(Part):
     minimum: PositiveInt = 1
     """Minimum samples of a site; proportions are drawn again until every site has them."""
 
-    def deal(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
+    def split(self, labels: NDArray[Any], sites: int, generator: np.random.Generator) -> list[Rows]:
         """Return each site's rows."""
         parts: list[list[Rows]] = [[] for _ in range(sites)]
         for label in np.unique(labels):
@@ -84,7 +84,7 @@ class ByColumn(Part):
                     raise ValueError(f"values: {value} belongs to both {owners[value]} and {site}")
         return self
 
-    def deal(self, pool: Dataset, sites: tuple[str, ...]) -> list[Rows]:
+    def split(self, pool: Dataset, sites: tuple[str, ...]) -> list[Rows]:
         """Return each site's rows, in the table's order.
 
         Raises:
@@ -143,7 +143,7 @@ def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> d
     sites, labels = run.federation.sites, pool.labels(run)
     least = how.minimum if isinstance(how, Dirichlet) else 1
     if isinstance(how, ByColumn):
-        dealt = how.deal(pool, sites)
+        by_site = how.split(pool, sites)
     else:
         classes, marks, groups = strata(labels, run.task), pool.marks(), pool.groups(run)
         first, members = np.arange(len(labels)), np.arange(len(labels))
@@ -151,28 +151,28 @@ def partition(pool: Dataset, how: Iid | Dirichlet | ByColumn, run: RunSpec) -> d
             first, members = np.unique(groups, return_index=True, return_inverse=True)[1:]
         generator = np.random.default_rng(derive(run.seed, "partition"))
         for _ in range(DRAWS if isinstance(how, Dirichlet) else 1):
-            dealt = _deal(how, classes[first], marks[first], len(sites), generator)
+            by_site = _split(how, classes[first], marks[first], len(sites), generator)
             if groups is not None:
-                dealt = [np.flatnonzero(np.isin(members, part)) for part in dealt]
-            if min(map(len, dealt)) >= least:
+                by_site = [np.flatnonzero(np.isin(members, part)) for part in by_site]
+            if min(map(len, by_site)) >= least:
                 break
-    few = min(range(len(sites)), key=lambda site: len(dealt[site]))
-    if len(dealt[few]) < least:
-        left = f"{sites[few]} is left {f'with {len(dealt[few])}' if len(dealt[few]) else 'without'} samples"
+    few = min(range(len(sites)), key=lambda site: len(by_site[site]))
+    if len(by_site[few]) < least:
+        left = f"{sites[few]} is left {f'with {len(by_site[few])}' if len(by_site[few]) else 'without'} samples"
         advice = f"; lower simulation.partition.minimum, {least}, or raise alpha" if least > 1 else ""
         raise DataError(
             pool.origin, f"{left}: {len(labels)} samples for {len(sites)} sites{advice}", code="too-few-samples"
         )
-    return dict(zip(sites, dealt, strict=True))
+    return dict(zip(sites, by_site, strict=True))
 
 
-def _deal(
+def _split(
     how: Iid | Dirichlet, classes: NDArray[Any], marks: NDArray[Any], sites: int, generator: np.random.Generator
 ) -> list[Rows]:
     parts: list[list[Rows]] = [[np.empty(0, np.intp)] for _ in range(sites)]
     for mark in np.unique(marks):
         rows = np.flatnonzero(marks == mark)
-        for part, chosen in zip(parts, how.deal(classes[rows], sites, generator), strict=True):
+        for part, chosen in zip(parts, how.split(classes[rows], sites, generator), strict=True):
             part.append(rows[chosen])
     return [np.concatenate(part) for part in parts]
 

@@ -100,7 +100,7 @@ def simulate(
         above = {child: urls[name] for name, node in nodes.items() for child in node.children}
         patience = PATIENCE + len(above) / 4 + (3 * relay.longest if relay else 0.0)  # all start at once
         configs = write_sites(
-            file, directory / "sites", above, allow_factories=allow_factories, patience=patience, dealt=resume
+            file, directory / "sites", above, allow_factories=allow_factories, patience=patience, is_written=resume
         )
         regions = _regions(file, directory, above, patience)
         access = _identify([configs, regions], directory) if tokens else Access()

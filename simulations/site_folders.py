@@ -17,7 +17,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.patterns import is_pattern
 from rankdad.common.spec.written import Written
 from rankdad.local.config import SiteConfig
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.simulations.datasets import Dataset
 from rankdad.simulations.partition import Folder, partition
@@ -32,7 +32,7 @@ def write_sites(
     *,
     allow_factories: tuple[str, ...] = (),
     patience: float = 300.0,
-    dealt: bool = False,
+    is_written: bool = False,
     sites: Sequence[str] | None = None,
 ) -> dict[str, SiteConfig]:
     """Write each site's part of the data under `folder/<site>/data`, and return the sites' configurations.
@@ -45,7 +45,7 @@ def write_sites(
         aggregator: address of the aggregator, or one for each site.
         allow_factories: model factories that all sites permit.
         patience: seconds for which a site retries an aggregator that does not answer.
-        dealt: whether the data have been written before.
+        is_written: whether the data have been written before.
         sites: the sites to write; all by default.
 
     Raises:
@@ -55,7 +55,7 @@ def write_sites(
     sites, devices = everyone if sites is None else sites, simulation.devices
     if run.data.reader != "npz":
         importlib.import_module("pandas")  # needed by the sites: imported once before forking
-    places = _places(run, simulation, folder, dealt, sites)
+    places = _places(run, simulation, folder, is_written, sites)
     configs: dict[str, SiteConfig] = {}
     for site in sites:
         output = make_folder(folder / site, private=True)
@@ -80,7 +80,7 @@ def write_sites(
 
 
 def _places(
-    run: RunSpec, simulation: SimulationSpec, folder: Path, dealt: bool, sites: Sequence[str]
+    run: RunSpec, simulation: SimulationSpec, folder: Path, is_written: bool, sites: Sequence[str]
 ) -> dict[str, Path]:
     """Return the folder of each site's data, after partitioning a common source."""
     source, how = simulation.source, simulation.partition
@@ -93,7 +93,7 @@ def _places(
         raise SpecError(
             "run.data.file", f"the source {source.name} gives each site one file, expected its name", code="file-needed"
         )
-    if not dealt:
+    if not is_written:
         written = run.data if isinstance(run.data, Written) else None
         pool: Dataset = source.load(written) if isinstance(source, OneTable) else source.load()
         for site, rows in partition(pool, how, run).items():
@@ -108,11 +108,11 @@ def partitioned_data(
     folder: Path,
     allow_factories: tuple[str, ...] = (),
     *,
-    dealt: bool = False,
+    is_written: bool = False,
     sites: Sequence[str] | None = None,
 ) -> dict[str, SiteData]:
     """Partition a simulation's data into a folder, and read them as the sites would: see `write_sites`."""
-    configs = write_sites(file, folder, "http://127.0.0.1:0", dealt=dealt, sites=sites)
+    configs = write_sites(file, folder, "http://127.0.0.1:0", is_written=is_written, sites=sites)
     everyone = file.run.federation.sites
     return {
         name: read_site(
@@ -121,7 +121,7 @@ def partitioned_data(
             everyone.index(name),
             allow_factories,
             config.loading,
-            dealing_of(Path(config.privacy), name, file.simulation.policy, file.run),
+            assigner_of(Path(config.privacy), name, file.simulation.policy, file.run),
         )
         for name, config in configs.items()
     }

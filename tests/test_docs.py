@@ -54,7 +54,7 @@ def test_the_page_of_the_policy_has_every_refusal() -> None:
     page = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
     table = page[page.index("## Refusals") : page.index("## Counted numbers")]
     judging = ("common/policy_checks.py", "common/refusals.py", "local/admission.py", "local/sums.py")
-    keeping = ("cells", "dealing", "log", "log_file", "run_log", "told")
+    keeping = ("cells", "assigner", "log", "log_file", "run_log", "disclosed")
     sources = [ROOT / name for name in (*judging, *(f"local/privacy/{name}.py" for name in keeping))]
     code = "\n".join(path.read_text(encoding="utf-8") for path in (*sources, ROOT / "common/privacy/heads.py"))
     raised = set(re.findall(r'(?:code(?:: str)? ?= ?|return |^ +|", )"([a-z]+(?:-[a-z]+)+)"', code, re.MULTILINE))

@@ -33,7 +33,7 @@ from rankdad.common.spec.tasks import TaskSpec
 from rankdad.local import contributions
 from rankdad.local.admission import admitted
 from rankdad.local.evaluation import tally_of
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import SiteMessage, Trainers, carry
 from rankdad.simulations.tree import Tree
@@ -136,8 +136,8 @@ def attend(
     policies[VICTIM] = policy
     check_run(policy, spec.at(VICTIM), plan)
     for index, site in enumerate(plan.sites):
-        dealing = dealing_of(home / "privacy", VICTIM, policy, spec, name, SECRET) if site == VICTIM else None
-        data[site] = read_site(spec, folders[site], index, dealing=dealing)
+        assigner = assigner_of(home / "privacy", VICTIM, policy, spec, name, SECRET) if site == VICTIM else None
+        data[site] = read_site(spec, folders[site], index, assigner=assigner)
     own = data[VICTIM]
     watched = Watched(**{one.name: getattr(own, one.name) for one in fields(SiteData)})
     data[VICTIM] = watched

@@ -25,7 +25,7 @@ from rankdad.common.protocol.messages import Failure, Message, failure_message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from rankdad.simulations.lockstep import SiteMessage, Trainers, carry
 from rankdad.simulations.tree import Tree
 
@@ -153,8 +153,8 @@ def run_sites(
         plan = make_plan(spec, Replica(spec, weights=weights).model)
         for place, site in enumerate(sites):
             check_run(policy, spec.at(site), plan)
-            dealing = dealing_of(folder / site / "privacy", site, policy, spec, run, secret_of(site, seed))
-            data[site] = read_site(spec, folder / site / "data", place, dealing=dealing)
+            assigner = assigner_of(folder / site / "privacy", site, policy, spec, run, secret_of(site, seed))
+            data[site] = read_site(spec, folder / site / "data", place, assigner=assigner)
         trainers = Trainers(spec, plan, data, weights=weights, policies=dict.fromkeys(sites, policy))
         assert all(own.parts is None or own.parts.kept() for own in data.values())
         return trained(spec, plan, trainers, folder / "runs" / run, weights, lie)

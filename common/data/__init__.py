@@ -17,7 +17,7 @@ from rankdad.common.data.folds import folds
 from rankdad.common.data.lazy import Lazy, give_back_what_is_freed
 from rankdad.common.data.loading import Loading
 from rankdad.common.data.npz import read_function, read_npz
-from rankdad.common.data.parts import Dealing
+from rankdad.common.data.parts import PartAssigner
 from rankdad.common.data.reading import Array, Reading, is_folder
 from rankdad.common.data.site_data import Batch, Samples, SiteData
 from rankdad.common.errors import UserError, naming
@@ -47,7 +47,7 @@ def read_site(
     site_index: int,
     allowed: Collection[str] = (),
     loading: Loading = Loading(),  # noqa: B008
-    dealing: Dealing | None = None,
+    assigner: PartAssigner | None = None,
 ) -> SiteData:
     """Read a site's data and split them.
 
@@ -57,14 +57,14 @@ def read_site(
         site_index: position of the site in the plan.
         allowed: readers "package.module:function" that the site allows.
         loading: of samples with a file each.
-        dealing: assignment of patients to parts; None if folds follow from keys.
+        assigner: assigns patients to parts; None if folds follow from keys.
 
     Raises:
         DataError: data cannot be used, by file, row and column; or nothing is left to train on.
     """
-    with naming(spec.says, alike=dealing is not None):
+    with naming(spec.says, alike=assigner is not None):
         reading = read_samples(spec, folder, allowed=allowed, loading=loading)
-        return split_samples(spec, reading, site_index, loading, dealing)
+        return split_samples(spec, reading, site_index, loading, assigner)
 
 
 def read_samples(
@@ -139,7 +139,7 @@ def split_samples(
     reading: Reading,
     site_index: int,
     loading: Loading = Loading(),  # noqa: B008
-    dealing: Dealing | None = None,
+    assigner: PartAssigner | None = None,
 ) -> SiteData:
     """Split samples into folds.
 
@@ -147,14 +147,14 @@ def split_samples(
         DataError: there are no labels, or nothing is left to train on.
         UserError: the site's log cannot be used.
     """
-    dealt = None
-    if dealing is not None and reading.labels is not None:
-        reading, dealt = dealing.deal(reading)
-    splits = folds(spec, reading, site_index, dealt)
+    assignment = None
+    if assigner is not None and reading.labels is not None:
+        reading, assignment = assigner.assign(reading)
+    splits = folds(spec, reading, site_index, assignment)
     assert reading.labels is not None
-    units = len(reading.labels) if dealt is None else len(dealt.sizes)
+    units = len(reading.labels) if assignment is None else len(assignment.sizes)
     warnings = _warnings(spec, reading.labels, units)
-    if dealing is not None and dealt is not None and reading.dropped + dealt.waits >= dealing.fewest:
+    if assigner is not None and assignment is not None and reading.dropped + assignment.waits >= assigner.fewest:
         warnings += ("rows-left-out",)
     groups = None if reading.groups is None else np.unique(reading.groups, return_inverse=True)[1]
     data = SiteData(
@@ -164,10 +164,14 @@ def split_samples(
         reading.keys or tuple(map(str, range(len(reading.labels)))),
         reading.dropped,
         warnings=warnings,
-        notes=(*reading.notes, *(MEANING[warning] for warning in warnings), *(() if dealt is None else dealt.notes())),
+        notes=(
+            *reading.notes,
+            *(MEANING[warning] for warning in warnings),
+            *(() if assignment is None else assignment.notes()),
+        ),
         groups=None if groups is None else torch.from_numpy(groups),
         group_names=reading.groups or (),
-        parts=dealt,
+        parts=assignment,
     )
     equal = equal_repeats([data.alike(spec)], spec.folds_per_repeat)
     if not equal:

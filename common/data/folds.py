@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdad.common.data.parts import Dealt
+from rankdad.common.data.parts import Assignment
 from rankdad.common.data.reading import Array, Reading
 from rankdad.common.errors import DataError
 from rankdad.common.privacy.parts import chosen, fold_of
@@ -44,14 +44,14 @@ def strata(labels: Array) -> list[Sequence[int]]:
     return [np.flatnonzero(inverse.reshape(-1) == place).tolist() for place in range(int(inverse.max(initial=-1)) + 1)]
 
 
-def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None = None) -> tuple[Split, ...]:
+def folds(spec: RunSpec, reading: Reading, site_index: int, assignment: Assignment | None = None) -> tuple[Split, ...]:
     """Return a site's splits, one for each training; candidates of a model share one, without a test set.
 
     Args:
         spec: the run.
         reading: the site's samples.
         site_index: position of the site in the plan.
-        dealt: the parts of its samples; None if folds follow from keys.
+        assignment: the parts of its samples; None if folds follow from keys.
 
     Raises:
         DataError: there are no labels, nothing is left to train on, or the data have a split that the run does not use.
@@ -64,7 +64,7 @@ def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None 
             reading.source, f"has {found}, expected at least two: fewer are no training data", code="too-few-samples"
         )
     if isinstance(spec.evaluation, Holdout):
-        held = _holdout(spec, reading, site_index) if dealt is None else _held_parts(spec, reading, dealt)
+        held = _holdout(spec, reading, site_index) if assignment is None else _held_parts(spec, reading, assignment)
         return _with_candidates(spec, [_checked(reading, held)])
     if reading.split is not None:
         raise DataError(
@@ -73,10 +73,10 @@ def folds(spec: RunSpec, reading: Reading, site_index: int, dealt: Dealt | None 
             code="split-given",
             field="evaluation",
         )
-    units = _Units(spec, reading) if dealt is None else _Parts(spec, dealt)
+    units = _Units(spec, reading) if assignment is None else _Parts(spec, assignment)
     if isinstance(spec.evaluation, KFold):
-        dealt_out = (units.folds(spec.evaluation.folds, repeat) for repeat in range(spec.evaluation.repeats))
-        tests = [own == fold for own in dealt_out for fold in range(spec.evaluation.folds)]
+        partitions = (units.folds(spec.evaluation.folds, repeat) for repeat in range(spec.evaluation.repeats))
+        tests = [own == fold for own in partitions for fold in range(spec.evaluation.folds)]
     else:
         everyone = np.ones(len(reading.labels), bool)
         tests = [everyone if fold == site_index else ~everyone for fold in range(spec.tested_folds)]
@@ -178,10 +178,10 @@ class _Units:
         hashes = self._hashes("fold", *([repeat] if repeat else []))
         if self._strata is None:
             return np.array([number % count for number in hashes], np.int64)[self._of]
-        found, dealt = np.zeros(len(hashes), np.int64), 0
+        found, placed = np.zeros(len(hashes), np.int64), 0
         for members in self._strata:
             for unit in sorted(members, key=hashes.__getitem__):
-                found[unit], dealt = dealt % count, dealt + 1
+                found[unit], placed = placed % count, placed + 1
         return found[self._of]
 
     def chosen(self, fold: int, share: float, among: Array) -> Array:
@@ -201,8 +201,8 @@ class _Units:
 class _Parts:
     """The units of folds at a site with a secret: parts of its patients."""
 
-    def __init__(self, spec: RunSpec, dealt: Dealt) -> None:
-        self._of, self._parts, self._secret = dealt.parts, sorted(dealt.sizes), dealt.secret
+    def __init__(self, spec: RunSpec, assignment: Assignment) -> None:
+        self._of, self._parts, self._secret = assignment.parts, sorted(assignment.sizes), assignment.secret
         self._seed = spec.evaluation.seed if isinstance(spec.evaluation, KFold) else spec.seed
 
     def folds(self, count: int, repeat: int) -> Array:
@@ -216,11 +216,11 @@ class _Parts:
         return np.isin(self._of, list(parts)) & among
 
 
-def _held_parts(spec: RunSpec, reading: Reading, dealt: Dealt) -> Split:
+def _held_parts(spec: RunSpec, reading: Reading, assignment: Assignment) -> Split:
     """Split parts by the data's `split` if there is one, otherwise by fractions, drawn with the site's secret."""
-    units = _Parts(spec, dealt)
+    units = _Parts(spec, assignment)
     if reading.split is None:
-        sets = np.full(len(dealt.parts), TRAIN)
+        sets = np.full(len(assignment.parts), TRAIN)
         sets[units.chosen("test", spec.training.test, sets == TRAIN)] = TEST
         share = spec.validation / (1 - spec.training.test)
     else:
@@ -250,12 +250,12 @@ def fewest_behind(splits: Sequence[Split], members: Tensor, tested: int) -> Tens
     before = torch.arange(0)
     for fold, split in enumerate(splits):
         trained = members[split.train].sum(0)
-        told = [trained]
+        disclosed = [trained]
         if fold < tested and len(splits) > 1:
-            told.append(total - trained)
+            disclosed.append(total - trained)
         if 0 < len(before) < len(split.train) and bool(torch.isin(before, split.train).all()):
-            told.append(trained - members[before].sum(0))
-        for exact in told:
+            disclosed.append(trained - members[before].sum(0))
+        for exact in disclosed:
             count = exact.round()  # shares of a group add up to one
             least = torch.where(count > 0, torch.minimum(least, count), least)
         before = split.train

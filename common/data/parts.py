@@ -1,4 +1,4 @@
-"""The parts of a site's samples; `local.privacy.dealing` assigns them."""
+"""The parts of a site's samples, as `local.privacy.assigning` assigns them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_NAMED = 3  # patients in a note
 
 
 @dataclass(frozen=True, eq=False)
-class Dealt:
+class Assignment:
     """The parts of a run's samples at a site, and the secret for all other draws.
 
     Args:
@@ -28,7 +28,7 @@ class Dealt:
         waits: number of samples that the run may not use.
         run: digest of its spec.
         keep: logs that the run uses the patients, and returns whether it still may; None without a log.
-        told: share of the cells of each sample's patient that earlier runs disclosed, float64 [samples]; None without.
+        disclosed: share of each sample's patient's cells that earlier runs disclosed, float64 [samples]; None without.
         tell: logs the shares that the run discloses, and returns whether it still may; None without a log.
         heads: returns how far the site's log has come; None without one.
         places: returns weights at which earlier runs have sent batches, and this run if it restarts.
@@ -46,7 +46,7 @@ class Dealt:
     waits: int = 0
     run: str = ""
     keep: Callable[[], bool] | None = None
-    told: Array | None = None
+    disclosed: Array | None = None
     tell: Callable[[Array, float, bool], bool] | None = None
     heads: Callable[[], Heads | None] = lambda: None
     places: Callable[[bool], Places] = lambda anew: ()
@@ -71,17 +71,17 @@ class Dealt:
         beginning = self.beginning()
         return self.secret.name("order", self.run, rows, *([beginning] if beginning else []))
 
-    def unnoted(self) -> Dealt:
+    def unnoted(self) -> Assignment:
         """Return the same parts without access to the log, for another process."""
-        plain = Dealt(self.parts, self.sizes, self.secret)
+        plain = Assignment(self.parts, self.sizes, self.secret)
         own = {name: getattr(plain, name) for name in ("keep", "tell", "places", "place", "begun", "beginning")}
         return replace(self, **own)
 
     def notes(self) -> tuple[str, ...]:
         """Return notes for the site's staff."""
         several = f"{len(self.sizes)} parts of at least {min(self.sizes.values())} patients"
-        told = f"folds and validation consist of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
-        notes: list[str] = [Fact(told)]
+        text = f"folds and validation consist of {several if len(self.sizes) > 1 else 'a single part: none is tested'}"
+        notes: list[str] = [Fact(text)]
         if self.waits:
             alone = "alone, or added to what has left, they are too few for a part"
             notes.append(f"{self.waits} samples wait: {self.why or alone}")
@@ -98,12 +98,12 @@ class Dealt:
         return tuple(notes)
 
 
-class Dealing(Protocol):
-    """The assignment of a site's patients to parts."""
+class PartAssigner(Protocol):
+    """Assigns a site's patients to parts."""
 
     @property
     def fewest(self) -> int:
         """Least number of patients in a part."""
 
-    def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
+    def assign(self, reading: Reading) -> tuple[Reading, Assignment]:
         """Return the samples that a run may use, and their parts."""

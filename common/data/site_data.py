@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankdad.common.data.folds import Split, fewest_behind
 from rankdad.common.data.lazy import Augment
-from rankdad.common.data.parts import Dealt
+from rankdad.common.data.parts import Assignment
 from rankdad.common.preparation import Inputs, Rows, count_behind, has_gaps
 from rankdad.common.preparation.moments import blocks
 from rankdad.common.protocol.messages import DataWarning
@@ -106,7 +106,7 @@ class SiteData:
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     tells_coefficients: bool = False
-    parts: Dealt | None = None
+    parts: Assignment | None = None
 
     def shares(self, members: Tensor) -> Tensor:
         """Return each sample's share of its group in a set, float64 [samples, sets]; shares of a group add up to 1.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankdad.common.errors import SpecError
 from rankdad.common.preparation import combat, description, labels, moments
-from rankdad.common.preparation.coefficients import OWN, Coefficients, untold
+from rankdad.common.preparation.coefficients import OWN, Coefficients, patients_only
 from rankdad.common.preparation.fit import Fit, OwnFit
 from rankdad.common.preparation.inputs import Inputs, in_memory, predicted
 from rankdad.common.preparation.layout import Layout, input_names
@@ -179,19 +179,19 @@ class Preparing:
             return {}
         return {site: self._stages[stage].unpack(vector) for site, vector in contributions.items()}
 
-    def untold(self, stage: str, totals: Tensor) -> list[str]:
-        """Return which inputs of a table have no value in a stage's totals, float64 [folds, …], of some training."""
+    def empty_inputs(self, stage: str, totals: Tensor) -> list[str]:
+        """Return the inputs of a table without a value in the totals of some training, float64 [folds, …]."""
         if stage != "sums" or not isinstance(self._spec.data, TableData):
             return []
         counts = [self._stages[stage].unpack(total)["counts"] for total in totals]
-        nobody = (torch.stack(counts) == 0).any(0).tolist()
-        return [name for name, none in zip(input_names(self._spec), nobody, strict=True) if none]
+        empty = (torch.stack(counts) == 0).any(0).tolist()
+        return [name for name, none in zip(input_names(self._spec), empty, strict=True) if none]
 
     def joined(self, stage: str, contributions: Sequence[Tensor]) -> Tensor:
         """Return what several sites contribute to a stage as one would: float64 [folds, …]."""
         total = torch.stack(list(contributions)).sum(dim=0)
         if stage == OWN:
-            total = untold(total)
+            total = patients_only(total)
         if stage == "labels" and self._table:
             for fold in range(len(total)):
                 own = [self._stages[stage].unpack(vectors[fold]) for vectors in contributions]

@@ -50,22 +50,22 @@ def chained(secret: Secret, runs: Iterable[tuple[str, ...]]) -> Heads:
     return Heads(secret.name("log"), len(heads), tuple(heads[-MOST:]))
 
 
-def problem(known: Heads | None, told: Heads | None) -> str:
+def problem(known: Heads | None, current: Heads | None) -> str:
     """Return the code of a problem with a log, if a newer or another one was seen; "" if there is none.
 
     Args:
         known: last state that the site sent; None if it never did.
-        told: current state; None without a log.
+        current: current state; None without a log.
     """
     if known is None:
         return ""
-    if told is None:
+    if current is None:
         return "log-missing"
-    if told.id != known.id:
+    if current.id != known.id:
         return "log-replaced"
-    if told.length < known.length:
+    if current.length < known.length:
         return "log-too-old"
-    return "log-forked" if told.at(known.length) not in (None, known.heads[-1]) else ""
+    return "log-forked" if current.at(known.length) not in (None, known.heads[-1]) else ""
 
 
 def pack(heads: Heads | None) -> bytes:

@@ -60,7 +60,7 @@ def rare(classes: Mapping[str, Collection[int]], level: int) -> frozenset[str]:
         found |= more
 
 
-def deal(strata: Mapping[str, int], fewest: int, secret: Secret, most: int = MOST) -> dict[str, int]:
+def assign(strata: Mapping[str, int], fewest: int, secret: Secret, most: int = MOST) -> dict[str, int]:
     """Assign patients to parts, numbered from 0, of equal size within one patient, also in each stratum.
 
     Strata with fewer patients than parts are merged, because otherwise the author of the strata would know the parts.
@@ -148,14 +148,14 @@ def refine(
         most = MOST
         if level > 1 and of_class.total() == len(fresh_ones):  # each of one class
             most = max(1, min(MOST, min(of_class.values()) // level))
-        dealt = deal(fresh_ones, fewest, secret, most)
-        numbers = {part: fresh + part for part in dealt.values()}
+        assigned = assign(fresh_ones, fewest, secret, most)
+        numbers = {part: fresh + part for part in assigned.values()}
         for place, patients in enumerate(left_behind.get(name, ()) if numbers else ()):
             part = place % len(numbers)
-            dealt |= dict.fromkeys(patients, part)
+            assigned |= dict.fromkeys(patients, part)
             numbers[part] = ~(fresh + part)
-        used.update(dealt)
-        found |= {patient: numbers[part] for patient, part in dealt.items()}
+        used.update(assigned)
+        found |= {patient: numbers[part] for patient, part in assigned.items()}
         fresh += len(numbers)
     while few := rare({patient: classes.get(patient, ()) for patient in used}, level):
         left_out = {found[patient] for patient in few}

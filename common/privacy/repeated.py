@@ -46,14 +46,14 @@ def shares_told(sent: Iterable[Sent], people: int) -> Tensor:
         sent: of all trainings.
         people: number of the site's patients.
     """
-    told = torch.zeros(people, dtype=torch.float64)
+    disclosed = torch.zeros(people, dtype=torch.float64)
     for some, numbers, cells in sent:
         if len(some):
-            told[some] += numbers / (len(some) * cells)
-    return told
+            disclosed[some] += numbers / (len(some) * cells)
+    return disclosed
 
 
-def most_told(rows_per_rank: int | None) -> float:
+def most_disclosed(rows_per_rank: int | None) -> float:
     """Return the limit on the disclosed share of a patient's cells: twice that of a step with rows_per_rank samples."""
     return math.inf if rows_per_rank is None else 2 / rows_per_rank
 

@@ -151,14 +151,14 @@ class Place(NamedTuple):
 Places = tuple[Place, ...]  # the last one is that of the last measurement
 
 
-def stretch(told: float, people: int) -> int:
+def stretch(disclosed: float, people: int) -> int:
     """Return the number of steps between two measurements of the weights' movement.
 
     Args:
-        told: allowed number of steps near each other per patient; infinite without a limit.
+        disclosed: allowed number of steps near each other per patient; infinite without a limit.
         people: number of training patients, possibly 0.
     """
-    return 1 << 30 if math.isinf(told) else max(1, int(told * people // LOOKS))
+    return 1 << 30 if math.isinf(disclosed) else max(1, int(disclosed * people // LOOKS))
 
 
 def near(places: Sequence[Place], here: Place) -> list[bool]:

@@ -47,7 +47,7 @@ class Checks:
         self.retain = False
         self.tests: Mapping[str, Sequence[Tally]] = {}
 
-    def meet(self, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    def set_samples(self, samples: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Set all sites' sample counts; a region's are those of all its sites."""
         sites = self.plan.sites
         self.samples = {

@@ -201,12 +201,12 @@ class HelloRound(Round):
             )
         run.exact = body.exact
         run.note(study=run.progress.study.model_copy(update={"equal": body.equal}))
-        run.meet(body.train)
+        run.set_roster(body.train)
 
     def remember(self, checks: Checks, ready: Ready) -> None:
         """Store all sample counts."""
         hello = merge_hellos(checks.node.children, ready.messages)
-        checks.meet(hello.samples)
+        checks.set_samples(hello.samples)
         checks.retain = hello.retain
 
     def record(self, record: Record, ready: Ready, update: Body, cost: Cost) -> None:

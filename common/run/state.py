@@ -287,7 +287,7 @@ class RunState:
         if len(self._updates) == len(self.plan.exchanges):
             self._finish_step(update)
 
-    def meet(self, roster: tuple[tuple[int, ...], ...]) -> None:
+    def set_roster(self, roster: tuple[tuple[int, ...], ...]) -> None:
         """Set all sites' training samples, for every fold.
 
         Raises:
@@ -393,7 +393,7 @@ class RunState:
         check_progress(self.spec, self.plan, self.replica.model, progress, tensors)
         self.progress = progress
         self.totals = under("total", tensors)
-        self.meet(progress.roster)
+        self.set_roster(progress.roster)
         self.replica.load_state(under("replica", tensors), progress.steps - progress.study.before)
         self.best_weights = under("best", tensors)
         device = self.replica.device

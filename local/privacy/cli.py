@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SiteFile = Annotated[Path, typer.Argument(metavar="SITE.json", help="Configuration of the site.")]
 PASSPHRASE = "RANKDAD_PASSPHRASE"  # environment variable
-FIGURES = {  # by their names in the log, see `local.privacy.dealing`
+FIGURES = {  # by their names in the log, see `local.privacy.assigning`
     "gradients": "a gradient, its loss and norm, in every step",
     "local-steps": "a change of weights, its loss and norm, in every round of local steps",
     "sums": "sums over training samples, to weight labels and to standardise, impute or harmonise inputs",
@@ -169,9 +169,9 @@ def _total(config: SiteConfig, log: DisclosureLog) -> str:
     from statistics import median
 
     from rankdad.common.policy import Policy
-    from rankdad.common.privacy.repeated import most_told
+    from rankdad.common.privacy.repeated import most_disclosed
 
-    shares, most = log.shares(), most_told(Policy.read(config.policy).rows_per_rank)
+    shares, most = log.shares(), most_disclosed(Policy.read(config.policy).rows_per_rank)
     bound = f"the policy allows {most:.0%} (rows_per_rank)" if most < 1 else "the policy sets no limit (rows_per_rank)"
     return (
         f"of {counted(len(shares), 'patient')}, all runs together have disclosed at most "

@@ -229,7 +229,7 @@ class DisclosureLog(RunLog):
             problem = f"the run {run} began here with other patients or other data"
             raise self._error(f"{problem}: restore the data, or submit it again", "data-changed")
 
-    def told(self, run: str | None, patients: Iterable[str]) -> dict[str, float]:
+    def disclosed(self, run: str | None, patients: Iterable[str]) -> dict[str, float]:
         """Return the share of each patient's cells that has been disclosed; see `common.privacy.repeated`.
 
         Args:
@@ -262,7 +262,7 @@ class DisclosureLog(RunLog):
         Args:
             run: the run's identity.
             shares: of each patient that it uses.
-            before: result of `told`; if another run has disclosed more since, nothing is logged.
+            before: result of `disclosed`; if another run has disclosed more since, nothing is logged.
             most: limit of all runs for a patient, for a run that began before.
             anew: whether it starts from the beginning.
 

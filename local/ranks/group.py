@@ -168,7 +168,7 @@ class Ranks:
         if self.has_own_gpu:
             self.group = dist.new_group(backend="nccl")
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait, maybe for minutes, until all ranks have finished reading or computing."""
         self._wait_for_others(PATIENCE)
         dist.barrier()

@@ -54,7 +54,7 @@ class Sharing(Alone):
         """Return rank 0's message at all ranks; None stays None."""
         with self.together():
             if patiently:
-                self._ranks.meet()
+                self._ranks.barrier()
             return broadcast_bytes(message or b"") or None
 
     def replica(self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica) -> Replica:

@@ -28,7 +28,7 @@ from rankdad.local.admission import admitted
 from rankdad.local.notices import Notices
 from rankdad.local.observer import Observer
 from rankdad.local.prediction import write_predictions
-from rankdad.local.privacy.dealing import Dealing, secret_of_files
+from rankdad.local.privacy.assigning import PartAssigner, secret_of_files
 from rankdad.local.site import site_of
 from rankdad.local.starting import loaded_state, save_state
 from rankdad.local.threads import use_threads
@@ -210,10 +210,10 @@ def read_data(spec: RunSpec, plan: Plan, member: Member, beginning: str = "") ->
     """
     check_run(member.policy, spec.at(member.name), plan)
     assert member.data is not None
-    dealing = None
+    assigner = None
     if not member.policy.keyed_folds:  # without a persistent folder, secret and patients determine the parts
         policy, secret = member.policy, member.secret or secret_of_files(member.data)
-        dealing = Dealing(
+        assigner = PartAssigner(
             spec,
             secret,
             policy.min_rows,
@@ -222,5 +222,5 @@ def read_data(spec: RunSpec, plan: Plan, member: Member, beginning: str = "") ->
             share=policy.largest_share,
             beginning=beginning,
         )
-    data = read_site(spec, member.data, spec.federation.sites.index(member.name), dealing=dealing)
+    data = read_site(spec, member.data, spec.federation.sites.index(member.name), assigner=assigner)
     return admitted(member.policy, spec.at(member.name), plan, data)

@@ -60,8 +60,8 @@ def _dealt(cells: pd.DataFrame, edges: Floats) -> Floats:
     """Rebin samples, each cell's spread evenly over it."""
     low, high, samples = (cells[name].to_numpy(float)[:, None] for name in ("low", "high", "samples"))
     shared = np.minimum(high, edges[1:]) - np.maximum(low, edges[:-1])
-    dealt: Floats = (samples * shared.clip(0) / (high - low)).sum(axis=0)
-    return dealt
+    spread: Floats = (samples * shared.clip(0) / (high - low)).sum(axis=0)
+    return spread
 
 
 def _range(run: RunResults) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.refusals import refusals
 from rankdad.local.admission import admitted, checks
-from rankdad.local.privacy.dealing import Dealing
+from rankdad.local.privacy.assigning import PartAssigner
 from tests.conftest import run_spec
 
 EDAD: dict[str, Any] = {"name": "edad"}
@@ -89,7 +89,7 @@ def test_of_a_sites_data_each_line_has_the_strictest_value_over_all_folds_sums_a
         training={"solver": "auto", "batch_size": 1000},
     )
     plan = make_plan(spec, build_model(spec))
-    read = read_site(spec, tmp_path, 0, dealing=Dealing(spec, Secret(bytes(32)), 8))
+    read = read_site(spec, tmp_path, 0, assigner=PartAssigner(spec, Secret(bytes(32)), 8))
     own = checks(spec, plan, read)
     asked = {one.line: one for one in needs(Policy(), lambda one: check_run(one, spec, plan), *own)}
     tested = [len(split.test) for split in read.splits if len(split.test)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankdad.common.data import Samples, SiteData
 from rankdad.common.data.folds import Split
-from rankdad.common.data.parts import Dealt
+from rankdad.common.data.parts import Assignment
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
@@ -144,7 +144,7 @@ def opened(
         Samples(inputs, torch.arange(90) % 3),
         (Split(torch.arange(90), nothing, nothing),),
         keys=tuple(map(names, range(90))),
-        parts=Dealt(np.zeros(90, np.int64), {0: 90}, secret),
+        parts=Assignment(np.zeros(90, np.int64), {0: 90}, secret),
     )
     run.follow(Message(Kind.HELLO, 0, Roster(train=((90,) * len(plan.sites),))))
     passes = Passes(spec, plan, data, run, 0)

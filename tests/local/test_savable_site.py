@@ -30,7 +30,7 @@ from rankdad.local.savable_site import SavableSite
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec, sampled
-from tests.local.privacy.test_told import SECRET, asked, read
+from tests.local.privacy.test_disclosed import SECRET, asked, read
 from tests.simulations import recovering
 from tests.simulations.recovering import FACTORED, METHODS, NAMES, Data, Run
 from tests.simulations.test_staleness import Straggling, late_spec
@@ -177,7 +177,7 @@ def test_a_log_counts_a_run_that_is_saved_once(tmp_path: Path) -> None:
             return data
 
         digest = carried(spec, alpha, {name: read(spec) for name in SITES[1:]}, tmp_path / f"{remade}", remade=remade)
-        told = log.told(None, [f"p{row}" for row in range(120)])
+        told = log.disclosed(None, [f"p{row}" for row in range(120)])
         found.append((digest, told, log.beginning("another", spec.sha256())))
     assert max(found[0][1].values()) > 0
     assert found[0] == found[1]

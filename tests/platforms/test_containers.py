@@ -17,7 +17,7 @@ from rankdad.common.data import SiteData, read_site
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
-from rankdad.local.privacy.dealing import Dealing, secret_of_files
+from rankdad.local.privacy.assigning import PartAssigner, secret_of_files
 from rankdad.platforms.coinstac.fields import FIELDS
 from rankdad.platforms.coinstac.mounts import LIMITS
 from rankdad.platforms.coinstac.site_run import BEGINNING
@@ -86,8 +86,8 @@ def form_alone(folder: Path, form: Mapping[str, Any], table: pd.DataFrame, share
     for place, site in enumerate(spec.federation.sites):
         file = clients[site].input / "patients.csv"
         drawn = (clients[site].output / BEGINNING).read_text()
-        dealing = Dealing(spec, secret_of_files(file), policy.min_rows, level=policy.min_level, beginning=drawn)
-        data[site] = read_site(spec, file, place, dealing=dealing)
+        assigner = PartAssigner(spec, secret_of_files(file), policy.min_rows, level=policy.min_level, beginning=drawn)
+        data[site] = read_site(spec, file, place, assigner=assigner)
     policies = dict.fromkeys(data, policy)
     over_http = next(iter(lockstep(spec, data, folder / "http", policies=policies).values())).weights_sha256
     assert digests(platform) == over_http

@@ -247,11 +247,11 @@ def test_every_row_of_the_tables_has_a_name_and_the_outcome_stands_in_one(tmp_pa
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_members_own_secret_wins_over_the_bytes_of_its_files(tmp_path: Path, kept: bool) -> None:
-    """With another dealing for a corrected cell, parts of the two would differ by few patients."""
+    """Other parts for a corrected cell would differ from the first ones by few patients."""
     data = {"reader": "csv", "file": "t.csv", "features": ["age", "dose"], "label": "group"}
     data |= {"values": ["control", "Case"]}
     spec = run_spec(task={"name": "classification", "classes": 2}, data=data, federation={"sites": ["c1", "b2"]})
-    plan, dealt = make_plan(spec, build_model(spec)), list[list[int]]()
+    plan, parts = make_plan(spec, build_model(spec)), list[list[int]]()
     inputs = hospitals(tmp_path, {"c1": 90})
     base, given = tmp_path / "c1" / "base", {"files": ["t.csv", "site.json"], "label": "group"}
     site_file(base, name="c1", **({"secret": "5e" * 32} if kept else {}))
@@ -265,8 +265,8 @@ def test_a_members_own_secret_wins_over_the_bytes_of_its_files(tmp_path: Path, k
             spec, plan, replace(member, policy=Policy(min_rows=4, rows_per_rank=None), data=base / "t.csv")
         )
         assert found.parts is not None
-        dealt.append(found.parts.parts.tolist())
-    assert (dealt[0] == dealt[1]) == kept
+        parts.append(found.parts.parts.tolist())
+    assert (parts[0] == parts[1]) == kept
 
 
 @pytest.mark.parametrize("secret", ["5E" * 32, "5e" * 31, 7])

@@ -85,14 +85,14 @@ ROUND_FILES = (checks, hello, sums, step, buffers, evaluation, paired, scores, g
 MODULES = (protocol, messages, arrays, layout, wire, sparse, weight_sketch, tally_codec, stages, state, *ROUND_FILES)
 OTHERS = """pack pack_failure _head _bits _arrays pack_buffers _bytes _not_encoded failure_message pack_counts
 pack_sums encode as_received is_lossless wire_bytes _quantised _unpadded projections_wire _packed skip_to sketch
-distance _relative_difference pack_tally tally_bytes size _largest meet __init__ between_steps steps rng_key stage
+distance _relative_difference pack_tally tally_bytes size _largest __init__ between_steps steps rng_key stage
 tested trains totals_of comparison_due batch_sizes weight share check_weight epochs_since_best weight_without follow
 _begin next_fold _finish_step end_epoch _value tensors snapshot load batches next_batches has_steps next exchange add_up
 due contribution pooled combined aggregate combine apply remember record merge_hellos _as_region ended _total _of_all
 compares rivals within_site least pooled_scores scores_shape raw_bytes unpack_scores joined __new__ __repr__
 check_weight next_batch batches_per_step samples _begin_epoch entries_of _solve where
 payload_bytes largest sparse encode_places _cut _missing _late _places late_weight
-count shapes with_projections one_exchange both_ways dense_slot _slot largest_batches note"""
+count shapes with_projections one_exchange both_ways dense_slot _slot largest_batches note set_roster set_samples"""
 
 
 class Recording(Aggregator):

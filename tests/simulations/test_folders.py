@@ -96,7 +96,7 @@ def test_npz_files_may_lie_in_folders_too(tmp_path: Path) -> None:
             federation={"sites": ["alpha", "beta"]},
         ),
     )
-    again = [write_sites(file, tmp_path / "sites", "http://127.0.0.1:0", dealt=dealt) for dealt in (False, True)]
+    again = [write_sites(file, tmp_path / "sites", "http://127.0.0.1:0", is_written=again) for again in (False, True)]
     assert [config.data for config in again[0].values()] == [str(tmp_path / "data" / s) for s in ("Alpha", "beta")]
     assert again[0] == again[1]
 

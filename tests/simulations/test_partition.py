@@ -56,13 +56,13 @@ def test_every_row_is_dealt_once(count: int, sites: int, seed: int, how: str, ma
     others = {"split": generator.integers(0, 3, count)} if marked else {}
     pool = ArrayDataset("made", np.arange(count)[:, None], generator.integers(0, 3, count), others)
     shares = tuple(1.0 + site for site in range(sites)) if how == "shares" else None
-    dealing = Dirichlet(name="dirichlet", alpha=1.0) if how == "dirichlet" else Iid(shares=shares)
-    dealt = partition(pool, dealing, run_of(sites, seed=seed))
-    assert list(dealt) == NAMES[:sites]
-    assert sorted(np.concatenate(list(dealt.values())).tolist()) == list(range(count))
+    partitioning = Dirichlet(name="dirichlet", alpha=1.0) if how == "dirichlet" else Iid(shares=shares)
+    by_site = partition(pool, partitioning, run_of(sites, seed=seed))
+    assert list(by_site) == NAMES[:sites]
+    assert sorted(np.concatenate(list(by_site.values())).tolist()) == list(range(count))
     if shares and not marked:
         expected = count * np.array(shares) / sum(shares)
-        assert np.abs([len(rows) for rows in dealt.values()] - expected).max() <= 1
+        assert np.abs([len(rows) for rows in by_site.values()] - expected).max() <= 1
 
 
 @given(count=st.integers(60, 200), sites=st.integers(1, 4), seed=st.integers(0, 99), how=st.sampled_from(["iid", "d"]))
@@ -71,10 +71,10 @@ def test_a_patients_rows_go_to_one_site(count: int, sites: int, seed: int, how: 
     patients = generator.integers(0, count // 3, count)
     ill = generator.integers(0, 3, count // 3)[patients]
     pool = ArrayDataset("made", np.arange(count)[:, None], ill, {"group": patients})
-    dealing = Dirichlet(name="dirichlet", alpha=5.0) if how == "d" else Iid()
-    dealt = partition(pool, dealing, run_of(sites, seed=seed))
-    assert sorted(np.concatenate(list(dealt.values())).tolist()) == list(range(count))
-    whose = [set(patients[rows].tolist()) for rows in dealt.values()]
+    partitioning = Dirichlet(name="dirichlet", alpha=5.0) if how == "d" else Iid()
+    by_site = partition(pool, partitioning, run_of(sites, seed=seed))
+    assert sorted(np.concatenate(list(by_site.values())).tolist()) == list(range(count))
+    whose = [set(patients[rows].tolist()) for rows in by_site.values()]
     assert sum(map(len, whose)) == len(set().union(*whose))
 
 
@@ -82,9 +82,9 @@ def test_dirichlet_makes_sites_differ_and_leaves_each_its_minimum() -> None:
     pool = ArrayDataset("made", np.zeros((600, 6)), np.arange(600) % 3)
 
     def mixes(alpha: float, minimum: int) -> list[Any]:
-        dealt = partition(pool, Dirichlet(name="dirichlet", alpha=alpha, minimum=minimum), run_of(4))
-        assert min(map(len, dealt.values())) >= minimum
-        return [np.bincount(pool.y[rows], minlength=3) / len(rows) for rows in dealt.values()]
+        by_site = partition(pool, Dirichlet(name="dirichlet", alpha=alpha, minimum=minimum), run_of(4))
+        assert min(map(len, by_site.values())) >= minimum
+        return [np.bincount(pool.y[rows], minlength=3) / len(rows) for rows in by_site.values()]
 
     assert max(mix.max() for mix in mixes(0.1, 60)) > 0.8
     assert max(mix.max() for mix in mixes(1000.0, 1)) < 0.45
@@ -164,9 +164,9 @@ def test_a_column_that_does_not_fit_is_told(
 @pytest.mark.parametrize("how", [{"name": "iid"}, {"name": "dirichlet", "alpha": 1.0}])
 def test_tables_are_dealt_out_at_random(tmp_path: Path, how: dict[str, Any]) -> None:
     rows = [f"x,{age},{'ab'[age % 2]}" for age in range(60)]
-    dealt = ages(file_of(tmp_path, list(SITES), rows, **how), tmp_path)
-    assert sorted(itertools.chain(*dealt.values())) == list(range(60))
-    assert dealt["alpha"] != sorted(dealt["alpha"])
+    by_site = ages(file_of(tmp_path, list(SITES), rows, **how), tmp_path)
+    assert sorted(itertools.chain(*by_site.values())) == list(range(60))
+    assert by_site["alpha"] != sorted(by_site["alpha"])
 
 
 def test_a_npz_file_is_dealt_out_with_all_that_it_holds(tmp_path: Path) -> None:

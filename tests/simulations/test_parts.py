@@ -16,7 +16,7 @@ from rankdad.common.run.repeats import alike, equal_repeats
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
-from rankdad.local.privacy.dealing import Dealing
+from rankdad.local.privacy.assigning import PartAssigner
 from rankdad.remote.report import narrative
 from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.results.run_results import read_results
@@ -31,7 +31,7 @@ def halves(folder: Path, evaluation: dict[str, Any], sites: int) -> tuple[RunSpe
     data = {}
     for place, site in enumerate(SITES[:sites]):
         write_site(folder / site, 40, place)
-        data[site] = read_site(spec, folder / site, place, dealing=Dealing(spec, Secret(bytes([place]) * 32), 20))
+        data[site] = read_site(spec, folder / site, place, assigner=PartAssigner(spec, Secret(bytes([place]) * 32), 20))
     return spec, data
 
 
@@ -78,8 +78,8 @@ def test_a_site_of_a_single_part_trains_and_is_tested_where_sites_are_left_out(t
     policy, plan, data = Policy(), make_plan(spec, Replica(spec).model), dict[str, SiteData]()
     for place, (site, patients) in enumerate(zip(SITES, (60, 19, 60), strict=True)):
         write_site(tmp_path / site, patients, place)
-        dealing = Dealing(spec, Secret(bytes([place]) * 32), policy.min_rows, level=MinLevel(count=4))
-        data[site] = admitted(policy, spec, plan, read_site(spec, tmp_path / site, place, dealing=dealing))
+        assigner = PartAssigner(spec, Secret(bytes([place]) * 32), policy.min_rows, level=MinLevel(count=4))
+        data[site] = admitted(policy, spec, plan, read_site(spec, tmp_path / site, place, assigner=assigner))
     check_policy(policy, spec, plan, list(data.values()))
     lockstep.run(spec, data, tmp_path / "run")
     tested = {"alpha": 60, "beta": 19 if evaluation == "leave-one-site-out" else 0, "gamma": 60}

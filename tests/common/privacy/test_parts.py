@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdad.common.privacy.parts import MOST, Secret, chosen, deal, fold_of, refine
+from rankdad.common.privacy.parts import MOST, Secret, assign, chosen, fold_of, refine
 from rankdad.common.run.repeats import alike, equal_repeats
 from tests.conftest import examples
 
@@ -100,15 +100,15 @@ def test_whom_a_withdrawn_patient_leaves_behind_wait_for_newcomers_and_stay_with
 
 def test_patients_are_dealt_evenly_within_strata_and_by_the_secret_alone() -> None:
     strata = {f"p{number}": int(number % 5 == 0) for number in range(107)}
-    dealt = deal(strata, 8, SECRET)
-    assert max(dealt.values()) + 1 == MOST
+    assigned = assign(strata, 8, SECRET)
+    assert max(assigned.values()) + 1 == MOST
     for stratum in (0, 1):
-        sizes = Counter(dealt[name] for name, own in strata.items() if own == stratum)
+        sizes = Counter(assigned[name] for name, own in strata.items() if own == stratum)
         assert max(sizes.values()) - min(sizes.values()) <= 1
-    assert deal(dict(reversed(strata.items())), 8, SECRET) == dealt
-    other = deal(strata, 8, Secret(b"x" * 32))
-    assert 0.02 < sum(other[name] == part for name, part in dealt.items()) / len(dealt) < 0.25
-    assert deal(strata, 108, SECRET) == {}
+    assert assign(dict(reversed(strata.items())), 8, SECRET) == assigned
+    other = assign(strata, 8, Secret(b"x" * 32))
+    assert 0.02 < sum(other[name] == part for name, part in assigned.items()) / len(assigned) < 0.25
+    assert assign(strata, 108, SECRET) == {}
 
 
 @pytest.mark.parametrize(("parts", "folds", "tests"), [(10, 5, [2] * 5), (7, 5, [1, 1, 1, 2, 2]), (3, 5, [1] * 3)])
@@ -127,8 +127,8 @@ def test_a_single_part_is_not_tested_and_never_all_are_chosen() -> None:
 
 @pytest.mark.parametrize(("parts", "folds", "repeats", "different"), [(5, 5, 6, 1), (4, 2, 50, 3), (10, 5, 6, 6)])
 def test_repeats_of_few_parts_are_equal_partitions(parts: int, folds: int, repeats: int, different: int) -> None:
-    dealt = [fold_of(range(parts), folds, SECRET, repeat) for repeat in range(repeats)]
-    sets = [frozenset(part for part, own in one.items() if own == fold) for one in dealt for fold in range(folds)]
+    assigned = [fold_of(range(parts), folds, SECRET, repeat) for repeat in range(repeats)]
+    sets = [frozenset(part for part, own in one.items() if own == fold) for one in assigned for fold in range(folds)]
     assert repeats - len(equal_repeats([alike(sets)], folds)) == different
 
 
@@ -146,7 +146,7 @@ def test_a_rarer_class_gives_fewer_parts_and_waits_where_there_are_too_few_of_it
 
 def test_whoever_gives_each_patient_a_stratum_does_not_choose_the_parts() -> None:
     strata = {f"p{number}": number for number in range(80)}
-    dealt = deal(strata, 8, SECRET)
-    assert dealt != deal(strata, 8, Secret(b"x" * 32))
-    assert dealt != {name: number % 10 for name, number in strata.items()}
-    assert sorted(Counter(dealt.values()).values()) == [8] * 10
+    assigned = assign(strata, 8, SECRET)
+    assert assigned != assign(strata, 8, Secret(b"x" * 32))
+    assert assigned != {name: number % 10 for name, number in strata.items()}
+    assert sorted(Counter(assigned.values()).values()) == [8] * 10

@@ -22,7 +22,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.privacy.cells import StepNumbers, cells_of_row, check_numbers
-from rankdad.local.privacy.told import of_steps
+from rankdad.local.privacy.disclosed import of_steps
 from rankdad.local.privacy.usual import usual_inputs
 from tests.conftest import run_spec
 

@@ -20,8 +20,8 @@ from rankdad.local.agent.state import AUDIT
 from rankdad.local.config import SiteConfig
 from rankdad.local.privacy import archive
 from rankdad.local.privacy.archive import sealed
+from rankdad.local.privacy.assigning import purpose_of
 from rankdad.local.privacy.cli import FIGURES
-from rankdad.local.privacy.dealing import purpose_of
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.privacy.log_file import FILE
 from tests.conftest import run_spec
@@ -79,7 +79,7 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
     assert "stroke" in listed
     assert [cell.strip() for cell in listed.splitlines()[3].split("│")][4:7] == ["24", "3", "8"]
     log = DisclosureLog(tmp_path / "alpha", "alpha")
-    assert log.tell("0" * 16, dict.fromkeys(NAMES[:3], 0.25), log.told(None, NAMES[:3]), 0.5, anew=False)
+    assert log.tell("0" * 16, dict.fromkeys(NAMES[:3], 0.25), log.disclosed(None, NAMES[:3]), 0.5, anew=False)
     assert re.findall(r"\d+(?=[% ])", said("disclosures", site).splitlines()[-1]) == ["24", "25", "0", "50"]
     said("disclosures", site, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

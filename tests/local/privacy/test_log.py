@@ -197,7 +197,7 @@ def test_runs_of_an_owner_are_counted_per_day_and_in_all(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("since", ["a run", "a withdrawal", "nothing"])
 def test_an_older_log_is_not_taken_for_the_newest(tmp_path: Path, since: str) -> None:
-    """A run's patients are then dealt anew: together with what had left, one patient's sums came out."""
+    """A run's patients are then divided again: together with what had left, one patient's sums came out."""
     log, results = tmp_path / FILE, (tmp_path / "out", tmp_path / "out" / "runs" / "second")
     parts(tmp_path, "first", FORTY, results=results[:1])
     older = log.read_bytes()

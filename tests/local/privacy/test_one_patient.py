@@ -15,7 +15,7 @@ from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.privacy.parts import Secret
 from rankdad.common.protocol.plan import make_plan
 from rankdad.local.admission import admitted
-from rankdad.local.privacy.dealing import dealing_of
+from rankdad.local.privacy.assigning import assigner_of
 from tests.conftest import run_spec
 
 COUNT = 60
@@ -49,8 +49,8 @@ def test_no_level_bound_or_class_has_one_patient(tmp_path: Path, attack: str, po
         training={"batch_size": 16},
         method={"name": "rank-dad", "rank": 2},
     )
-    dealing = dealing_of(tmp_path / "privacy", "alpha", policy, spec, None, Secret(b"s" * 32))
-    data = read_site(spec, tmp_path, 0, dealing=dealing)
+    assigner = assigner_of(tmp_path / "privacy", "alpha", policy, spec, None, Secret(b"s" * 32))
+    data = read_site(spec, tmp_path, 0, assigner=assigner)
     data = admitted(policy, spec, make_plan(spec, build_model(spec)), data)
     inputs = data.samples.inputs
     assert isinstance(inputs, Tensor)

@@ -16,7 +16,7 @@ from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
 from rankdad.common.privacy.repeated import (
     Sent,
-    most_told,
+    most_disclosed,
     numbers_of_epoch,
     shares_told,
     steps_of_all,
@@ -47,18 +47,18 @@ class About(NamedTuple):
     cells: float
 
 
-def told_here(data: SiteData, sent: Iterable[About]) -> Tensor:
+def disclosed_here(data: SiteData, sent: Iterable[About]) -> Tensor:
     """Return the share of cells disclosed of each sample's patient, float64 [samples]."""
     of = torch.arange(len(data.samples)) if data.groups is None else data.groups
     people = int(of.max()) + 1 if len(of) else 0
     return shares_told([Sent(of[one.rows].unique(), one.numbers, one.cells) for one in sent], people)[of]
 
 
-def told_before(data: SiteData) -> Tensor:
+def disclosed_before(data: SiteData) -> Tensor:
     """Return the share that earlier runs have disclosed, from the site's log; float64 [samples]."""
-    if data.parts is None or data.parts.told is None:
+    if data.parts is None or data.parts.disclosed is None:
         return torch.zeros(len(data.samples), dtype=torch.float64)
-    return torch.from_numpy(data.parts.told)
+    return torch.from_numpy(data.parts.disclosed)
 
 
 def of_solving(spec: RunSpec, data: SiteData) -> Iterator[About]:
@@ -83,9 +83,9 @@ def of_validation(spec: RunSpec, data: SiteData) -> Iterator[About]:
 
 def epochs_of_validation(policy: Policy, spec: RunSpec, data: SiteData) -> int:
     """Return the number of epochs for which sums over all validation samples are allowed, given other disclosures."""
-    own, all_ = told_here(data, of_validation(spec, data)), told_before(data) + beside_steps(spec, data)
-    left, told = most_told(policy.rows_per_rank) - (all_ - own), own > 0
-    return max(0, int(spec.training.epochs * (left[told] / own[told]).min())) if told.any() else 0
+    own, all_ = disclosed_here(data, of_validation(spec, data)), disclosed_before(data) + beside_steps(spec, data)
+    left, disclosed = most_disclosed(policy.rows_per_rank) - (all_ - own), own > 0
+    return max(0, int(spec.training.epochs * (left[disclosed] / own[disclosed]).min())) if disclosed.any() else 0
 
 
 def of_directions(
@@ -105,7 +105,7 @@ def of_directions(
     for split, own in zip(data.splits, sizes, strict=True):
         people = data.people(split.train)
         drawn = [size for size in own if 0 < size < len(split.train)]
-        if drawn and directions > most_told(policy.rows_per_rank) * people * _answered(spec):
+        if drawn and directions > most_disclosed(policy.rows_per_rank) * people * _answered(spec):
             most = numbers.rows(max(drawn))
             rows = max(seeing) if most is None else max(1, min(most, max(seeing)))
             yield About(split.train, len(drawn) * rows * spec.training.epochs, 1.0)
@@ -135,9 +135,9 @@ def of_steps(
             yield About(split.train, (steps * each + buffers) * spec.training.epochs, cells)
 
 
-def over(policy: Policy, told: Tensor) -> Tensor:
+def over(policy: Policy, disclosed: Tensor) -> Tensor:
     """Return whether the disclosed share exceeds the policy's limit, bool [samples]."""
-    return told > most_told(policy.rows_per_rank) * (1 + 1e-9)
+    return disclosed > most_disclosed(policy.rows_per_rank) * (1 + 1e-9)
 
 
 def check_solving(policy: Policy, spec: RunSpec, data: SiteData, noun: str, field: str, owner: str) -> None:
@@ -154,7 +154,7 @@ def check_solving(policy: Policy, spec: RunSpec, data: SiteData, noun: str, fiel
     Raises:
         FewSamplesError: they do.
     """
-    before, own = told_before(data), told_here(data, of_solving(spec, data))
+    before, own = disclosed_before(data), disclosed_here(data, of_solving(spec, data))
     if over(policy, before + own).any():
         asks = f"sends numbers for a linear model that are {_percent(own)} of the cells of a {noun} here"
         raise FewSamplesError.of(_told_already(policy, asks, before, own, field, owner), code="linear-needs-samples")
@@ -175,12 +175,12 @@ def check_repeated(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, si
     """
     check_directions(policy, spec, plan, data, sizes)
     steps = list(of_steps(policy, spec, plan, data, sizes))
-    own, before = told_here(data, steps), told_before(data) + beside_steps(spec, data)
+    own, before = disclosed_here(data, steps), disclosed_before(data) + beside_steps(spec, data)
     if not steps or not over(policy, before + own).any():
         return
     noun, cells = "sample" if data.groups is None else spec.group_noun, steps[0].cells
-    most, told = most_told(policy.rows_per_rank), own > 0
-    allowed = max(0, int(spec.training.epochs * ((most - before[told]) / own[told]).min()))
+    most, disclosed = most_disclosed(policy.rows_per_rank), own > 0
+    allowed = max(0, int(spec.training.epochs * ((most - before[disclosed]) / own[disclosed]).min()))
     people, numbers = data.people(torch.cat([one.rows for one in steps]).unique()), sum(one.numbers for one in steps)
     asks = (
         f"makes steps of all {counted(people, noun)} of a training here, which send {numbers:,} numbers about "
@@ -212,8 +212,8 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
         FewSamplesError: there are too many.
     """
     steps = list(of_directions(policy, spec, plan, data, sizes))
-    before = told_before(data) + beside_steps(spec, data)
-    own = told_here(data, steps)
+    before = disclosed_before(data) + beside_steps(spec, data)
+    own = disclosed_here(data, steps)
     if not steps or not over(policy, before + own).any():
         return
     noun = "sample" if data.groups is None else spec.group_noun
@@ -221,7 +221,7 @@ def check_directions(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, 
     inputs = data.samples.inputs
     columns = int(varies(inputs).sum()) if isinstance(inputs, Tensor) else 0
     asks = f"trains on {counted(columns, 'column')}, levels counted one by one, of {counted(fewest, noun)} here"
-    most = most_told(policy.rows_per_rank) * _answered(spec)
+    most = most_disclosed(policy.rows_per_rank) * _answered(spec)
     allows = f"that from {counted(math.ceil((columns + 1) / most), noun)} on (rows_per_rank {policy.rows_per_rank})"
     change: dict[str, object] = {"rows_per_rank": int(2 * fewest * _answered(spec) / (columns + 1)) or None}
     owner = f"at most {counted(max(0, int(most * fewest) - 1), 'column')}"
@@ -257,7 +257,7 @@ def check_standing(
         FewSamplesError: there are too many.
     """
     known, people = most_known(places, numbers, earlier), data.people(data.splits[fold].train)
-    most = int(most_told(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
+    most = int(most_disclosed(policy.rows_per_rank) * people) if policy.rows_per_rank else math.inf
     if known <= most:
         return
     noun = "sample" if data.groups is None else spec.group_noun
@@ -294,31 +294,31 @@ def tell(
     """
     if data.parts is None or data.parts.tell is None:
         return True
-    told = told_here(data, of_solving(spec, data))
+    disclosed = disclosed_here(data, of_solving(spec, data))
     if sizes is not None:
         steps = (*of_steps(policy, spec, plan, data, sizes), *of_directions(policy, spec, plan, data, sizes))
-        told = beside_steps(spec, data) + told_here(data, steps)
-    return data.parts.tell(told.numpy(), most_told(policy.rows_per_rank), anew)
+        disclosed = beside_steps(spec, data) + disclosed_here(data, steps)
+    return data.parts.tell(disclosed.numpy(), most_disclosed(policy.rows_per_rank), anew)
 
 
 def beside_steps(spec: RunSpec, data: SiteData) -> Tensor:
     """Return what a run in steps discloses besides: for the linear reference, and about validation samples."""
     solved = of_solving(spec, data) if "linear" in spec.references else ()
-    return told_here(data, [*solved, *of_validation(spec, data)])
+    return disclosed_here(data, [*solved, *of_validation(spec, data)])
 
 
 def _told_already(policy: Policy, asks: str, before: Tensor, own: Tensor, field: str, owner: str) -> PolicyError:
     allows = (
-        f"{most_told(policy.rows_per_rank):.0%} in all (rows_per_rank {policy.rows_per_rank}), and earlier runs have "
-        f"sent {_percent(before)}"
+        f"{most_disclosed(policy.rows_per_rank):.0%} in all (rows_per_rank {policy.rows_per_rank}), and earlier runs "
+        f"have sent {_percent(before)}"
     )
     return refusal(field, asks, allows, {"rows_per_rank": lets(before + own)}, REPEATED, owner=owner)
 
 
-def lets(told: Tensor) -> int | None:
+def lets(disclosed: Tensor) -> int | None:
     """Return the strictest `rows_per_rank` that allows this share."""
-    return int(2 / float(told.max()) + 1e-9) or None
+    return int(2 / float(disclosed.max()) + 1e-9) or None
 
 
-def _percent(told: Tensor) -> str:
-    return f"{float(told.max()):.0%}"
+def _percent(disclosed: Tensor) -> str:
+    return f"{float(disclosed.max()):.0%}"

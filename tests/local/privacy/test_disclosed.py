@@ -27,18 +27,18 @@ from rankdad.common.run.batches import drawn_sizes, largest_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Metric, TaskSpec
 from rankdad.local.admission import admitted
+from rankdad.local.privacy.assigning import PartAssigner
 from rankdad.local.privacy.cells import cells_of_row
-from rankdad.local.privacy.dealing import Dealing
-from rankdad.local.privacy.log import DisclosureLog
-from rankdad.local.privacy.log_file import FILE
-from rankdad.local.privacy.told import (
+from rankdad.local.privacy.disclosed import (
     check_repeated,
+    disclosed_before,
+    disclosed_here,
     of_steps,
     of_validation,
     tell,
-    told_before,
-    told_here,
 )
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.log_file import FILE
 from tests.common.metrics.samples import TASKS, draw
 from tests.conftest import SITES, run_spec
 
@@ -80,7 +80,7 @@ def read(spec: RunSpec, log: DisclosureLog | None = None, run: str | None = None
     rng = np.random.default_rng(0)
     inputs, labels = rng.normal(size=(120, 6)).astype(np.float32), rng.normal(size=120)
     reading = Reading("data", inputs, labels, None, tuple(f"p{row}" for row in range(120)))
-    data = split_samples(spec, reading, 0, dealing=Dealing(spec, SECRET, 8, log, run))
+    data = split_samples(spec, reading, 0, assigner=PartAssigner(spec, SECRET, 8, log, run))
     return admitted(policy, spec, make_plan(spec, build_model(spec)), data)
 
 
@@ -101,7 +101,7 @@ def test_a_validation_set_of_which_too_many_losses_would_leave_is_left_out() -> 
     assert "sets-too-small-to-evaluate" in many.warnings
     assert "sets-too-small-to-evaluate" not in few.warnings
     spec = asked(60)
-    assert float(told_here(free, of_validation(spec, free)).max()) > 0.5
+    assert float(disclosed_here(free, of_validation(spec, free)).max()) > 0.5
 
 
 @pytest.mark.exhaustive
@@ -110,13 +110,13 @@ def test_runs_add_up_in_the_log_and_one_that_goes_on_is_as_it_was(tmp_path: Path
     for number in range(40):
         data = begun(spec.model_copy(update={"seed": number}), log, f"run-{number}")
         validated.append(len(data.splits[0].validation))
-        assert float((told_before(data) + told_here(data, of_validation(spec, data))).max()) <= 0.5
+        assert float((disclosed_before(data) + disclosed_here(data, of_validation(spec, data))).max()) <= 0.5
     assert validated[0] > 0
     assert sum(size > 0 for size in validated) < 30
     assert validated[-1] == 0, "all has been told that may be"
     again = begun(spec.model_copy(update={"seed": 0}), log, "run-0", anew=False)
     assert len(again.splits[0].validation) == validated[0]
-    assert not told_before(again).any()
+    assert not disclosed_before(again).any()
     with pytest.raises(PolicyError) as raised:
         begun(spec.model_copy(update={"seed": 0}), log, "run-0")
     assert raised.value.code == "run-told-already"
@@ -131,7 +131,7 @@ def test_a_run_that_begins_anew_under_its_name_counts_each_time(tmp_path: Path) 
             begun(spec, log, "run")
             starts += 1
     data = begun(spec, log, "run", anew=False)
-    each = float(told_here(data, of_validation(spec, data)).max())
+    each = float(disclosed_here(data, of_validation(spec, data)).max())
     assert 0 < starts <= 0.5 / each
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rankdad.common.data import SiteData, read_samples, read_site, split_samples
 from rankdad.common.data.folds import Split, folds
-from rankdad.common.data.parts import Dealt
+from rankdad.common.data.parts import Assignment
 from rankdad.common.data.reading import Reading
 from rankdad.common.errors import DataError, FewSamplesError, UserError
 from rankdad.common.models import build_model
@@ -30,7 +30,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted, check_steps
 from rankdad.local.contributions import Contributions
-from rankdad.local.privacy.dealing import Dealing, dealing_of, secret_of_files
+from rankdad.local.privacy.assigning import PartAssigner, assigner_of, secret_of_files
 from rankdad.local.privacy.log import DisclosureLog, Waiting
 from rankdad.local.privacy.log_file import FILE
 from rankdad.local.taking_part import taking_part
@@ -54,18 +54,18 @@ EVALUATIONS: list[dict[str, Any]] = [
 CLASSES = {"name": "classification", "classes": 2}
 
 
-def kept(spec: RunSpec, reading: Reading, log: DisclosureLog, run: str, fewest: int = 8) -> tuple[Reading, Dealt]:
+def kept(spec: RunSpec, reading: Reading, log: DisclosureLog, run: str, fewest: int = 8) -> tuple[Reading, Assignment]:
     """Deal the patients of a run that begins."""
-    own, dealt = Dealing(spec, SECRET, fewest, log, run).deal(reading)
-    assert dealt.kept()
-    return own, dealt
+    own, assignment = PartAssigner(spec, SECRET, fewest, log, run).assign(reading)
+    assert assignment.kept()
+    return own, assignment
 
 
 def used_by(
     spec: RunSpec, folder: Path, log: DisclosureLog, run: str, level: MinLevel = EVERYTHING.min_level
 ) -> set[str]:
     """Return the patients whom a run of the tables of a folder uses."""
-    read = read_site(spec, folder, 0, dealing=Dealing(spec, SECRET, 8, log, run, level))
+    read = read_site(spec, folder, 0, assigner=PartAssigner(spec, SECRET, 8, log, run, level))
     assert read.parts is not None
     assert read.parts.kept()
     return set(read.group_names or read.keys)
@@ -101,20 +101,20 @@ def test_every_set_is_a_union_of_parts(
     marked = changes["evaluation"]["name"] == "holdout" and data.draw(st.booleans())
     reading = reading_of(count, groups, np.arange(count) // 2 % 30 % 3 // 2 * 2 if marked else None)
     spec = run_spec(**changes)
-    reading, dealt = Dealing(spec, SECRET, fewest).deal(reading)
+    reading, assignment = PartAssigner(spec, SECRET, fewest).assign(reading)
     patients = list(reading.groups or reading.keys or ())
-    assert min(dealt.sizes.values()) >= fewest
-    splits = folds(spec, reading, 1, dealt)
+    assert min(assignment.sizes.values()) >= fewest
+    splits = folds(spec, reading, 1, assignment)
     assert fewest_told(splits, patients) >= fewest
     for split in splits:
         sets = [set(getattr(split, name).tolist()) for name in ("train", "validation", "test")]
         assert len(set.union(*sets)) == sum(map(len, sets))
-        assert all((dealt.parts[list(own)] >= 0).all() for own in sets if own)
-        assert sum(map(len, sets)) == (dealt.parts >= 0).sum() or "tuning" in changes
+        assert all((assignment.parts[list(own)] >= 0).all() for own in sets if own)
+        assert sum(map(len, sets)) == (assignment.parts >= 0).sum() or "tuning" in changes
     tests = [set(split.test.tolist()) for split in splits]
-    if changes["evaluation"]["name"] == "k-fold" and len(dealt.sizes) > 1:
+    if changes["evaluation"]["name"] == "k-fold" and len(assignment.sizes) > 1:
         repeats = changes["evaluation"].get("repeats", 1)
-        assert sum(map(len, tests)) == repeats * (dealt.parts >= 0).sum(), "every patient is tested once a repeat"
+        assert sum(map(len, tests)) == repeats * (assignment.parts >= 0).sum(), "every patient is tested once a repeat"
 
 
 PAIRS: dict[str, list[dict[str, Any]]] = {
@@ -140,11 +140,11 @@ def test_runs_that_an_owner_subtracts_tell_of_no_fewer_patients_than_a_part_has(
     for parted in (False, True):
         found = []
         for number, changes in enumerate(PAIRS[attack]):
-            spec, own, dealt = run_spec(**changes), reading, None
+            spec, own, assignment = run_spec(**changes), reading, None
             if parted:
-                own, dealt = kept(spec, reading, log, f"run-{number}")
+                own, assignment = kept(spec, reading, log, f"run-{number}")
                 assert own.keys == reading.keys
-            found.append(folds(spec, own, 0, dealt))
+            found.append(folds(spec, own, 0, assignment))
         told[parted] = fewest_told(list(chain(*found)), reading.keys or ())
     assert told[False] < 8 <= told[True]
 
@@ -156,36 +156,36 @@ def test_the_sites_strata_deal_patients_out_evenly_whatever_the_outcome_is() -> 
     men = np.arange(60) % 6 // 5  # ten, one for each part
     reading = replace(reading_of(60), inputs=np.stack([1 - men, men, np.arange(60)], axis=1).astype(np.float32))
     for by, even in ((("sex", "ward"), True), (("ward",), False), (None, False)):
-        _, dealt = Dealing(spec, SECRET, 6, by=by).deal(reading)
-        counts = np.bincount(dealt.parts, weights=men)
+        _, assignment = PartAssigner(spec, SECRET, 6, by=by).assign(reading)
+        counts = np.bincount(assignment.parts, weights=men)
         assert (counts.max() - counts.min() <= 1) == even
 
 
 def test_whoever_has_a_third_of_a_part_is_named_at_the_site() -> None:
     names = [f"p{row}" for row in range(40)] + ["p7"] * 9
-    _, dealt = Dealing(run_spec(), SECRET, 20).deal(reading_of(49, names))
-    assert (len(dealt.sizes), dealt.large) == (2, ("p7",))
-    assert any("p7" in note for note in dealt.notes())
-    _, dealt = Dealing(run_spec(), SECRET, 5).deal(reading_of(40))
-    assert dealt.large == ()
+    _, assignment = PartAssigner(run_spec(), SECRET, 20).assign(reading_of(49, names))
+    assert (len(assignment.sizes), assignment.large) == (2, ("p7",))
+    assert any("p7" in note for note in assignment.notes())
+    _, assignment = PartAssigner(run_spec(), SECRET, 5).assign(reading_of(40))
+    assert assignment.large == ()
 
 
 def test_rows_of_a_patient_beyond_a_share_of_a_part_are_left_out_and_the_same_in_every_run(tmp_path: Path) -> None:
     names = [f"p{row}" for row in range(40)] + ["p7"] * 60 + ["p8"] * 30
     reading, log = reading_of(130, names), DisclosureLog(tmp_path, "alpha", SECRET)
-    found = list[tuple[Reading, Dealt]]()
+    found = list[tuple[Reading, Assignment]]()
     for run in ("first", "second"):
-        found.append(Dealing(run_spec(), SECRET, 8, log, run, share=1 / 3).deal(reading))
+        found.append(PartAssigner(run_spec(), SECRET, 8, log, run, share=1 / 3).assign(reading))
         assert found[-1][1].kept()
-    (used, dealt), (again, _) = found
-    rows = Counter(zip(dealt.parts.tolist(), used.groups or (), strict=True))
-    of_part = Counter(dealt.parts.tolist())
+    (used, assignment), (again, _) = found
+    rows = Counter(zip(assignment.parts.tolist(), used.groups or (), strict=True))
+    of_part = Counter(assignment.parts.tolist())
     assert all(count <= of_part[part] / 3 for (part, _), count in rows.items())
     assert min(count for (_, name), count in rows.items() if name in ("p7", "p8")) > 2
-    assert (dealt.large, dealt.waits, dealt.beyond) == ((), 0, 130 - len(used.keys or ()))
+    assert (assignment.large, assignment.waits, assignment.beyond) == ((), 0, 130 - len(used.keys or ()))
     assert used.keys == again.keys
-    _, dealt = Dealing(run_spec(), SECRET, 8).deal(reading)
-    assert (set(dealt.large), dealt.beyond) == ({"p7", "p8"}, 0)
+    _, assignment = PartAssigner(run_spec(), SECRET, 8).assign(reading)
+    assert (set(assignment.large), assignment.beyond) == ({"p7", "p8"}, 0)
 
 
 def test_known_patients_who_are_gone_unsaid_are_counted_with_those_whom_that_costs(tmp_path: Path) -> None:
@@ -194,18 +194,18 @@ def test_known_patients_who_are_gone_unsaid_are_counted_with_those_whom_that_cos
     _, first = kept(run_spec(), reading, log, "first")
     assert first.why == ""
     rest = reading.take(np.arange(1, 45))
-    _, second = Dealing(run_spec(), SECRET, 8, log, "second").deal(rest)
+    _, second = PartAssigner(run_spec(), SECRET, 8, log, "second").assign(rest)
     others = first.sizes[int(first.parts[0])] - 1
     used = [f"p{row}" for row in range(45) if first.parts[row] != first.parts[0]]
     assert log.waiting(rest.keys or (), used) == Waiting(gone=1, beside_gone=others)
     assert second.waits == others
     with pytest.raises(DataError) as raised:
-        Dealing(run_spec(), SECRET, 23, log, "third").deal(rest)
+        PartAssigner(run_spec(), SECRET, 23, log, "third").assign(rest)
     assert (raised.value.code, raised.value.field) == ("too-few-patients", "min_rows")
     assert "purge" in str(raised.value)
     assert "purge" not in raised.value.public_message
     log.withdraw(["p0"])
-    _, fourth = Dealing(run_spec(), SECRET, 8, log, "fourth").deal(rest)
+    _, fourth = PartAssigner(run_spec(), SECRET, 8, log, "fourth").assign(rest)
     assert ("purge" in fourth.why, fourth.waits) == (False, others)
     assert log.waiting(rest.keys or (), used) == Waiting(beside_withdrawn=others)
     assert log.waiting([*(rest.keys or ()), "new", "newer"], []) == Waiting(
@@ -215,7 +215,7 @@ def test_known_patients_who_are_gone_unsaid_are_counted_with_those_whom_that_cos
 
 def test_a_site_of_too_few_patients_lets_nothing_out() -> None:
     with pytest.raises(DataError) as raised:
-        Dealing(run_spec(), SECRET, 8).deal(reading_of(40, [f"g{row % 7}" for row in range(40)]))
+        PartAssigner(run_spec(), SECRET, 8).assign(reading_of(40, [f"g{row % 7}" for row in range(40)]))
     assert (raised.value.code, raised.value.field) == ("too-few-patients", "min_rows")
 
 
@@ -298,7 +298,7 @@ def test_products_of_a_linear_model_leave_only_where_a_part_by_itself_has_enough
     labels[: 10 * each] = 1
     inputs = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
     reading = Reading("data", inputs, labels, None, tuple(f"p{row}" for row in range(200)))
-    data = split_samples(spec, reading, 0, dealing=Dealing(spec, SECRET, 8))
+    data = split_samples(spec, reading, 0, assigner=PartAssigner(spec, SECRET, 8))
     policy = Policy(rows_per_rank=None, min_sites=1)
     if admitted_:
         assert admitted(policy, spec, make_plan(spec, build_model(spec)), data).fewest == 8
@@ -310,7 +310,7 @@ def test_products_of_a_linear_model_leave_only_where_a_part_by_itself_has_enough
 
 def test_steps_of_all_samples_are_as_those_of_a_part_since_trainings_begin_alike() -> None:
     spec = run_spec(task=CLASSES, evaluation={"name": "k-fold", "folds": 5}, method={"name": "rank-dad", "rank": 12})
-    data = split_samples(spec, reading_of(200), 0, dealing=Dealing(spec, SECRET, 8))
+    data = split_samples(spec, reading_of(200), 0, assigner=PartAssigner(spec, SECRET, 8))
     whole = len(data.splits[0].train)
     assert data.behind_step(0, whole) == 20
     assert data.behind_step(0, whole - 9) == 9, "what a step of all has more"
@@ -325,21 +325,21 @@ def test_steps_of_all_samples_are_as_those_of_a_part_since_trainings_begin_alike
 def test_folds_by_keys_do_not_go_beside_parts_of_which_the_log_tells(tmp_path: Path, lost: bool) -> None:
     """The policy's default, or another file of it, went past the log in silence."""
 
-    def dealing(run: str | None = None, *, keyed: bool = True) -> Dealing | None:
-        return dealing_of(folder, "alpha", Policy(keyed_folds=keyed), run_spec(), run, results=[tmp_path])
+    def assigner(run: str | None = None, *, keyed: bool = True) -> PartAssigner | None:
+        return assigner_of(folder, "alpha", Policy(keyed_folds=keyed), run_spec(), run, results=[tmp_path])
 
     folder = tmp_path / "privacy"
-    assert dealing() is None
+    assert assigner() is None
     assert not folder.exists(), "in a kit that is mounted to be read alone none can be made"
-    by_parts = dealing("run", keyed=False)
+    by_parts = assigner("run", keyed=False)
     assert by_parts is not None
-    _, dealt = by_parts.deal(reading_of(40))
-    assert dealing() is None, "it has only looked"
-    assert dealt.kept()
+    _, assignment = by_parts.assign(reading_of(40))
+    assert assigner() is None, "it has only looked"
+    assert assignment.kept()
     if lost:
         (folder / FILE).unlink()
     with pytest.raises(UserError) as raised:
-        dealing()
+        assigner()
     assert raised.value.code == ("log-too-old" if lost else "log-bypassed")
 
 
@@ -353,7 +353,7 @@ def test_names_from_another_place_are_refused_though_the_schema_is_the_same(tmp_
             kept(spec, reading, log, "first")
             continue
         with pytest.raises(UserError) as raised:
-            Dealing(spec, SECRET, 8, log, f"run-{number}").deal(reading)
+            PartAssigner(spec, SECRET, 8, log, f"run-{number}").assign(reading)
         assert raised.value.code == "patients-named-otherwise"
 
 
@@ -362,8 +362,10 @@ def test_a_run_whose_parts_another_has_divided_meanwhile_is_told_so_and_begins_a
 ) -> None:
     def begin_another(*given: Any) -> SiteData:
         log = DisclosureLog(tmp_path / "privacy", "alpha")
-        _, dealt = Dealing(spec, log.secret, 4, log, "another").deal(read_samples(spec, data).take(np.arange(36)))
-        assert dealt.kept()
+        _, assignment = PartAssigner(spec, log.secret, 4, log, "another").assign(
+            read_samples(spec, data).take(np.arange(36))
+        )
+        assert assignment.kept()
         return admitted(*given)
 
     keys = [f"p{row}" for row in range(60)]
@@ -393,7 +395,7 @@ def test_how_many_rows_are_left_out_is_not_told_and_that_there_are_some_only_fro
     (tmp_path / "a.csv").write_text("\n".join(["id,age,mrs", *rows]))
     data = TABLE | {"features": ["age"], "missing": "drop"}
     spec = run_spec(task=CLASSES, data=data, evaluation={"name": "holdout"})
-    found = read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8))
+    found = read_site(spec, tmp_path, 0, assigner=PartAssigner(spec, SECRET, 8))
     assert found.dropped == lacking
     assert ("rows-left-out" in found.warnings) == told
     plan = make_plan(spec, build_model(spec))
@@ -405,9 +407,9 @@ def test_how_many_rows_are_left_out_is_not_told_and_that_there_are_some_only_fro
     assert hello.dropped == 0
 
 
-@pytest.mark.parametrize("dealt", [False, True])
+@pytest.mark.parametrize("assignment", [False, True])
 def test_where_patients_lie_in_parts_others_hear_the_same_of_all_that_is_wrong_with_data(
-    tmp_path: Path, dealt: bool
+    tmp_path: Path, assignment: bool
 ) -> None:
     """By which of two codes a run was refused that left p0 alone told whether p0's age was among those left out."""
     rows = [f"p{number},{20 + number},{5 * (number % 2)}" for number in range(40)]
@@ -416,13 +418,13 @@ def test_where_patients_lie_in_parts_others_hear_the_same_of_all_that_is_wrong_w
     for ages in ([], ["20"]):
         data = TABLE | {"features": ["age"], "missing": "drop", "missing_values": {"id": others, "age": ages}}
         spec = run_spec(task=CLASSES, data=data, evaluation={"name": "holdout"})
-        if not dealt and not ages:
+        if not assignment and not ages:
             continue  # one patient is enough there
         with pytest.raises(UserError) as raised:
-            read_site(spec, tmp_path, 0, dealing=Dealing(spec, SECRET, 8) if dealt else None)
+            read_site(spec, tmp_path, 0, assigner=PartAssigner(spec, SECRET, 8) if assignment else None)
         heard.add((raised.value.public_code, raised.value.public_field))
         assert raised.value.code != "data-refused", "the site itself hears what it is"
-    assert (heard == {("data-refused", "")}) == dealt
+    assert (heard == {("data-refused", "")}) == assignment
 
 
 def test_where_patients_are_known_by_place_a_changed_file_is_refused_until_the_site_says_that_no_row_has_moved(
@@ -432,9 +434,9 @@ def test_where_patients_are_known_by_place_a_changed_file_is_refused_until_the_s
     same, longer = write_site(tmp_path / "same", 40, 1), write_site(tmp_path / "longer", 60, 1)
 
     def keeps(data: Path, run: str, others: int | None = None) -> bool:
-        dealing = Dealing(spec, SECRET, 8, DisclosureLog(log, "alpha", SECRET, others=others), run)
-        _, dealt = dealing.deal(read_samples(spec, data))
-        return dealt.kept()
+        assigner = PartAssigner(spec, SECRET, 8, DisclosureLog(log, "alpha", SECRET, others=others), run)
+        _, assignment = assigner.assign(read_samples(spec, data))
+        return assignment.kept()
 
     assert keeps(same, "first")
     assert keeps(same, "second")
@@ -454,17 +456,17 @@ def test_a_specification_that_begins_again_has_other_batches_and_one_that_goes_o
     spec, log = run_spec(), DisclosureLog(tmp_path, "alpha", SECRET)
     reading, orders = reading_of(40), list[str]()
     for run in ("first", "second", "second"):  # by the same name, too, which the aggregator chooses
-        _, dealt = kept(spec, reading, log, run)
-        dealt.begun()
-        orders.append(dealt.order("rows"))
-        _, goes_on = Dealing(spec, SECRET, 8, log, run).deal(reading)
+        _, assignment = kept(spec, reading, log, run)
+        assignment.begun()
+        orders.append(assignment.order("rows"))
+        _, goes_on = PartAssigner(spec, SECRET, 8, log, run).assign(reading)
         assert goes_on.order("rows") == orders[-1]
         goes_on.unnoted().begun()
         assert goes_on.order("rows") == orders[-1]
     assert len(set(orders)) == 3
-    _, simulated = Dealing(spec, SECRET, 8).deal(reading)
+    _, simulated = PartAssigner(spec, SECRET, 8).assign(reading)
     assert simulated.order("rows") == orders[0]  # what is simulated can be simulated again
-    _, alone = Dealing(spec, SECRET, 8, beginning="drawn").deal(reading)
+    _, alone = PartAssigner(spec, SECRET, 8, beginning="drawn").assign(reading)
     assert alone.order("rows") not in orders
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdad.common.data.parts import LARGE, Dealt
+from rankdad.common.data.parts import LARGE, Assignment
 from rankdad.common.data.reading import PLACE, Array, Reading
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.policy import EVERYTHING, MinLevel, Policy
@@ -29,8 +29,8 @@ MOST_ASKED = 50  # iterations; each usually removes at least one part
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """The assignment of a site's patients to parts.
+class PartAssigner:
+    """Assigns a site's patients to parts.
 
     Args:
         spec: of the run.
@@ -54,7 +54,7 @@ class Dealing:
     share: float = EVERYTHING.largest_share
     beginning: str = ""
 
-    def deal(self, reading: Reading) -> tuple[Reading, Dealt]:
+    def assign(self, reading: Reading) -> tuple[Reading, Assignment]:
         """Return the samples that the run may use, and their parts; all samples of a patient are in one part.
 
         Raises:
@@ -88,19 +88,21 @@ class Dealing:
         sizes, waits = Counter(parts.values()), len(names) - len(rows) - beyond
         own = [names[row] for row in rows]
         large = _large(own, places.tolist(), sizes)
-        dealt = Dealt(places, sizes, self.secret, waits, self.spec.sha256(), keep, large=large, beyond=beyond, why=why)
-        dealt = replace(dealt, beginning=lambda: self.beginning)
-        return reading.take(rows), dealt if self.log is None else self._told(self.log, dealt, own)
+        assignment = Assignment(
+            places, sizes, self.secret, waits, self.spec.sha256(), keep, large=large, beyond=beyond, why=why
+        )
+        assignment = replace(assignment, beginning=lambda: self.beginning)
+        return reading.take(rows), assignment if self.log is None else self._with_log(self.log, assignment, own)
 
-    def _told(self, log: DisclosureLog, dealt: Dealt, names: Sequence[str]) -> Dealt:
+    def _with_log(self, log: DisclosureLog, assignment: Assignment, names: Sequence[str]) -> Assignment:
         """Add the log's information about the named patients to assigned samples."""
-        told, run = log.told(self.run, names), self.run
-        dealt = replace(dealt, told=np.array([told[name] for name in names]))
+        disclosed, run = log.disclosed(self.run, names), self.run
+        assignment = replace(assignment, disclosed=np.array([disclosed[name] for name in names]))
         if run is None:
-            return dealt
+            return assignment
 
         def tell(shares: Array, most: float, anew: bool) -> bool:
-            return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), told, most, anew=anew)
+            return log.tell(run, dict(zip(names, shares.tolist(), strict=True)), disclosed, most, anew=anew)
 
         def places(anew: bool) -> Places:
             known = log.places(None if anew else run)
@@ -114,16 +116,16 @@ class Dealing:
             log.note_place(run, here.sketch.numpy().tobytes(), here.steps, flows, json.dumps(dict(here.drawn)))
 
         def beginning() -> str:
-            number = log.beginning(run, dealt.run)
+            number = log.beginning(run, assignment.run)
             return str(number) if number else ""
 
         return replace(
-            dealt,
+            assignment,
             tell=tell,
             heads=log.heads,
             places=places,
             place=place,
-            begun=lambda: log.begin(run, dealt.run),
+            begun=lambda: log.begin(run, assignment.run),
             beginning=beginning,
         )
 
@@ -168,35 +170,35 @@ class Dealing:
 
 def _why(waiting: Waiting, fewest: int) -> str:
     """Explain why patients wait, and what would help."""
-    told = list[str]()
+    reasons = list[str]()
     if waiting.gone:
         are, those = ("is", "that patient") if waiting.gone == 1 else ("are", "those patients")
-        told.append(
+        reasons.append(
             f"{counted(waiting.gone, 'patient')} of earlier runs {are} not in this run's table, or left out by its "
             f"rules, so {waiting.beside_gone} in the same parts are left out too: withdraw {those} with "
             "`rankdad purge`, or restore the rows"
         )
     if waiting.withdrawn:
-        told.append(f"{counted(waiting.withdrawn, 'patient')} in the table have withdrawn")
+        reasons.append(f"{counted(waiting.withdrawn, 'patient')} in the table have withdrawn")
     if waiting.beside_withdrawn:
-        told.append(
+        reasons.append(
             f"{counted(waiting.beside_withdrawn, 'patient')} shared a part with withdrawn patients: wait until at "
             f"least {fewest} new patients join them"
         )
     if waiting.new:
-        told.append(
+        reasons.append(
             f"{counted(waiting.new, 'patient')} since the last run are too few for a part, or too few have their "
             f"class: wait for at least {fewest}"
         )
     if waiting.changed:
-        told.append(
+        reasons.append(
             f"{counted(waiting.changed, 'patient')} are in parts of which this run would use or change only a few: "
             "ask its owner for the columns, values and rules of earlier runs; if cells of the table have been "
             "corrected since, restore the earlier values until at least as many patients' have been"
         )
     if waiting.gone or waiting.changed:
-        told.append("others can see from the number of rows that somebody here is left out or changed")
-    return "; ".join(told)
+        reasons.append("others can see from the number of rows that somebody here is left out or changed")
+    return "; ".join(reasons)
 
 
 def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int]) -> tuple[str, ...]:
@@ -205,7 +207,7 @@ def _large(names: Sequence[str], parts: Sequence[int], sizes: Mapping[int, int])
     return tuple(sorted(name for (part, name), count in own.items() if sizes[part] > 3 and count > LARGE * rows[part]))
 
 
-def dealing_of(
+def assigner_of(
     folder: Path,
     site: str,
     policy: Policy,
@@ -214,8 +216,8 @@ def dealing_of(
     secret: Secret | None = None,
     results: Sequence[Path] = (),
     others: int | None = None,
-) -> Dealing | None:
-    """Return how a site assigns its patients to parts; None if folds follow from keys.
+) -> PartAssigner | None:
+    """Return the assigner of a site's patients to parts; None if folds follow from keys.
 
     Args:
         folder: of the site's log.
@@ -240,7 +242,9 @@ def dealing_of(
                 field="keyed_folds",
             )
         return None
-    return Dealing(spec, log.secret, policy.min_rows, log, run, policy.min_level, policy.strata, policy.largest_share)
+    return PartAssigner(
+        spec, log.secret, policy.min_rows, log, run, policy.min_level, policy.strata, policy.largest_share
+    )
 
 
 def purpose_of(spec: RunSpec) -> str:
