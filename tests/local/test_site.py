@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rankdad.local.starting import results_folder, run_id
 from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import sampled, write_policy, write_site
 from tests.remote.serving import Served, serving
+from tests.remote.serving import served as served
 
 ALONE: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "federation": {"sites": ["alpha"]}}
 
@@ -36,12 +36,6 @@ def test_a_runs_number_is_taken_as_it_is() -> None:
 def test_a_number_that_could_lead_out_of_the_folder_is_refused(found: object) -> None:
     with pytest.raises(UserError, match="expected 16 hexadecimal digits"):
         run_id({"id": found})
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path / "run") as running:
-        yield running
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import uvicorn
 
@@ -144,3 +146,50 @@ def serving(
             web.should_exit = True
             thread.join(10)
             assert not thread.is_alive()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "run") as running:
+        yield running
+
+
+def ask(served: Served, verb: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    run = {"x-rankdad-run": served.aggregator.run_id}
+    try:
+        connection.request(verb, path, body, {key.replace("_", "-"): value for key, value in (run | headers).items()})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def reason(answer: tuple[int, bytes]) -> tuple[int, str]:
+    return answer[0], json.loads(answer[1])["error"]
+
+
+class Later(threading.Thread):
+    """A request that is held."""
+
+    def __init__(self, served: Served, *question: Any) -> None:
+        super().__init__()
+        self.answer: tuple[int, bytes] = (0, b"")
+        self._ask: Callable[[], tuple[int, bytes]] = lambda: ask(served, *question)
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._ask()
+
+    def wait(self) -> tuple[int, bytes]:
+        self.join(10)
+        return self.answer
+
+
+def complete_hello(served: Served) -> bytes:
+    """Let all sites say hello, and return the answer."""
+    held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
+    answers = {request.wait() for request in held}
+    ((status, update),) = answers
+    assert status == 200
+    return update
