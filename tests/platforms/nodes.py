@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from rankdad.platforms.coinstac.aggregator_node import AggregatorNode
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.fields import FIELDS
@@ -136,3 +139,26 @@ def member(folder: Path, name: str, samples: int, seed: int, **inputs: Any) -> d
 def site_file(folder: Path, **content: Any) -> None:
     """Write a member's own JSON file."""
     (folder / "site.json").write_text(json.dumps(content))
+
+
+def patients(folder: Path, rows: int = 60, **form: Any) -> dict[str, dict[str, Any]]:
+    """Two members with a table each, and the owner's fields."""
+    inputs = {}
+    for place, client in enumerate(("9f0c", "8f0c")):
+        base = folder / client / "base"
+        base.mkdir(parents=True)
+        generator = np.random.default_rng(place)
+        sex = np.array(["F", "M"] * (rows // 2))
+        age = generator.normal(50, 5, rows) + 10 * (sex == "M")
+        table = pd.DataFrame({"id": [f"P{row}" for row in range(rows)], "age": age, "dose": age * 1000, "sex": sex})
+        table.to_csv(base / f"{client}.csv", index=False)
+        inputs[client] = {
+            "files": [f"{client}.csv"],
+            "min_rows": 8,
+            "max_rank": 32,
+            "label": "sex",
+            "positive": "M",
+            "epochs": 1,
+            **form,
+        }
+    return inputs
