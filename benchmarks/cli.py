@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -63,5 +64,14 @@ def house(
     bench_house(ROOT if root == Path() else root.resolve(), Console(width=160))
 
 
-for command in (paper, *cli_quality.COMMANDS, *cli_speed.COMMANDS, *privacy.COMMANDS, faults, ts, house):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    paper,
+    *cli_quality.COMMANDS,
+    *cli_speed.COMMANDS,
+    *privacy.COMMANDS,
+    faults,
+    ts,
+    house,
+)
+for command in COMMANDS:
     app.command()(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -174,4 +175,4 @@ def _target(text: str) -> tuple[str, float]:
     raise typer.BadParameter(f"got {text!r}, expected such as auc=0.995, mae=4 or pearson_r=0.7", param_hint="--target")
 
 
-COMMANDS = (methods, settings, staleness, target, studies, paired, fed_heart)
+COMMANDS: tuple[Callable[..., None], ...] = (methods, settings, staleness, target, studies, paired, fed_heart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -194,4 +195,15 @@ def engines(
     benches[engine](size, rounds, turns, Console(width=140))
 
 
-COMMANDS = (step, reduce, low_rank, recovery, start, volumes, tables, check, service, engines)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    step,
+    reduce,
+    low_rank,
+    recovery,
+    start,
+    volumes,
+    tables,
+    check,
+    service,
+    engines,
+)

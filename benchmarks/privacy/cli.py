@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -144,4 +145,13 @@ def ordinary(
     bench_ordinary(whole_numbers("--patients", patients), Console(width=150))
 
 
-COMMANDS = (adversary, attacks, inversion, memberships, shares, curves, parts, ordinary)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    adversary,
+    attacks,
+    inversion,
+    memberships,
+    shares,
+    curves,
+    parts,
+    ordinary,
+)
