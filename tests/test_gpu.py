@@ -17,7 +17,7 @@ from rankdad.common.lowrank.reduction.exact import exact
 from rankdad.common.lowrank.reduction.spi import spi
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
-from tests.simulations.test_lockstep import final_weights, summary_of
+from tests.runs import final_weights, summary_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 Data = Callable[..., dict[str, SiteData]]

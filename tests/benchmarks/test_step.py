@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import floor
 from benchmarks.against import HERE as ROOT
-from benchmarks.cli import SPECS
+from benchmarks.options import SPECS
 from benchmarks.step import barrier_seconds, measure_barriers, measure_step
 from benchmarks.turns import NETWORKS
 from rankdad.common.errors import UserError

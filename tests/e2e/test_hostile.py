@@ -47,8 +47,8 @@ from rankdad.remote.auth import Identity, hashed
 from rankdad.simulations import lockstep
 from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec, site_config
+from tests.remote.lying import EXACT, squares_lies, sums_lies
 from tests.remote.serving import Served, serving
-from tests.remote.test_lies import EXACT, squares_lies, sums_lies
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
 IDENTITY = Identity(SITES, {site: hashed(token) for site, token in TOKENS.items()})

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,13 +14,9 @@ from tests.conftest import SITES, write_policy
 from tests.e2e.test_crashes import long_run, wait_for_steps
 from tests.e2e.test_processes import rankdad, simulation, start
 from tests.ports import free_port
+from tests.runs import summary_of
 
 REGIONS = {"north": ["alpha", "beta"]}
-
-
-def summary_of(directory: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    return document
 
 
 @pytest.mark.exhaustive

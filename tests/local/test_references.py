@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -39,16 +38,12 @@ from rankdad.local.contributions import Contributions
 from rankdad.local.references import References
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec, sampled
+from tests.runs import summary_of
 
 Data = Callable[..., dict[str, SiteData]]
 K_FOLD: dict[str, Any] = {"name": "k-fold", "folds": 3, "refit": False}
 HOLDOUT: dict[str, Any] = {"name": "holdout", "references": ["local"]}
 MODEL = {"name": "mlp", "hidden": [16], "dropout": 0.3}
-
-
-def summary_of(directory: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    return document
 
 
 def referenced(*names: str, **changes: Any) -> RunSpec:

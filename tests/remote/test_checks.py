@@ -32,7 +32,7 @@ from tests.common.metrics.samples import draw, tallied
 from tests.conftest import run_spec
 
 Lie = tuple[str, Message]  # what the refusal says
-MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
+MODEL = {"name": "factory", "factory": "tests.factories:masked"}
 WILD = {"1.running_mean": -math.inf, "1.running_var": -1e-9, "1.num_batches_tracked": 2**63 - 1, "mask": math.nan}
 TABLE = {"standardise": "federated"}
 

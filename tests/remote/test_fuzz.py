@@ -37,7 +37,7 @@ from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant
 from tests.lines import Lines
 
-MODEL = {"name": "factory", "factory": "tests.simulations.test_lockstep:masked"}
+MODEL = {"name": "factory", "factory": "tests.factories:masked"}
 TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
 VISITS = TABLE | {"label": "age", "values": [], "group": "patient"}
 TREE = {"sites": list(SITES), "regions": {"north": list(SITES[:2])}}  # whose aggregator above is besieged

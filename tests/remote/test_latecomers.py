@@ -23,7 +23,8 @@ from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.records import Entry
 from rankdad.remote.run_reader import reading
 from tests.conftest import SITES
-from tests.remote.test_lies import FEDERATION, LIAR, Run, data, step_of  # noqa: F401
+from tests.remote.lying import FEDERATION, LIAR, Run, step_of
+from tests.remote.lying import data as data
 
 STEP = Step(8.0, 0.0, 0.0, ())
 # In round 9: of the last three steps, in rounds 4, 5 and 8, the first site was late for two, the second for one.
@@ -108,7 +109,7 @@ def late_of(run: Run, round_: int, size: float = 0.0, times: int = 1) -> Message
 @pytest.mark.slow
 def test_a_site_that_lies_about_what_is_late_is_refused_by_name_and_the_others_end_alike(
     tmp_path: Path,
-    data: dict[str, SiteData],  # noqa: F811
+    data: dict[str, SiteData],
 ) -> None:
     federation = FEDERATION | {"staleness": 2}
     run = Run(tmp_path, data, LedgerOptions(every=3), federation)

@@ -19,7 +19,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.local.ranks.sharded import _sharded
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
-from tests.simulations.test_lockstep import final_weights
+from tests.runs import final_weights
 
 FACTORY = "tests.simulations.test_hooks:masked"
 METHODS: dict[str, dict[str, Any]] = {

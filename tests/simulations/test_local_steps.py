@@ -29,7 +29,7 @@ from rankdad.local.batch import StepBatch
 from rankdad.local.local_steps import differences
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec, write_site
-from tests.simulations.test_lockstep import final_weights, summary_of
+from tests.runs import final_weights, summary_of
 
 Data = Callable[..., dict[str, SiteData]]
 SGD = {"name": "sgd", "lr": 0.1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from functools import partial
@@ -28,30 +27,13 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.observer import Observer
 from rankdad.local.site import site_of
-from rankdad.local.training import Result
 from rankdad.simulations import lockstep
 from rankdad.simulations.lockstep import run, simulate
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SITES, part_of, run_document, run_spec, sampled
+from tests.runs import final_weights, rows_of, summary_of
 
 Data = Callable[..., dict[str, SiteData]]
-
-
-def summary_of(directory: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    return document
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def final_weights(results: dict[str, Result]) -> dict[str, Tensor]:
-    first, *others = (result.final for result in results.values())
-    for other in others:
-        assert all(torch.equal(first[name], other[name]) for name in first)
-    return first
 
 
 @pytest.mark.slow
@@ -233,20 +215,10 @@ def test_best_and_final_model_are_saved_and_best_is_tested(tmp_path: Path, site_
         assert all(torch.equal(saved[key], weights[key]) for key in weights)
 
 
-def normalised() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def masked() -> nn.Module:
-    model = normalised()
-    model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
-    return model
-
-
 @pytest.mark.slow
 def test_buffers_are_averaged_and_equal_everywhere(tmp_path: Path, site_data: Data) -> None:
     """Of 65 samples in batches of 8 one would be left over, which BatchNorm could not take; a mask holds infinity."""
-    factory = "tests.simulations.test_lockstep:masked"
+    factory = "tests.factories:masked"
     spec = run_spec(model={"name": "factory", "factory": factory}, method={"name": "rank-dad", "rank": 1})
     data = site_data(spec, (100, 60, 36))
     assert len(data["alpha"].splits[0].train) % 8 == 1
@@ -309,41 +281,11 @@ def test_bytes_never_exceed_the_plan(tmp_path: Path, site_data: Data) -> None:
             assert int(row["bytes_down"]) <= 3 * step_bytes(plan, up=False)
 
 
-class Now(nn.Module):
-    """A layer that is used by its module, then outside it, then without its bias; another that begins as zeros."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.calls = kind, 0
-        self.first, self.middle, self.last = nn.Linear(6, 48), nn.Linear(48, 48), nn.Linear(48, 3)
-        if kind == "zeros":
-            nn.init.zeros_(self.last.weight)
-        if kind == "channels last":
-            self.conv = nn.Conv2d(2, 4, 2)
-            self.conv.weight.data = self.conv.weight.data.to(memory_format=torch.channels_last)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += self.training
-        if self.kind == "channels last":
-            x = torch.cat([x, self.conv(x.reshape(-1, 2, 3, 1).expand(-1, 2, 3, 2)).flatten(1)], dim=1)[:, :6]
-        x = torch.relu(self.first(x))
-        outside = {"outside": self.calls > 2, "zeros": True}.get(self.kind, False)
-        x = x + nn.functional.linear(x, self.middle.weight) if outside else x + self.middle(x)
-        if self.kind == "zeros":
-            x = x + self.middle(x)
-        logits: Tensor = self.last(torch.relu(x))
-        return logits
-
-
-def now(kind: str) -> nn.Module:
-    return Now(kind)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["outside", "zeros", "channels last"])
 def test_odd_models_train_as_with_full_gradients(tmp_path: Path, site_data: Data, kind: str) -> None:
     """At full rank, with plain gradient descent: the same weights as dsgd's, whatever capture could follow."""
-    factory = "tests.simulations.test_lockstep:now"
+    factory = "tests.factories:now"
     weights = []
     methods: list[dict[str, Any]] = [{"name": "dsgd"}, {"name": "rank-dad", "rank": 24}]
     for method in methods:
@@ -360,33 +302,17 @@ def test_odd_models_train_as_with_full_gradients(tmp_path: Path, site_data: Data
 
 @pytest.mark.slow
 def test_dad_says_that_no_factor_covers_a_weight(tmp_path: Path, site_data: Data) -> None:
-    factory = "tests.simulations.test_lockstep:now"
+    factory = "tests.factories:now"
     model = {"name": "factory", "factory": factory, "arguments": {"kind": "outside"}}
     spec = run_spec(model=model, method={"name": "dad"})
     with pytest.raises(RunFailedError, match=r"middle\.weight outside its layer in this step"):
         run(spec, site_data(spec), tmp_path / "run", allowed_factories=[factory])
 
 
-class Root(nn.Module):
-    """A finite loss whose gradient is not: the slope of a square root at zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.scale = nn.Linear(6, 3), nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layer(x) + self.scale.abs().sqrt()
-        return logits
-
-
-def root() -> nn.Module:
-    return Root()
-
-
 @pytest.mark.parametrize("name", ["dsgd", "rank-dad", "powersgd"])
 def test_a_gradient_that_is_not_finite_is_named_with_site_and_step(tmp_path: Path, site_data: Data, name: str) -> None:
     method: dict[str, Any] = {"name": name} | ({} if name == "dsgd" else {"rank": 1})
-    factory = "tests.simulations.test_lockstep:root"
+    factory = "tests.factories:root"
     spec = run_spec(model={"name": "factory", "factory": factory}, method=method)
     with pytest.raises(RunFailedError, match=r"alpha failed: the gradient of scale in step 1 holds NaN"):
         run(spec, site_data(spec), tmp_path / "run", allowed_factories=[factory])

@@ -24,9 +24,9 @@ from rankdad.simulations.checking import check_policy
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import pooled_spec
 from tests.conftest import SITES, part_of, run_spec, write_site
+from tests.runs import final_weights, rows_of, summary_of
 from tests.simulations.recovering import Run, dying
 from tests.simulations.test_local_steps import SGD, apart
-from tests.simulations.test_lockstep import final_weights, rows_of, summary_of
 
 Data = Callable[..., dict[str, SiteData]]
 

@@ -15,7 +15,7 @@ from rankdad.local.alone import own_splits
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, first_rows, pooled_data, pooled_spec
 from tests.conftest import SITES, part_of, run_spec
-from tests.simulations.test_lockstep import rows_of
+from tests.runs import rows_of
 
 Data = Callable[..., dict[str, SiteData]]
 FOLDS: dict[str, Any] = {"name": "k-fold", "folds": 2}

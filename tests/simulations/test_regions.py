@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from contextlib import closing
@@ -51,6 +50,7 @@ from rankdad.simulations.spec import read_simulation
 from rankdad.simulations.tree import Tree, region_directory
 from rankdad.simulations.verifying import verify
 from tests.conftest import run_spec, sampled, write_site
+from tests.runs import summary_of
 
 SITES = ("s0", "s1", "s2", "s3", "s4", "s5")
 REGIONS = {"north": ["s0", "s1", "s2"], "south": ["s4", "far-south"], "far-south": ["s5"]}
@@ -67,11 +67,6 @@ def data_of(spec: RunSpec, folder: Path) -> dict[str, SiteData]:
     counts = dict(zip(SITES, (48, 32, 17, 20, 9, 30), strict=True))
     folders = {site: write_site(folder / site, count, at) for at, (site, count) in enumerate(counts.items())}
     return {site: read_site(spec, folder, at) for at, (site, folder) in enumerate(folders.items())}
-
-
-def summary_of(directory: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    return document
 
 
 @pytest.mark.slow

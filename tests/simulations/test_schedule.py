@@ -14,7 +14,7 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations import lockstep
 from tests.conftest import SITES, run_spec
 
-MODEL = "tests.simulations.test_lockstep:masked"  # which has buffers
+MODEL = "tests.factories:masked"  # which has buffers
 
 
 @pytest.mark.slow

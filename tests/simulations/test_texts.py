@@ -16,7 +16,7 @@ from rankdad.common.spec.text import PADDING
 from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import SITE, pooled_data, pooled_spec
 from tests.conftest import part_of
-from tests.simulations.test_lockstep import rows_of
+from tests.runs import rows_of
 from tests.texts import EXACT, text_data, text_spec
 
 TASKS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from rankdad.local.training import Result
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec
+from tests.runs import rows_of
 from tests.simulations.recovering import Run
 
 pytestmark = pytest.mark.slow
@@ -45,11 +45,6 @@ def spec_of(tuning: dict[str, Any] | None, **changes: Any) -> RunSpec:
 def tuned(folder: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads((folder / "summary.json").read_text())["tuning"]
     return entries
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def with_test_elsewhere(data: dict[str, SiteData], fold: int) -> dict[str, SiteData]:

@@ -27,7 +27,7 @@ from rankdad.simulations.resolving import with_columns
 from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import run_document, run_spec
-from tests.simulations.test_lockstep import summary_of
+from tests.runs import summary_of
 
 Data = Callable[..., dict[str, SiteData]]
 DIGITS = Path("simulations/specs/digits.json")
