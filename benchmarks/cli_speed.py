@@ -62,7 +62,8 @@ def reduce(
 def low_rank(
     ranks: Annotated[int, typer.Option(help="Of the process group.", min=2)] = 2,
     rank: Annotated[int, typer.Option(help="Of the methods.", min=1)] = 4,
-    batch: Annotated[int, typer.Option(help="Samples of a rank's step.", min=1)] = 64,
+    network: Annotated[str, typer.Option(help="784-1024-1024-10, 6×256 or GPT-2 (two layers).")] = "784-1024-1024-10",
+    batch: Annotated[int | None, typer.Option(help="Samples of a rank's step; 64, or 16 texts.", min=1)] = None,
     steps: Annotated[int, typer.Option(help="Measured of each method; of a turn, with --against.", min=5)] = 60,
     against: AgainstOption = None,
     turns: TurnsOption = 20,
@@ -72,11 +73,13 @@ def low_rank(
 
     from benchmarks.against import against_low_rank
     from benchmarks.low_rank import bench_low_rank
+    from benchmarks.turns import NETWORKS
 
     if against is not None:
         against_low_rank(against, turns, steps, Console(width=140))
         return
-    bench_low_rank(ranks, rank, batch, steps, Console(width=120))
+    listed("--network", network, NETWORKS)
+    bench_low_rank(network, ranks, rank, batch, steps, Console(width=120))
 
 
 def recovery(

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
-from rankdad.distributed.exchange import smaller
 from rankdad.distributed.meshes import Division, Part, local_factor, local_gradient
 
 
@@ -110,18 +109,23 @@ class Batches:
         self._set_grads(self._held)
         factors, dense = self._gradients(names) if self.weight else ({}, {})
         self._set_grads(kept)
-        values = zip(self._routes, gather(self._routes, factors, dense, like), strict=True)
         times = self._times(scale)
-        payload = tuple(_placed(_as_routed(route, value), times, like) for route, value in values)
+        payload = tuple(_placed(value, times, like) for value in gather(self._routes, factors, dense, like))
         return payload, frozenset(factors.keys() | dense.keys())
 
     def _gradients(self, names: Collection[str]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
         """Return this rank's gradients, as factors and matrices."""
-        factors, dense = self._capture.factors(names), self._capture.dense(names)
-        return (
-            {name: local_factor(factor, self._parameters[name]) for name, factor in factors.items()},
-            {name: local_gradient(gradient, self._parameters[name]) for name, gradient in dense.items()},
-        )
+        whole = self._capture.dense(names)
+        dense = {name: local_gradient(gradient, self._parameters[name]) for name, gradient in whole.items()}
+        factors = dict[str, Factor]()
+        for route in self._routes:
+            parts = [local_factor(part, self._parameters[route.name]) for part, _ in self._capture.parts(route.name)]
+            rows, (out, columns) = sum(part.rows for part in parts), route.matrix
+            if parts and (route.dense or rows * (out + columns) > out * columns):  # a product copies no row
+                dense[route.name] = sum(part.gradient() for part in parts)  # type: ignore[assignment]
+            elif parts:
+                factors[route.name] = concatenate(parts)
+        return factors, dense
 
     def sparse(self, names: Collection[str], like: Tensor, scale: float) -> dict[str, Tensor]:
         """Return the sparse gradients of these parameters, coalesced; arguments as for `payload`."""
@@ -147,11 +151,6 @@ class Batches:
         for name, parameter in self._parameters.items():
             gradient = gradients.get(name)  # a changed shape is refused later
             parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
-
-
-def _as_routed(route: Route, value: Matrix) -> Matrix:
-    """Return the matrix of a factor if its route is dense, or if the matrix is smaller."""
-    return value.gradient() if isinstance(value, Factor) and route.dense else smaller(value)
 
 
 def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:

@@ -144,6 +144,11 @@ def as_matrix(value: Matrix) -> Tensor:
 
 def received(value: Matrix, wire: str) -> Matrix:
     """Return an entry of a payload after encoding and decoding."""
-    if isinstance(value, Factor):
-        return Factor(as_received(value.delta, wire), as_received(value.activation, wire))
-    return as_received(value, wire)
+    return all_received([value], wire)[0]
+
+
+def all_received(values: Sequence[Matrix], wire: str) -> list[Matrix]:
+    """Return entries of a payload after encoding and decoding, in a few operations for all of them."""
+    sides = [(value.delta, value.activation) if isinstance(value, Factor) else (value,) for value in values]
+    arrays = iter(as_received([array for own in sides for array in own], wire))
+    return [Factor(next(arrays), next(arrays)) if len(own) == 2 else next(arrays) for own in sides]
