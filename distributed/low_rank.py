@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -144,9 +144,10 @@ class LowRank:
 
     def backward(
         self,
-        loss: Tensor | None,
+        loss: Tensor | Callable[[], object] | None,
         weight: float = 1.0,
         *,
+        total: float | None = None,
         exchange: bool = True,
         scaler: GradScaler | None = None,
         retain_graph: bool = False,
@@ -154,8 +155,12 @@ class LowRank:
         """Add the gradient of all ranks' weighted mean loss to `.grad`, the same at every rank.
 
         Args:
-            loss: mean over this rank's batch; ignored if the weight is 0.
-            weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0.
+            loss: mean over this rank's batch; ignored if the weight is 0. Or a function that runs forward and backward
+                passes, such as a pipeline's schedule; layers are then reduced from their whole gradients.
+            weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0. Where
+                the model is divided it still passes a loss, because the other ranks' passes wait for its own.
+            total: weight of all batches, if losses are sums over batches: `.grad` is then the sum of all gradients,
+                divided by this number. For experts, whose gradients are of other ranks' tokens, too.
             exchange: whether to exchange now. False only accumulates for the next exchange, without changing `.grad`:
                 several batches count as one, each with its weight. `zero_grad` does not drop them.
             scaler: of float16 training, instead of `scaler.scale(loss)`. If a gradient overflows at one rank, it is
@@ -170,14 +175,16 @@ class LowRank:
         if self._closed:
             raise UserError("this LowRank is closed: make a new one of the model", code="closed")
         if not exchange:
-            self._checked(loss, weight, scaler)
-            self._add(loss, weight, scaler, retain_graph)
+            self._checked(loss, weight, total, scaler)
+            self._add(loss, weight, scaler, retain_graph, sums=total is not None)
             return
         try:
-            scale = self._checked(loss, weight, scaler)
+            scale = self._checked(loss, weight, total, scaler)
             sums = self._sum_up(0 if self._problem else weight)
-            self._add(loss, weight, scaler, retain_graph)
-            update, sparse = self._exchanged(self._total(sums), scale, overflows=scaler is not None)
+            self._add(loss, weight, scaler, retain_graph, sums=total is not None)
+            found = self._total(sums)
+            divisor = scale if total is None else scale * total / found
+            update, sparse = self._exchanged(found, divisor, overflows=scaler is not None)
         finally:
             self._batches.clear()
             self._problem, self._cause = None, None
@@ -280,7 +287,7 @@ class LowRank:
     def _gathers(self) -> bool:
         return self._places <= self._gather_up_to
 
-    def _checked(self, loss: Tensor | None, weight: object, scaler: GradScaler | None) -> float:
+    def _checked(self, loss: object, weight: object, total: float | None, scaler: GradScaler | None) -> float:
         """Return the scale of losses; an invalid batch or model is reported in the next exchange."""
         try:
             self._changed = self._watch.changed()
@@ -292,6 +299,9 @@ class LowRank:
             if weight and loss is None:
                 problem = f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}"
                 raise UserError(problem, code="loss-missing", field="loss")
+            if total is not None and not 0 < total <= MOST_WEIGHT:
+                problem = f"total: got {total!r}, expected a number above 0, at most {MOST_WEIGHT:g}"
+                raise UserError(problem, code="total-out-of-range", field="total")
             return 1.0 if scaler is None else scaler.get_scale()
         except Exception as error:
             self._note(error)
@@ -307,16 +317,28 @@ class LowRank:
         self._groups = groups_of(self._model, self._given)
         self._batches.divide(self._division)
 
-    def _add(self, loss: Tensor | None, weight: float, scaler: GradScaler | None, retain_graph: bool) -> None:
+    def _add(
+        self,
+        loss: Tensor | Callable[[], object] | None,
+        weight: float,
+        scaler: GradScaler | None,
+        retain_graph: bool,
+        *,
+        sums: bool,
+    ) -> None:
         """Run a backward pass; an error is reported to all ranks in the next exchange."""
         if self._problem or not weight:
-            if loss is None or not self._division.divided:
+            if loss is None or not (self._division.divided or callable(loss)):
                 return
-            weight, loss = 0.0, loss * 0  # the other ranks' passes wait for this one's collectives
+            weight = 0.0  # the other ranks' passes wait for this one's collectives
         try:
             assert loss is not None
             with self._plain.expected():
-                self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
+                if not isinstance(loss, Tensor):
+                    self._batches.run(loss, weight, sums=sums)
+                    return
+                scaled = loss if scaler is None else scaler.scale(loss)
+                self._batches.add(scaled, weight, sums=sums, retain_graph=retain_graph)
             if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
                 raise NonFiniteError("the loss")
         except Exception as error:
@@ -348,7 +370,8 @@ class LowRank:
             problem = f"it is at step {self._step}, other ranks are not: call load_state_dict at every rank"
             self._note(RankdadError(problem, code="steps-differ"))
             failed = 1
-        failed = agreed(int(failed), self._groups.others)
+        with reaching("a step's exchange"):
+            failed, changed = agreed((int(failed), int(changed)), self._groups.others)
         if not failed and not total:
             raise RankdadError("no rank has samples in this step: every weight is 0", code="no-samples")
         if failed:
@@ -386,7 +409,8 @@ class LowRank:
             if status != Status.FINE:
                 message = self._layout.pack(Message(status, weight))
             update, node_state = along(message, self._layout, node, self._group)
-            update = replace(update, status=Status(agreed(update.status, self._groups.others)))
+            with reaching("a step's exchange"):
+                update = replace(update, status=Status(*agreed((update.status,), self._groups.others)))
             if update.status == Status.FAILED:
                 self._explain()
             if update.status == Status.OVERFLOW:

@@ -318,12 +318,10 @@ def _broadcast(tensor: Tensor, group: Group) -> None:
     tensor.copy_(sent)
 
 
-def agreed(flag: int, others: Sequence[dist.ProcessGroup]) -> int:
+def agreed(flags: Sequence[int], others: Sequence[dist.ProcessGroup]) -> Sequence[int]:
     """Return the largest of all ranks' flags, if those of the data-parallel ranks are equal."""
-    if not others:
-        return flag
     for group in others:
-        found = torch.tensor([flag], device=device_of(group))
+        found = torch.tensor(flags, device=device_of(group))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-        flag = int(found)
-    return flag
+        flags = found.tolist()
+    return flags
