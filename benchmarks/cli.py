@@ -263,6 +263,17 @@ def settings(
 
 
 @app.command()
+def mesh(steps: Annotated[int, typer.Option(help="Measured of each layout and way.", min=5)] = 20) -> None:
+    """Divide a model over four ranks in seven ways, and compare LowRank's gradients and bytes with torch's own."""
+    from rich.console import Console
+
+    from benchmarks.mesh import bench_mesh
+
+    if (worst := bench_mesh(steps, Console(width=150))) > 1e-5:
+        raise UserError(f"with rank None a gradient is {worst:.1e} from one device's", code="promise-missed")
+
+
+@app.command()
 def paired(
     count: Annotated[int, typer.Option(help="Null data sets of each kind.", min=10)] = 5000,
     draws: Annotated[int, typer.Option(help="Of the bootstrap.", min=100)] = 2000,

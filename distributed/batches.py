@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import NonFiniteError, UserError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.layers import linear_layers
@@ -56,6 +57,28 @@ class Batches:
     def close(self) -> None:
         """Remove the hooks."""
         self._capture.__exit__(None, None, None)
+
+    def take(
+        self,
+        loss: Tensor | Callable[[], object] | None,
+        weight: float,
+        scaler: GradScaler | None,
+        *,
+        sums: bool,
+        retain_graph: bool,
+    ) -> None:
+        """Add the gradient of a loss, or of a function's passes; see `add` and `run`.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        if not isinstance(loss, Tensor):
+            assert loss is not None
+            self.run(loss, weight, sums=sums)
+            return
+        self.add(loss if scaler is None else scaler.scale(loss), weight, sums=sums, retain_graph=retain_graph)
+        if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
+            raise NonFiniteError("the loss")
 
     def add(self, loss: Tensor, weight: float, *, sums: bool = False, retain_graph: bool = False) -> None:
         """Run a batch's backward pass and add its gradient, without changing `.grad`.

@@ -262,8 +262,10 @@ class Division:
                             with torch.no_grad():
                                 local(part.own).copy_(part.kept(local(parameter)))
             block.set_requires_gradient_sync(False, recurse=False)
-            for each in (p for g in block._get_fsdp_state()._fsdp_param_groups for p in g.fsdp_params):
-                each.reduce_dtype = None  # gradients stay where they are found; reductions have their own precision
+            for managed_one in (p for g in block._get_fsdp_state()._fsdp_param_groups for p in g.fsdp_params):
+                managed_one.reduce_dtype = (
+                    None  # gradients stay where they are found; reductions have their own precision
+                )
         self.parts = {name: self.parts[name] for name in own}
         if start:
             plain = [part for part in self.parts.values() if part.own is part.whole]

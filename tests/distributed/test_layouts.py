@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 from rankdad.distributed.low_rank import LowRank
 from tests.distributed.nets import batches_of, error, perceptron, place, pooled
 from tests.ranks import run_ranks
 
-PLANS = (
+PLANS: tuple[dict[str, ParallelStyle], ...] = (
     {"0": ColwiseParallel(output_layouts=Replicate())},
     {"0": ColwiseParallel(), "2": RowwiseParallel()},
 )
@@ -102,16 +102,15 @@ class Mixture(nn.Module):
         else:
             there = torch.empty_like(counts)
             dist.all_to_all_single(there, counts, group=self.group)
-            splits = there.tolist(), counts.tolist()
-            tokens = exchanged(sent, *splits, self.group)
+            tokens = exchanged(sent, there.tolist(), counts.tolist(), self.group)
             (expert,) = self.experts.values()
-            back = exchanged(expert(tokens), *reversed(splits), self.group)
+            back = exchanged(expert(tokens), counts.tolist(), there.tolist(), self.group)
         mixed = back[order.argsort()] * gates.gather(1, chosen[:, None])
         result: Tensor = self.dense["last"](hidden + mixed)
         return result
 
 
-def exchanged(rows: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
+def exchanged(rows: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup | None) -> Tensor:
     """Return the rows that all ranks of a group send here; uneven numbers."""
     output = rows.new_empty(sum(received), rows.shape[1])
     result: Tensor = collectives.all_to_all_single(output, rows, received, sent, group=group)
