@@ -82,6 +82,16 @@ def low_rank(
     bench_low_rank(network, ranks, rank, batch, steps, Console(width=120))
 
 
+def mesh(steps: Annotated[int, typer.Option(help="Measured of each layout and way.", min=5)] = 20) -> None:
+    """Divide a model over four ranks in seven ways, and compare LowRank's gradients and bytes with torch's own."""
+    from rich.console import Console
+
+    from benchmarks.mesh import bench_mesh
+
+    if (worst := bench_mesh(steps, Console(width=150))) > 1e-5:
+        raise UserError(f"with rank None a gradient is {worst:.1e} from one device's", code="promise-missed")
+
+
 def recovery(
     file: FileArgument = SPECS / "digits.json",
     epochs: Annotated[int, typer.Option(help="Epochs of each run.", min=1)] = 20,
@@ -197,4 +207,4 @@ def engines(
     benches[engine](size, rounds, turns, Console(width=140))
 
 
-COMMANDS = (step, reduce, low_rank, recovery, start, volumes, tables, check, service, engines)
+COMMANDS = (step, reduce, low_rank, mesh, recovery, start, volumes, tables, check, service, engines)

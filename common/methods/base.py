@@ -9,8 +9,9 @@ gradients.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -30,6 +31,17 @@ class MethodState:
 
     residuals: Mapping[str, Matrix] = field(default_factory=dict)
     bases: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def but(self, before: MethodState, names: Collection[str]) -> MethodState:
+        """Return this state with some parameters as in an earlier one."""
+        if not names:
+            return self
+
+        def mixed(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+            kept = {name: value for name, value in new.items() if name not in names}
+            return kept | {name: value for name, value in old.items() if name in names}
+
+        return MethodState(mixed(self.residuals, before.residuals), mixed(self.bases, before.bases))
 
 
 @dataclass(frozen=True)
