@@ -63,7 +63,8 @@ def reduce(
 def low_rank(
     ranks: Annotated[int, typer.Option(help="Of the process group.", min=2)] = 2,
     rank: Annotated[int, typer.Option(help="Of the methods.", min=1)] = 4,
-    batch: Annotated[int, typer.Option(help="Samples of a rank's step.", min=1)] = 64,
+    network: Annotated[str, typer.Option(help="784-1024-1024-10, 6×256 or GPT-2 (two layers).")] = "784-1024-1024-10",
+    batch: Annotated[int | None, typer.Option(help="Samples of a rank's step; 64, or 16 texts.", min=1)] = None,
     steps: Annotated[int, typer.Option(help="Measured of each method; of a turn, with --against.", min=5)] = 60,
     against: AgainstOption = None,
     turns: TurnsOption = 20,
@@ -73,11 +74,23 @@ def low_rank(
 
     from benchmarks.against import against_low_rank
     from benchmarks.low_rank import bench_low_rank
+    from benchmarks.turns import NETWORKS
 
     if against is not None:
         against_low_rank(against, turns, steps, Console(width=140))
         return
-    bench_low_rank(ranks, rank, batch, steps, Console(width=120))
+    listed("--network", network, NETWORKS)
+    bench_low_rank(network, ranks, rank, batch, steps, Console(width=120))
+
+
+def mesh(steps: Annotated[int, typer.Option(help="Measured of each layout and way.", min=5)] = 20) -> None:
+    """Divide a model over four ranks in seven ways, and compare LowRank's gradients and bytes with torch's own."""
+    from rich.console import Console
+
+    from benchmarks.mesh import bench_mesh
+
+    if (worst := bench_mesh(steps, Console(width=150))) > 1e-5:
+        raise UserError(f"with rank None a gradient is {worst:.1e} from one device's", code="promise-missed")
 
 
 def recovery(
@@ -199,6 +212,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     step,
     reduce,
     low_rank,
+    mesh,
     recovery,
     start,
     volumes,

@@ -9,10 +9,11 @@ import gc
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -30,6 +31,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.turns import NETWORKS
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 
@@ -79,27 +81,41 @@ class Contender:
         self.sent.append(sent_bytes() - before)
 
 
-def contenders(make: Callable[[], nn.Module], rank: int, lr: float) -> Iterator[Contender]:
+def contenders(
+    make: Callable[[], nn.Module], rank: int, lr: float, wires: Sequence[str] = ("float32",)
+) -> Iterator[Contender]:
     """Return LowRank, our hook and PyTorch's, each with a model of its own.
 
     Args:
         make: the same model each time.
         rank: of all of them.
         lr: of all of them.
+        wires: of LowRank and our hook, one after the other.
     """
-    model = make()
-    sync = LowRank(model, rank=rank)
-
-    def low_rank(x: Tensor, y: Tensor) -> None:
-        sync.backward(F.cross_entropy(model(x), y), weight=len(y))
-
-    yield Contender("LowRank", model, low_rank, lr)
+    for wire in wires:
+        yield _by_rows(make(), rank, lr, wire)
     hooks: dict[str, tuple[Callable[[nn.Module], Any], Callable[..., Any]]] = {
-        "low_rank_hook": (lambda module: LowRankState(module, rank=rank), low_rank_hook),
+        **{
+            _named("low_rank_hook", wire): (partial(LowRankState, rank=rank, wire=wire), low_rank_hook)
+            for wire in wires
+        },
         "powerSGD_hook": (lambda _: PowerSGDState(None, rank, start_powerSGD_iter=2), powerSGD_hook),
     }
     for name, (state, hook) in hooks.items():
         yield hooked(name, make(), state, hook, lr)
+
+
+def _by_rows(model: nn.Module, rank: int, lr: float, wire: str) -> Contender:
+    sync = LowRank(model, rank=rank, wire=wire)
+
+    def backward(x: Tensor, y: Tensor) -> None:
+        sync.backward(F.cross_entropy(model(x), y), weight=len(y))
+
+    return Contender(_named("LowRank", wire), model, backward, lr)
+
+
+def _named(name: str, wire: str) -> str:
+    return name if wire == "float32" else f"{name}, {wire}"
 
 
 def hooked(
@@ -131,27 +147,28 @@ def sent_bytes() -> int:
     return total
 
 
-def _perceptron() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)),
-    )
-
-
-def _rank(place: int, places: int, port: int, rank: int, batch: int, steps: int, answers: Any) -> None:
+def _rank(
+    place: int, places: int, port: int, network: str, rank: int, batch: int | None, steps: int, answers: Any
+) -> None:
     torch.set_num_threads(1)
     with _group(place, places, port):
-        measured = _measured(place, rank, batch, steps)
+        measured = _measured(place, network, rank, batch, steps)
         if not place:
             answers.put(measured)
 
 
-def _measured(place: int, rank: int, batch: int, steps: int) -> list[tuple[Any, ...]]:
+def _measured(place: int, network: str, rank: int, batch: int | None, steps: int) -> list[tuple[Any, ...]]:
     """Return of each method its name, and the seconds, CPU seconds and bytes of all its steps."""
-    found = list(contenders(_perceptron, rank, 0.01))
+    make, draw = NETWORKS[network]
+
+    def seeded() -> nn.Module:
+        torch.manual_seed(0)
+        return make()
+
+    found = list(contenders(seeded, rank, 0.01, ("float32", "int8")))
     generator = torch.Generator().manual_seed(place)
     for _ in range(WARM_UP + steps):
-        x, y = torch.randn(batch, 784, generator=generator), torch.randint(10, (batch,), generator=generator)
+        x, y = draw(generator, batch)
         for contender in found:
             contender.measure(x, y)
     return [(c.name, c.seconds, c.cpu_seconds, c.sent) for c in found]
@@ -167,24 +184,23 @@ def _group(place: int, places: int, port: int) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def bench_low_rank(places: int, rank: int, batch: int, steps: int, console: Console) -> None:
+def bench_low_rank(network: str, places: int, rank: int, batch: int | None, steps: int, console: Console) -> None:
     """Print a step's milliseconds and bytes at rank 0.
 
     Args:
+        network: one of `benchmarks.turns`.
         places: ranks of the process group.
         rank: of all methods.
-        batch: samples of a rank's step.
+        batch: samples of a rank's step; None for the network's own.
         steps: measured of each.
         console: to print to.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
     answers = get_context("spawn").SimpleQueue()
-    spawn(_rank, (places, port, rank, batch, steps, answers), places)
+    spawn(_rank, (places, port, network, rank, batch, steps, answers), places)
     measured = [(name, *(values[WARM_UP:] for values in others)) for name, *others in answers.get()]
-    table = Table(
-        title=f"784-1024-1024-10, {places} ranks of one thread, batch {batch}, rank {rank}, medians of {steps}"
-    )
+    table = Table(title=f"{network}, {places} ranks of one thread, rank {rank}, medians of {steps} steps")
     for column in ("method", "ms a step", "CPU ms a step", "kB sent by a rank", "over powerSGD_hook", "its CPU"):
         table.add_column(column, justify="left" if column == "method" else "right")
     _, yardstick, cpu_yardstick, _ = measured[-1]

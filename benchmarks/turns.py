@@ -23,7 +23,7 @@ from rankdad.distributed.low_rank import LowRank
 
 PATIENCE = timedelta(seconds=300)
 TOKENS, LENGTH = 256, 64  # of GPT-2: bytes of text
-Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
+Batch = Callable[[torch.Generator, int | None], tuple[Tensor, Tensor]]
 
 
 class Block(nn.Module):
@@ -66,20 +66,20 @@ def perceptron(*widths: int) -> nn.Module:
 
 
 def numbers(inputs: int) -> Batch:
-    """Return what draws 64 samples of so many numbers, of ten classes."""
-    return lambda g: (torch.randn(64, inputs, generator=g), torch.randint(10, (64,), generator=g))
+    """Return what draws samples of so many numbers, 64 without a count, of ten classes."""
+    return lambda g, n: (torch.randn(n or 64, inputs, generator=g), torch.randint(10, (n or 64,), generator=g))
 
 
-def text(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw eight texts, and what follows each token."""
-    drawn = torch.randint(TOKENS, (8, LENGTH + 1), generator=generator)
+def text(generator: torch.Generator, count: int | None) -> tuple[Tensor, Tensor]:
+    """Draw texts, sixteen without a count, and what follows each token."""
+    drawn = torch.randint(TOKENS, (count or 16, LENGTH + 1), generator=generator)
     return drawn[:, :-1], drawn[:, 1:].flatten()
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "784-1024-1024-10": (lambda: perceptron(784, 1024, 1024, 10), numbers(784)),
     "6×256": (lambda: perceptron(64, *[256] * 6, 10), numbers(64)),
-    "GPT-2, 2 layers": (Gpt2, text),
+    "GPT-2": (Gpt2, text),
 }
 WAYS = ("LowRank", "low_rank_hook")
 
@@ -105,7 +105,7 @@ def main(network: str, way: str, rank: int, port: int) -> None:
     backward = backward_of(way, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for line in sys.stdin:
-        batches = [batch(generator) for _ in range(int(line))]
+        batches = [batch(generator, None) for _ in range(int(line))]
         dist.barrier()
         began = perf_counter()
         for x, y in batches:

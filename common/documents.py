@@ -54,11 +54,11 @@ class Part(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Add the strings below fields as descriptions: pydantic itself would parse all sources at every start."""
-        found, said = handler(schema), dict[str, str]()
+        found, texts = handler(schema), dict[str, str]()
         for part in reversed(cls.__mro__[: cls.__mro__.index(Part)]):
-            said |= dict.fromkeys(inspect.get_annotations(part), "") | _strings_below(part)
+            texts |= dict.fromkeys(inspect.get_annotations(part), "") | _strings_below(part)
         for name, field in handler.resolve_ref_schema(found).get("properties", {}).items():
-            if text := said.get(name):
+            if text := texts.get(name):
                 field["description"] = text
         return found
 
@@ -118,10 +118,10 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
     except ValidationError as error:
         errors = sorted(_errors(error, file), key=lambda one: one["type"] != "extra_forbidden")  # typos cause others
         (field, problem), *others = [
-            (".".join(part for part in (under, path) if part) or "the whole file", said)
-            for path, said in _problems(errors[:MAX_PROBLEMS], document, model)
+            (".".join(part for part in (under, path) if part) or "the whole file", problem)
+            for path, problem in _problems(errors[:MAX_PROBLEMS], document, model)
         ]
-        listed = "".join(f"; {path}: {said}" for path, said in others)
+        listed = "".join(f"; {path}: {problem}" for path, problem in others)
         more = f"; and {len(errors) - MAX_PROBLEMS} more" if len(errors) > MAX_PROBLEMS else ""
         code = CODES.get(errors[0]["type"], "field-invalid")
         raise SpecError(field, problem + listed + more, code=code, file=file) from None
@@ -157,15 +157,15 @@ def _problems(errors: Sequence[Any], document: object, model: type[BaseModel]) -
     for name, path in _places(model):
         places.setdefault(name, []).append(path or WHOLE)
     paths = [_field(one["loc"], document, one["loc"] if one["type"] in NAMED else places) for one in errors]
-    said: dict[str, str] = {}  # a union has an error for each of its members; those inside a member are most precise
+    found: dict[str, str] = {}  # a union has an error for each of its members; those inside a member are most precise
     for one, path in zip(errors, paths, strict=True):
         if one["type"].endswith("_type") and any(other.startswith((f"{path}.", f"{path}[")) for other in paths if path):
             continue
         problem = _problem(one, path, places)
         got, expected, wanted = problem.partition(", expected")
-        if said.setdefault(path, problem) != problem and said[path].startswith(got + expected) and expected:
-            said[path] += f" or{wanted.removeprefix(':')}"
-    return list(said.items())
+        if found.setdefault(path, problem) != problem and found[path].startswith(got + expected) and expected:
+            found[path] += f" or{wanted.removeprefix(':')}"
+    return list(found.items())
 
 
 def load_json(path: str | Path) -> Any:
@@ -353,8 +353,8 @@ def _problem(error: dict[str, Any], path: str, places: Mapping[str, list[str]]) 
         return "has no name that selects its kind"
     if kind == "value_error":
         return visible(str(context["error"]))
-    said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    return f"got {shown(error['input'])}, expected: {said}".replace("expected: input should be", "expected")
+    text = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"got {shown(error['input'])}, expected: {text}".replace("expected: input should be", "expected")
 
 
 def _tag(error: dict[str, Any], path: str) -> tuple[str, str]:

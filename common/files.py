@@ -43,9 +43,9 @@ def warn_if_readable(path: str | Path | None, field: str) -> None:
     except OSError:
         return
     if mode & 0o066:
-        said = "%s holds a secret, and others than its owner can read it (mode %o): chmod 600 %s"
+        text = "%s holds a secret, and others than its owner can read it (mode %o): chmod 600 %s"
         about = {"event": {"code": READABLE, "field": field}}
-        _log.warning(said, path, mode & 0o777, shlex.quote(str(path)), extra=about)
+        _log.warning(text, path, mode & 0o777, shlex.quote(str(path)), extra=about)
 
 
 def keep_private() -> None:

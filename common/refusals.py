@@ -33,8 +33,8 @@ def refusal(
     The sentence has this order: request, limit, what the owner could change, the policy line that would allow the run,
     what that line would disclose.
     """
-    said = f"the run {asks}, but this site's policy allows {allows}{f', which {owner} would respect' if owner else ''}"
-    return PolicyError(field, f"{said}; {_lines(change, lets_out)}", change=change, code=code, lets_out=lets_out)
+    text = f"the run {asks}, but this site's policy allows {allows}{f', which {owner} would respect' if owner else ''}"
+    return PolicyError(field, f"{text}; {_lines(change, lets_out)}", change=change, code=code, lets_out=lets_out)
 
 
 def _lines(change: Mapping[str, object], lets_out: str) -> str:
@@ -54,8 +54,8 @@ def enough(found: Sequence[PolicyError]) -> None:
         if change == error.change:
             continue
         lets_out = ", and ".join(dict.fromkeys(needed[line][1] for line in change))
-        said = _lines(error.change, error.lets_out), _lines(change, lets_out)
-        error.reword(error.problem.replace(*said), change, lets_out)
+        lines = _lines(error.change, error.lets_out), _lines(change, lets_out)
+        error.reword(error.problem.replace(*lines), change, lets_out)
 
 
 def refusals(check: Callable[[Policy], object], policy: Policy) -> list[PolicyError]:

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankdad.common.collectives import all_gather_bytes, broadcast_bytes
+from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
 from rankdad.common.errors import RankdadError, UserError, one_line
 from rankdad.common.lowrank.layers import has_hooks
-from rankdad.distributed.meshes import Groups, ranks_of
+from rankdad.distributed.meshes import Groups, agreed, ranks_of
 
+STEPS = 1000  # step numbers are compared modulo this, so that sums of squares are exact
 MAX_LISTED = 4  # ranks named in an error
 
 
@@ -135,6 +136,35 @@ def _named(problems: Mapping[int, Sequence[str]], kind: type[RankdadError]) -> R
     more = f"; and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
     _, code, field = next(each for each in problems.values() if each)
     return kind("; ".join(named[:MAX_LISTED]) + more, code=code, field=field)
+
+
+class Sums:
+    """The sums over all ranks that begin a step, collected during its backward pass.
+
+    Args:
+        weight: of this rank's batches.
+        step: its number.
+        groups: of ranks.
+        failed: whether this rank has an error.
+        changed: whether its model has changed.
+    """
+
+    def __init__(self, weight: float, step: int, groups: Groups, *, failed: bool, changed: bool) -> None:
+        number = step % STEPS
+        self._sums = torch.tensor([weight, failed, number, number**2, changed], dtype=torch.float64)
+        self._sums = self._sums.to(device_of(groups.data))
+        with reaching("a step's exchange"):
+            self._work = dist.all_reduce(self._sums, group=groups.data, async_op=True)
+
+    def ended(self, groups: Groups) -> tuple[float, bool, bool, bool]:
+        """Return the total weight, whether a rank has failed or changed, and whether all are at the same step."""
+        assert self._work is not None
+        with reaching("a step's exchange"):
+            self._work.wait()
+            total, failures, steps, squares, changes = self._sums.tolist()
+            same = steps**2 == squares * dist.get_world_size(groups.data)  # equal only if all steps are
+            failed, changed = agreed((int(failures > 0 or not same), int(changes > 0)), groups.others)
+        return total, bool(failed), bool(changed), same
 
 
 @contextlib.contextmanager

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import NonFiniteError, UserError
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
-from rankdad.distributed.exchange import smaller
 from rankdad.distributed.meshes import Division, Part, local_factor, local_gradient
 
 
@@ -57,26 +57,81 @@ class Batches:
         """Remove the hooks."""
         self._capture.__exit__(None, None, None)
 
-    def add(self, loss: Tensor, weight: float, *, retain_graph: bool = False) -> None:
+    def take(
+        self,
+        loss: Tensor | Callable[[], object] | None,
+        weight: float,
+        scaler: GradScaler | None,
+        *,
+        sums: bool,
+        retain_graph: bool,
+    ) -> None:
+        """Add the gradient of a loss, or of a function's passes; see `add` and `run`.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        if not isinstance(loss, Tensor):
+            assert loss is not None
+            self.run(loss, weight, sums=sums)
+            return
+        self.add(loss if scaler is None else scaler.scale(loss), weight, sums=sums, retain_graph=retain_graph)
+        if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
+            raise NonFiniteError("the loss")
+
+    def add(self, loss: Tensor, weight: float, *, sums: bool = False, retain_graph: bool = False) -> None:
         """Run a batch's backward pass and add its gradient, without changing `.grad`.
 
         Args:
             loss: the mean over the batch.
+            sums: whether it is the sum instead.
             weight: of the batch; 0 for a pass that only takes part in collectives.
             retain_graph: whether another loss uses the same forward pass.
         """
-        self._unit = self._unit if self.weight else weight or 1.0  # a single batch is not scaled
+        times = self._begun(weight, sums=sums)
         kept = self._grads()
         self._set_grads(self._held)
         try:
             before = self._versions()
-            scaled = loss if weight == self._unit else loss * (weight / self._unit)
-            self._capture.backward(scaled, retain_graph=retain_graph)
+            self._capture.backward(loss if times == 1 else loss * times, retain_graph=retain_graph)
             self._held = self._grads()
             self._check_unmoved(before)
         finally:
             self._set_grads(kept)
         self.weight += weight
+
+    def run(self, passes: Callable[[], object], weight: float, *, sums: bool = False) -> None:
+        """Add the gradients that a function's passes leave in `.grad`, without changing `.grad`; see `add`.
+
+        Raises:
+            UserError: the function has exchanged gradients that `fully_shard` has gathered.
+        """
+        times = self._begun(weight, sums=sums)
+        gathered = {name: part.own for name, part in self._division.parts.items() if part.own is not part.whole}
+        before = {name: own.grad for name, own in gathered.items()}
+        kept = self._grads()
+        self._set_grads({})
+        try:
+            passes()
+            found = self._grads()
+        finally:
+            self._set_grads(kept)
+        for name, own in gathered.items():
+            if own.grad is not before[name]:
+                problem = f"{name}: fully_shard has exchanged its gradient, as in a pipeline's schedule, which LowRank"
+                problem += " does not support: shard the stage by tensor parallel alone"
+                raise UserError(problem, code="exchanged-in-passes", field=name)
+        for name, gradient in found.items():
+            if gradient is not None and times:
+                held, scaled = self._held.get(name), gradient * times
+                self._held[name] = scaled if held is None else held + scaled
+        self.weight += weight
+
+    def _begun(self, weight: float, *, sums: bool) -> float:
+        """Return the number to multiply a batch's gradient by; a single batch is not scaled."""
+        if not self.weight:
+            self._unit = 1.0 if sums else weight or 1.0
+        return float(bool(weight)) if sums else weight / self._unit
 
     def _versions(self) -> list[int]:
         return [part.own._version for part in self._division.parts.values()]
@@ -110,18 +165,23 @@ class Batches:
         self._set_grads(self._held)
         factors, dense = self._gradients(names) if self.weight else ({}, {})
         self._set_grads(kept)
-        values = zip(self._routes, gather(self._routes, factors, dense, like), strict=True)
         times = self._times(scale)
-        payload = tuple(_placed(_as_routed(route, value), times, like) for route, value in values)
+        payload = tuple(_placed(value, times, like) for value in gather(self._routes, factors, dense, like))
         return payload, frozenset(factors.keys() | dense.keys())
 
     def _gradients(self, names: Collection[str]) -> tuple[dict[str, Factor], dict[str, Tensor]]:
         """Return this rank's gradients, as factors and matrices."""
-        factors, dense = self._capture.factors(names), self._capture.dense(names)
-        return (
-            {name: local_factor(factor, self._parameters[name]) for name, factor in factors.items()},
-            {name: local_gradient(gradient, self._parameters[name]) for name, gradient in dense.items()},
-        )
+        whole = self._capture.dense(names)
+        dense = {name: local_gradient(gradient, self._parameters[name]) for name, gradient in whole.items()}
+        factors = dict[str, Factor]()
+        for route in self._routes:
+            parts = [local_factor(part, self._parameters[route.name]) for part, _ in self._capture.parts(route.name)]
+            rows, (out, columns) = sum(part.rows for part in parts), route.matrix
+            if parts and (route.dense or rows * (out + columns) > out * columns):  # a product copies no row
+                dense[route.name] = sum(part.gradient() for part in parts)  # type: ignore[assignment]
+            elif parts:
+                factors[route.name] = concatenate(parts)
+        return factors, dense
 
     def sparse(self, names: Collection[str], like: Tensor, scale: float) -> dict[str, Tensor]:
         """Return the sparse gradients of these parameters, coalesced; arguments as for `payload`."""
@@ -147,11 +207,6 @@ class Batches:
         for name, parameter in self._parameters.items():
             gradient = gradients.get(name)  # a changed shape is refused later
             parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
-
-
-def _as_routed(route: Route, value: Matrix) -> Matrix:
-    """Return the matrix of a factor if its route is dense, or if the matrix is smaller."""
-    return value.gradient() if isinstance(value, Factor) and route.dense else smaller(value)
 
 
 def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:

@@ -24,7 +24,7 @@ from rankdad.common.lowrank.reduction.feedback import minus_matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import is_lossless
 from rankdad.common.methods import Method, MethodState
-from rankdad.common.methods.base import received
+from rankdad.common.methods.base import all_received
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import (
     COLD_ITERATIONS,
@@ -340,15 +340,15 @@ class LowRankState:
 
     def _keep(self, begun: _Begun) -> None:
         """Store a bucket's residuals (this rank's intended minus decoded gradient) and its directions."""
-        share, wire = 1 / self._places, self._method.wire
-        parts = zip(begun.exchange.layout.routes, begun.meant, begun.found, begun.sent, strict=True)
+        share, keeps = 1 / self._places, self._method.feedback != "none"
+        rounds = keeps and not self._lossless
+        decoded = all_received(begun.sent, self._method.wire) if rounds else begun.sent
+        parts = zip(begun.exchange.layout.routes, begun.meant, begun.found, decoded, strict=True)
         for route, whole, value, part in parts:
             if isinstance(value, Factor):
                 self._bases[route.name] = value.activation
-            if self._method.feedback == "none" or (route.up is None and self._lossless):
-                continue
-            decoded = part if self._lossless else received(part, wire)
-            self._residuals[route.name] = minus_matrix(whole, decoded, share, out=self._residuals.get(route.name))
+            if keeps and (route.up is not None or rounds):
+                self._residuals[route.name] = minus_matrix(whole, part, share, out=self._residuals.get(route.name))
 
     @property
     def _lossless(self) -> bool:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, SupportsFloat
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankdad.common.collectives import device_of
-from rankdad.common.errors import NonFiniteError, RankdadError, UserError
-from rankdad.common.lowrank.wire import finite
+from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
 from rankdad.common.run.seeds import derive
-from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
+from rankdad.distributed.agreement import Sums, as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.batches import Batches, add_gradients
 from rankdad.distributed.checkpoint import check_identity, fitted, identity, loaded, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Node, exchange_of, owners_of
@@ -32,6 +29,7 @@ from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
     Travels,
     agreed_method,
+    check_batch,
     choose_routes,
     feedback_of,
     precision_of,
@@ -39,13 +37,11 @@ from rankdad.distributed.options import (
     travels,
     warn_if_dense,
 )
-from rankdad.distributed.portable import blank, restored, written
-from rankdad.distributed.sparse_rows import infinite_row, summed
+from rankdad.distributed.portable import Seat, read, write
+from rankdad.distributed.sparse_rows import add_sparse, infinite_row, shared, summed
 from rankdad.distributed.watching import PlainBackward, Watch
 
-MOST_WEIGHT = 1e300  # of a batch, so that sums are finite
 FEEDBACK = {True: "both", False: "none"}
-STEPS = 1000  # step numbers are compared modulo this, so that sums of squares are exact
 
 
 class LowRank:
@@ -144,9 +140,10 @@ class LowRank:
 
     def backward(
         self,
-        loss: Tensor | None,
+        loss: Tensor | Callable[[], object] | None,
         weight: float = 1.0,
         *,
+        total: float | None = None,
         exchange: bool = True,
         scaler: GradScaler | None = None,
         retain_graph: bool = False,
@@ -154,8 +151,12 @@ class LowRank:
         """Add the gradient of all ranks' weighted mean loss to `.grad`, the same at every rank.
 
         Args:
-            loss: mean over this rank's batch; ignored if the weight is 0.
-            weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0.
+            loss: mean over this rank's batch; ignored if the weight is 0. Or a function that runs forward and backward
+                passes, such as a pipeline's schedule; layers are then reduced from their whole gradients.
+            weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0. Where
+                the model is divided it still passes a loss, because the other ranks' passes wait for its own.
+            total: weight of all batches, if losses are sums over batches: `.grad` is then the sum of all gradients,
+                divided by this number. For experts, whose gradients are of other ranks' tokens, too.
             exchange: whether to exchange now. False only accumulates for the next exchange, without changing `.grad`:
                 several batches count as one, each with its weight. `zero_grad` does not drop them.
             scaler: of float16 training, instead of `scaler.scale(loss)`. If a gradient overflows at one rank, it is
@@ -170,21 +171,22 @@ class LowRank:
         if self._closed:
             raise UserError("this LowRank is closed: make a new one of the model", code="closed")
         if not exchange:
-            self._checked(loss, weight, scaler)
-            self._add(loss, weight, scaler, retain_graph)
+            self._checked(loss, weight, total, scaler)
+            self._add(loss, weight, scaler, retain_graph, sums=total is not None)
             return
         try:
-            scale = self._checked(loss, weight, scaler)
-            sums = self._sum_up(0 if self._problem else weight)
-            self._add(loss, weight, scaler, retain_graph)
-            update, sparse = self._exchanged(self._total(sums), scale, overflows=scaler is not None)
+            scale = self._checked(loss, weight, total, scaler)
+            own = self._batches.weight + (0 if self._problem else weight)
+            sums = Sums(own, self._step, self._groups, failed=bool(self._problem), changed=self._changed)
+            self._add(loss, weight, scaler, retain_graph, sums=total is not None)
+            found = self._total(sums)
+            divisor = scale if total is None else scale * total / found
+            update, sparse = self._exchanged(found, divisor, overflows=scaler is not None)
         finally:
             self._batches.clear()
             self._problem, self._cause = None, None
         add_gradients(self._division.parts, self._layout.routes, update.payload, scale, update.used)
-        for name, gradient in sparse.items():
-            own, scaled = self._parameters[name], gradient if scale == 1 else gradient * scale
-            own.grad = scaled if own.grad is None else own.grad + scaled
+        add_sparse(self._parameters, sparse, scale)
         self._step += 1
 
     def describe(self) -> list[Travels]:
@@ -197,9 +199,7 @@ class LowRank:
         Raises:
             RankdadError: added batches have not been exchanged yet.
         """
-        if self._batches.weight:
-            problem = "state_dict: batches were added with exchange=False and have not been exchanged yet"
-            raise RankdadError(problem, code="batches-pending")
+        self._check_exchanged("state_dict")
         kept = {"step": self._step, "site": saved(self._state), "node": saved(self._node_state)}
         return {**identity(self._options, self._group), **kept}
 
@@ -222,12 +222,8 @@ class LowRank:
         Raises:
             RankdadError: added batches have not been exchanged yet.
         """
-        self.state_dict()  # checks
-        states = self._state, self._node_state
-        parts = self._division.parts
-        tensors = written(self._step, self._options, states, self._place, self._layout.routes, parts)
-        with reaching("the checkpoint"):
-            dcp.save(tensors, checkpoint_id=folder)
+        self._check_exchanged("save")
+        write(folder, self._seat, self._step, self._options, self._state, self._node_state)
 
     def load(self, folder: str | Path) -> None:
         """Restore the state from `save`; called at all ranks.
@@ -238,17 +234,8 @@ class LowRank:
         Raises:
             UserError: there is no such checkpoint, or it is of another model or other options.
         """
-        routes, like, problem = self._layout.routes, self._layout.like, None
-        try:
-            tensors = blank(Path(folder), self._place, self._places, routes, self._division.parts, like)
-        except UserError as error:
-            problem = error
-        if (told := explain(problem, self._groups)) is not None:
-            raise UserError(str(told), code=told.code, field=told.field)
-        with reaching("the checkpoint"):
-            dcp.load(tensors, checkpoint_id=folder)
-        self._step, state = restored(tensors, self._options, routes, self._division.parts)
-        self._state, self._node_state = fitted(state, routes), MethodState()
+        self._step, site, node = read(folder, self._seat, self._options, self._groups)
+        self._state, self._node_state = (fitted(each, self._layout.routes) for each in (site, node))
 
     def close(self) -> None:
         """Remove the hooks from the model; `backward` then raises."""
@@ -280,18 +267,22 @@ class LowRank:
         self._state = fitted(self._state, routes)
         self._node_state = fitted(self._node_state, self._exchange.own.routes)
 
-    def _checked(self, loss: Tensor | None, weight: object, scaler: GradScaler | None) -> float:
+    @property
+    def _seat(self) -> Seat:
+        return Seat(self._place, self._places, self._layout.routes, self._division.parts, self._layout.like)
+
+    def _check_exchanged(self, caller: str) -> None:
+        if self._batches.weight:
+            problem = f"{caller}: batches were added with exchange=False and have not been exchanged yet"
+            raise RankdadError(problem, code="batches-pending")
+
+    def _checked(self, loss: object, weight: object, total: float | None, scaler: GradScaler | None) -> float:
         """Return the scale of losses; an invalid batch or model is reported in the next exchange."""
         try:
             self._changed = self._watch.changed()
             if self._watch.divided:
                 self._divide()
-            if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
-                problem = f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}"
-                raise UserError(problem, code="weight-out-of-range", field="weight")
-            if weight and loss is None:
-                problem = f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}"
-                raise UserError(problem, code="loss-missing", field="loss")
+            check_batch(loss, weight, total)
             return 1.0 if scaler is None else scaler.get_scale()
         except Exception as error:
             self._note(error)
@@ -307,48 +298,37 @@ class LowRank:
         self._groups = groups_of(self._model, self._given)
         self._batches.divide(self._division)
 
-    def _add(self, loss: Tensor | None, weight: float, scaler: GradScaler | None, retain_graph: bool) -> None:
+    def _add(
+        self,
+        loss: Tensor | Callable[[], object] | None,
+        weight: float,
+        scaler: GradScaler | None,
+        retain_graph: bool,
+        *,
+        sums: bool,
+    ) -> None:
         """Run a backward pass; an error is reported to all ranks in the next exchange."""
         if self._problem or not weight:
-            if loss is None or not self._division.divided:
+            if loss is None or not (self._division.divided or callable(loss)):
                 return
-            weight, loss = 0.0, loss * 0  # the other ranks' passes wait for this one's collectives
+            weight = 0.0  # the other ranks' passes wait for this one's collectives
         try:
-            assert loss is not None
             with self._plain.expected():
-                self._batches.add(loss if scaler is None else scaler.scale(loss), weight, retain_graph=retain_graph)
-            if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
-                raise NonFiniteError("the loss")
+                self._batches.take(loss, weight, scaler, sums=sums, retain_graph=retain_graph)
         except Exception as error:
             self._note(error)
 
-    def _sum_up(self, weight: float) -> tuple[Tensor, dist.Work]:
-        """Start to sum all ranks' weights, during the backward pass."""
-        number = self._step % STEPS
-        own = self._batches.weight + weight
-        sums = torch.tensor([own, bool(self._problem), number, number**2, self._changed], dtype=torch.float64)
-        sums = sums.to(device_of(self._group))
-        with reaching("a step's exchange"):
-            work = dist.all_reduce(sums, group=self._group, async_op=True)
-        assert work is not None
-        return sums, work
-
-    def _total(self, begun: tuple[Tensor, dist.Work]) -> float:
+    def _total(self, begun: Sums) -> float:
         """Return the total weight of all ranks' batches, and follow changes of the model.
 
         Raises:
             UserError: the ranks disagree on changes of the model.
             RankdadError: a rank has failed, or the ranks do not match.
         """
-        sums, work = begun
-        with reaching("a step's exchange"):
-            work.wait()
-        total, failed, steps, squares, changed = sums.tolist()
-        if steps**2 != squares * self._places:  # equal only if all steps are
+        total, failed, changed, same = begun.ended(self._groups)
+        if not same:
             problem = f"it is at step {self._step}, other ranks are not: call load_state_dict at every rank"
             self._note(RankdadError(problem, code="steps-differ"))
-            failed = 1
-        failed = agreed(int(failed), self._groups.others)
         if not failed and not total:
             raise RankdadError("no rank has samples in this step: every weight is 0", code="no-samples")
         if failed:
@@ -356,7 +336,7 @@ class LowRank:
         if changed:
             self._prepare(agreed_method(self._options, self._model, self._groups, divided=True))
             self._batches.follow(self._layout.routes, self._division)
-        return float(total)
+        return total
 
     def _exchanged(self, total: float, scale: float, *, overflows: bool) -> tuple[Message, dict[str, Tensor]]:
         """Exchange gradients and update the state; return the update, with sparse gradients apart."""
@@ -376,7 +356,8 @@ class LowRank:
             if status == Status.FINE:
                 try:
                     gradients, used = self._batches.payload(self._layout.like, scale)
-                    sparse = self._own_sparse(weight / total, scale)
+                    own = self._batches.sparse(self._sparse, self._layout.like, scale)
+                    sparse = shared(own, weight / total)
                     step = self._site.step(gradients, weight / total, self._state, derive(seed, self._place))
                     packed = self._exchange.pack(Message(status, weight, next(step), used))
                 except Exception as error:  # the other ranks wait for a message
@@ -385,7 +366,8 @@ class LowRank:
                 packed = self._exchange.pack(Message(status, weight))
             received = self._exchange.received(packed)
             update, node_state = self._exchange.ended(list(map(self._exchange.own.unpack, received)), node)
-            update = replace(update, status=Status(agreed(update.status, self._groups.others)))
+            with reaching("a step's exchange"):
+                update = replace(update, status=Status(*agreed((update.status,), self._groups.others)))
             if update.status == Status.FAILED:
                 self._explain()
             if update.status == Status.OVERFLOW:
@@ -395,25 +377,14 @@ class LowRank:
             assert step is not None
             # Parameters that no rank used in this step keep their state, because no gradient of them is applied.
             unused = {route.name for route in self._layout.routes if update.used.isdisjoint(route.names)}
-            self._node_state = _but(node_state, self._node_state, unused)
+            self._node_state = node_state.but(self._node_state, unused)
             try:
                 step.send(update.payload)
             except StopIteration as stop:
-                self._state = _but(stop.value, self._state, unused)
+                state: MethodState = stop.value
+                self._state = state.but(self._state, unused)
             gradients = self._site.gradients([update.payload])
             return replace(update, payload=gradients), summed(sparse, self._sparse, self._layout.like, self._group)
-
-    def _own_sparse(self, share: float, scale: float) -> dict[str, Tensor]:
-        """Return this rank's part of the sparse gradients.
-
-        Raises:
-            NonFiniteError: one holds NaN or infinity.
-        """
-        own = self._batches.sparse(self._sparse, self._layout.like, scale)
-        for name, gradient in own.items():
-            if not finite(gradient.values()):
-                raise NonFiniteError(f"the gradient of {name}")
-        return {name: gradient * share for name, gradient in own.items()}
 
     def _note(self, error: Exception) -> None:
         """Keep the first error until all ranks know it."""
@@ -426,15 +397,3 @@ class LowRank:
         problem = explain(self._problem, self._groups)
         assert problem is not None
         raise problem from self._cause
-
-
-def _but(state: MethodState, before: MethodState, names: Collection[str]) -> MethodState:
-    """Return a state with some parameters as before."""
-    if not names:
-        return state
-
-    def mixed(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in new.items() if name not in names}
-        return kept | {name: value for name, value in old.items() if name in names}
-
-    return MethodState(mixed(state.residuals, before.residuals), mixed(state.bases, before.bases))

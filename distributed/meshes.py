@@ -262,8 +262,10 @@ class Division:
                             with torch.no_grad():
                                 local(part.own).copy_(part.kept(local(parameter)))
             block.set_requires_gradient_sync(False, recurse=False)
-            for each in (p for g in block._get_fsdp_state()._fsdp_param_groups for p in g.fsdp_params):
-                each.reduce_dtype = None  # gradients stay where they are found; reductions have their own precision
+            for managed_one in (p for g in block._get_fsdp_state()._fsdp_param_groups for p in g.fsdp_params):
+                managed_one.reduce_dtype = (
+                    None  # gradients stay where they are found; reductions have their own precision
+                )
         self.parts = {name: self.parts[name] for name in own}
         if start:
             plain = [part for part in self.parts.values() if part.own is part.whole]
@@ -318,12 +320,10 @@ def _broadcast(tensor: Tensor, group: Group) -> None:
     tensor.copy_(sent)
 
 
-def agreed(flag: int, others: Sequence[dist.ProcessGroup]) -> int:
+def agreed(flags: Sequence[int], others: Sequence[dist.ProcessGroup]) -> Sequence[int]:
     """Return the largest of all ranks' flags, if those of the data-parallel ranks are equal."""
-    if not others:
-        return flag
     for group in others:
-        found = torch.tensor([flag], device=device_of(group))
+        found = torch.tensor(flags, device=device_of(group))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-        flag = int(found)
-    return flag
+        flags = found.tolist()
+    return flags

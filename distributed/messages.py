@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch._C import _LinAlgError as LinAlgError  # type: ignore[attr-defined]  # re-exported by torch.linalg
 
-from rankdad.common.collectives import as_bytes
 from rankdad.common.errors import NonFiniteError, RankdadError
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.layout import MessageLayout, NotEncodedError, one_exchange
@@ -101,12 +100,12 @@ class Layout:
         return self._flags + len(self.names)
 
     def pack(self, message: Message) -> Tensor:
-        """Return a message's bytes, a uint8 tensor on the CPU.
+        """Return a message's bytes, a uint8 tensor on the gradients' device.
 
         Raises:
             RankdadError: a number is NaN, infinite, or too large for the wire; names the parameter.
         """
-        counts, numbers = [0] * self.payload.variable, torch.empty(0, dtype=torch.uint8)
+        counts, numbers = [0] * self.payload.variable, torch.empty(0, dtype=torch.uint8, device=self.like.device)
         if message.payload:
             try:
                 counts, numbers = self.payload.pack(message.payload, self.wire)
@@ -114,20 +113,21 @@ class Layout:
                 raise _not_encoded(error, self.wire) from None
         head = torch.tensor([message.status, message.weight], dtype=torch.float64).view(torch.uint8)
         used = torch.tensor([name in message.used for name in self.names], dtype=torch.uint8)
-        data = torch.cat([head, torch.tensor(counts, dtype=torch.int32).view(torch.uint8), used, numbers])
+        before = torch.cat([head, torch.tensor(counts, dtype=torch.int32).view(torch.uint8), used])
+        data = torch.cat([before.to(numbers.device), numbers])
         return data if self.size is None else torch.cat([data, data.new_zeros(self.size - len(data))])
 
     def unpack(self, data: Tensor) -> Message:
         """Return the message that the bytes hold."""
-        status, weight = data[:HEAD].clone().view(torch.float64).tolist()
+        before = data[: self._start].cpu().clone()
+        status, weight = before[:HEAD].view(torch.float64).tolist()
         if status != Status.FINE:
             return Message(Status(int(status)), weight)
-        counts = data[HEAD : self._flags].clone().view(torch.int32).tolist()
-        names = frozenset(itertools.compress(self.names, data[self._flags : self._start].tolist()))
+        counts = before[HEAD : self._flags].view(torch.int32).tolist()
+        names = frozenset(itertools.compress(self.names, before[self._flags :].tolist()))
         rows = self.payload.checked(counts)
         end = self._start + self.payload.payload_bytes(self.wire, rows)
-        numbers = as_bytes(data[self._start : end])
-        payload, _ = self.payload.unpack(rows, numbers, self.wire, str(self.like.device))
+        payload, _ = self.payload.unpack(rows, data[self._start : end], self.wire, self.like.device)
         return Message(Status.FINE, weight, tuple(_like(value, self.like) for value in payload), names)
 
 

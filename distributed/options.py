@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, SupportsFloat
 
 import torch
 from torch import nn
@@ -24,6 +24,8 @@ from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.routing import check_wire
 from rankdad.distributed.agreement import agree
 from rankdad.distributed.meshes import Groups, Part, check_division, same_rows
+
+MOST_WEIGHT = 1e300  # of a batch, so that sums are finite
 
 
 def agreed_method(
@@ -94,6 +96,23 @@ def method_of(model: object, options: Mapping[str, object], *, divided: bool = F
             )
         return validate(Dad, {"name": "dad", "wire": given["wire"]})
     return validate(RankDad, {"name": "rank-dad", **given})
+
+
+def check_batch(loss: object, weight: object, total: float | None) -> None:
+    """Check a batch's loss and weight.
+
+    Raises:
+        UserError: a number is out of range, or the loss is missing.
+    """
+    if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
+        problem = f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}"
+        raise UserError(problem, code="weight-out-of-range", field="weight")
+    if weight and loss is None:
+        problem = f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}"
+        raise UserError(problem, code="loss-missing", field="loss")
+    if total is not None and not 0 < total <= MOST_WEIGHT:
+        problem = f"total: got {total!r}, expected a number above 0, at most {MOST_WEIGHT:g}"
+        raise UserError(problem, code="total-out-of-range", field="total")
 
 
 def check_whole(model: nn.Module, *, divided: bool = False) -> None:

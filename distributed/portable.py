@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -23,130 +25,182 @@ from rankdad.common.errors import UserError
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.methods import MethodState
-from rankdad.distributed.meshes import Part, local, wrapped
+from rankdad.distributed.agreement import explain, reaching
+from rankdad.distributed.meshes import Groups, Part, local, wrapped
 
-STEP, OPTIONS = "step", "options"
-LAYOUT = ("gather_up_to",)  # options that may change
+STEP, OPTIONS, PLACES = "step", "options", "ranks"
+SITE, NODE = "site", "node"
+MAY_CHANGE = ("gather_up_to",)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank has of a model.
+
+    Args:
+        place: of the rank among those with different batches.
+        places: how many these are.
+        routes: of the parameters.
+        parts: of the parameters at this rank.
+        like: a tensor with the dtype and device of states.
+    """
+
+    place: int
+    places: int
+    routes: tuple[Route, ...]
+    parts: Mapping[str, Part]
+    like: Tensor
+
+    def basis(self, kind: str, route: Route) -> str:
+        """Return the key of a parameter's directions: those of a site are equal at all places."""
+        whole, division = self.parts[route.name].whole, "whole"
+        if isinstance(whole, DTensor):
+            mesh = whole.device_mesh
+            division = ".".join(f"{mesh.get_local_rank(dim)}-{mesh.size(dim)}" for dim in range(mesh.ndim))
+        return f"{kind}/bases/{self.place if kind == NODE else 0}/{route.name}/{division}"
+
+
+def write(
+    folder: str | Path,
+    seat: Seat,
+    step: int,
+    options: Mapping[str, object],
+    site: MethodState,
+    node: MethodState,
+) -> None:
+    """Write a checkpoint; called at all ranks.
+
+    Args:
+        folder: the same at all ranks.
+        seat: of this rank.
+        step: number of steps.
+        options: of the LowRank.
+        site: this rank's state.
+        node: its state where it combines several ranks' rows.
+    """
+    with reaching("the checkpoint"):
+        save(written(seat, step, options, site, node), checkpoint_id=folder)
+
+
+def read(
+    folder: str | Path, seat: Seat, options: Mapping[str, object], groups: Groups
+) -> tuple[int, MethodState, MethodState]:
+    """Return the number of steps and this rank's states of a checkpoint; called at all ranks.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is of another model or other options; the same at all ranks.
+    """
+    tensors, problem = dict[str, Tensor](), None
+    try:
+        tensors = blank(Path(folder), seat)
+    except UserError as error:
+        problem = error
+    told = explain(problem, groups)
+    if told is not None:
+        raise UserError(str(told), code=told.code, field=told.field)
+    with reaching("the checkpoint"):
+        load(tensors, checkpoint_id=folder)
+    return restored(seat, tensors, options)
 
 
 def written(
-    step: int,
-    options: Mapping[str, object],
-    states: tuple[MethodState, MethodState],
-    place: int,
-    routes: tuple[Route, ...],
-    parts: Mapping[str, Part],
+    seat: Seat, step: int, options: Mapping[str, object], site: MethodState, node: MethodState
 ) -> dict[str, Tensor]:
-    """Return this rank's tensors of a checkpoint, by key.
-
-    Args:
-        step: number of steps.
-        options: of the LowRank.
-        states: of this rank as a site and as a node.
-        place: of this rank among those with different batches.
-        routes: of the parameters.
-        parts: this rank's parts of them.
-    """
-    described = json.dumps({name: value for name, value in sorted(options.items()) if name not in LAYOUT}).encode()
-    found = {STEP: torch.tensor(step), OPTIONS: torch.frombuffer(bytearray(described), dtype=torch.uint8)}
-    for route in routes:
-        kept = [matrix for state in states if (matrix := state.residuals.get(route.name)) is not None]
-        if kept:
-            matrix = sum(map(_matrix, kept[1:]), _matrix(kept[0]))
-            for name, value in _split(route, matrix).items():
-                found[f"residuals/{place}/{name}"] = _like_passes(value, parts[name])
-        if not place and (rows := states[0].bases.get(route.name)) is not None:
-            found[_basis(route, parts)] = rows
+    """Return this rank's tensors of a checkpoint, by key."""
+    listed = json.dumps({name: value for name, value in sorted(options.items()) if name not in MAY_CHANGE}).encode()
+    found = {STEP: torch.tensor(step), PLACES: torch.tensor(seat.places)}
+    found[OPTIONS] = torch.frombuffer(bytearray(listed), dtype=torch.uint8)
+    for kind, state in ((SITE, site), (NODE, node)):
+        for route in seat.routes:
+            if (residual := state.residuals.get(route.name)) is not None:
+                for name, value in _split(route, residual).items():
+                    whole = wrapped(value.contiguous(), seat.parts[name].whole)
+                    found[f"{kind}/residuals/{seat.place}/{name}"] = whole
+            if (rows := state.bases.get(route.name)) is not None and (kind == NODE or not seat.place):
+                found[seat.basis(kind, route)] = rows
     return found
 
 
-def blank(
-    folder: Path, place: int, places: int, routes: tuple[Route, ...], parts: Mapping[str, Part], like: Tensor
-) -> dict[str, Tensor]:
-    """Return tensors to fill from a checkpoint at this rank, by key; arguments as for `written`.
+def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
+    """Return tensors to fill from a checkpoint at this rank, by key.
 
     Raises:
         UserError: there is no such checkpoint, or it is of another model.
     """
     try:
-        known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        known = FileSystemReader(folder).read_metadata().state_dict_metadata
     except (OSError, EOFError) as error:
-        problem = f"{folder}: no checkpoint of LowRank.save that this rank can read ({error})"
+        problem = f"{folder}: no checkpoint of LowRank.save that this rank can read ({error}): name its folder"
         raise UserError(problem, code="checkpoint-unreadable") from None
     sizes = {key: tuple(each.size) for key, each in known.items() if isinstance(each, TensorStorageMetadata)}
-    if not {STEP, OPTIONS} <= sizes.keys():
-        raise UserError(f"{folder}: got another checkpoint, expected one of LowRank.save", code="checkpoint-malformed")
-    found: dict[str, Tensor] = {STEP: torch.tensor(0), OPTIONS: torch.empty(sizes[OPTIONS], dtype=torch.uint8)}
-    for key in sizes:
-        kind, _, rest = key.partition("/")
-        where, _, name = rest.partition("/")
-        if kind == "residuals" and int(where) % places == place and name in parts:
-            part = parts[name]
-            if sizes[key] != tuple(part.whole.shape):
-                problem = f"{folder}: {name} has {list(sizes[key])}, expected {list(part.whole.shape)}"
-                raise UserError(problem, code="checkpoint-does-not-fit", field=name)
-            found[key] = _like_passes(like.new_zeros(part.shape), part)
-    for route in routes:
-        key = _basis(route, parts)
-        if key in sizes and sizes[key][1] == route.matrix[1]:
-            found[key] = like.new_zeros(sizes[key])
+    if not {STEP, OPTIONS, PLACES} <= sizes.keys():
+        problem = f"{folder}: got another checkpoint, expected one of LowRank.save: name its folder"
+        raise UserError(problem, code="checkpoint-malformed")
+    found = {STEP: torch.tensor(0), PLACES: torch.tensor(0)}
+    found[OPTIONS] = torch.empty(sizes[OPTIONS], dtype=torch.uint8)
+    for key, size in sizes.items():
+        kind, _, rest = key.partition("/residuals/")
+        place, _, name = rest.partition("/")
+        if not rest or int(place) % seat.places != seat.place or name not in seat.parts:
+            continue
+        part = seat.parts[name]
+        if size != tuple(part.whole.shape):
+            problem = f"{folder}: {name} has {list(size)}, expected {list(part.whole.shape)}: load that of this model"
+            raise UserError(problem, code="checkpoint-does-not-fit", field=name)
+        found[key] = wrapped(seat.like.new_zeros(part.shape), part.whole)
+    for route in seat.routes:
+        for kind in (SITE, NODE):
+            key = seat.basis(kind, route)
+            if key in sizes and sizes[key][1] == route.matrix[1]:
+                found[key] = seat.like.new_zeros(sizes[key])
     return found
 
 
 def restored(
-    tensors: Mapping[str, Tensor], options: Mapping[str, object], routes: tuple[Route, ...], parts: Mapping[str, Part]
-) -> tuple[int, MethodState]:
-    """Return the number of steps and this rank's state from filled tensors.
+    seat: Seat, tensors: Mapping[str, Tensor], options: Mapping[str, object]
+) -> tuple[int, MethodState, MethodState]:
+    """Return the number of steps, and this rank's states as a site and as a node, from filled tensors.
+
+    With another number of ranks, a node's residuals become the site's.
 
     Raises:
         UserError: the checkpoint is of other options, or holds NaN or infinity.
     """
-    found = json.loads(bytes(tensors[OPTIONS].tolist()))
-    for name, value in found.items():
+    for name, value in json.loads(bytes(tensors[OPTIONS].tolist())).items():
         if options.get(name) != value:
             problem = f"load: {name}: got {value!r} in the checkpoint, expected {options.get(name)!r}"
             raise UserError(problem, code="checkpoint-does-not-fit", field=name)
-    sums = dict[str, Tensor]()
+    same = int(tensors[PLACES]) == seat.places
+    sums: dict[str, dict[str, Tensor]] = {SITE: {}, NODE: {}}
     for key, value in tensors.items():
         if not bool(torch.isfinite(local(value)).all()):
             raise UserError(f"load: {key} holds NaN or infinity", code="not-finite", field=key)
-        if key.startswith("residuals/"):
-            name = key.split("/", 2)[2]
-            sums[name] = sums[name] + local(value) if name in sums else local(value)
-    residuals, bases = dict[str, Matrix](), dict[str, Tensor]()
-    for route in routes:
-        key = _basis(route, parts)
-        if key in tensors:
-            bases[route.name] = tensors[key]
-        if route.name in sums:
-            matrix = sums[route.name].reshape(route.matrix[0], -1)
-            if route.bias is not None:
-                column = sums.get(route.bias)
-                matrix = F.pad(matrix, (0, 1)) if column is None else torch.cat([matrix, column[:, None]], dim=1)
-            residuals[route.name] = matrix
-    return int(tensors[STEP]), MethodState(residuals, bases)
+        kind, _, rest = key.partition("/residuals/")
+        if rest:
+            into, name = sums[kind if same else SITE], rest.partition("/")[2]
+            into[name] = into[name] + local(value) if name in into else local(value)
+    states = []
+    for kind in (SITE, NODE):
+        keys = {route.name: seat.basis(kind, route) for route in seat.routes if kind == SITE or same}
+        bases = {name: tensors[key] for name, key in keys.items() if key in tensors}
+        joined = {route.name: _joined(route, sums[kind]) for route in seat.routes if route.name in sums[kind]}
+        states.append(MethodState(joined, bases))
+    site, node = states
+    return int(tensors[STEP]), site, node
 
 
-def _basis(route: Route, parts: Mapping[str, Part]) -> str:
-    """Return the key of a parameter's directions, which are those of one division of it."""
-    whole, seat = parts[route.name].whole, "whole"
-    if isinstance(whole, DTensor):
-        mesh = whole.device_mesh
-        seat = ".".join(f"{mesh.get_local_rank(dim)}-{mesh.size(dim)}" for dim in range(mesh.ndim))
-    return f"bases/{seat}/{route.name}"
-
-
-def _matrix(value: Matrix) -> Tensor:
-    return value.gradient() if isinstance(value, Factor) else value
-
-
-def _split(route: Route, matrix: Tensor) -> dict[str, Tensor]:
-    """Return a matrix by parameter, in their shapes."""
+def _split(route: Route, residual: Matrix) -> dict[str, Tensor]:
+    """Return a residual by parameter, in their shapes."""
+    matrix = residual.gradient() if isinstance(residual, Factor) else residual
     if route.bias is None:
         return {route.name: matrix.reshape(route.shape)}
     return {route.name: matrix[:, :-1].reshape(route.shape), route.bias: matrix[:, -1]}
 
 
-def _like_passes(value: Tensor, part: Part) -> Tensor:
-    """Return a tensor of this rank as a DTensor if the parameter in passes is one."""
-    return wrapped(value.contiguous(), cast(Tensor, part.whole))
+def _joined(route: Route, parameters: Mapping[str, Tensor]) -> Matrix:
+    """Return a residual as a matrix, from those of its parameters."""
+    matrix = parameters[route.name].reshape(route.matrix[0], -1)
+    if route.bias is None:
+        return matrix
+    column = parameters.get(route.bias)
+    return F.pad(matrix, (0, 1)) if column is None else torch.cat([matrix, column[:, None]], dim=1)

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdad.common.collectives import all_gather_equal, all_gather_rows
+from rankdad.common.errors import NonFiniteError
+from rankdad.common.lowrank.wire import finite
 from rankdad.distributed.agreement import reaching
 
 UNUSED = -1
@@ -19,6 +21,25 @@ def infinite_row(parameter: nn.Parameter) -> Tensor:
     """Return a sparse gradient with an infinite value."""
     row = torch.full_like(parameter[:1], math.inf, requires_grad=False)
     return torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64, device=row.device), row, parameter.shape)
+
+
+def shared(own: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """Return this rank's part of the sparse gradients.
+
+    Raises:
+        NonFiniteError: one holds NaN or infinity.
+    """
+    for name, gradient in own.items():
+        if not finite(gradient.values()):
+            raise NonFiniteError(f"the gradient of {name}")
+    return {name: gradient * share for name, gradient in own.items()}
+
+
+def add_sparse(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], scale: float) -> None:
+    """Add gradients times a scale to `.grad`."""
+    for name, gradient in gradients.items():
+        parameter, scaled = parameters[name], gradient if scale == 1 else gradient * scale
+        parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
 
 
 def summed(

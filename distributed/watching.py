@@ -103,7 +103,8 @@ class Watch:
         now = self._named()
         for name in {**self._parameters, **now}:
             before, after = self._parameters.get(name), now.get(name)
-            if isinstance(after, DTensor) and before is not None and before.shape == after.shape:
+            made: object = after
+            if isinstance(made, DTensor) and before is not None and before.shape == made.shape:
                 self.divided = self.divided or after is not before
             elif before is not after:
                 kind = "another tensor" if name in now and name in self._parameters else "new"

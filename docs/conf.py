@@ -33,8 +33,8 @@ napoleon_use_rtype = False
 def commands() -> str:
     """Return the page of the commands, from their own help."""
     made = [sys.executable, "-m", "typer", "rankdad.__main__", "utils", "docs", "--name", "rankdad"]
-    said = subprocess.run(made, capture_output=True, text=True, check=True).stdout
-    return "# Commands\n\n" + re.sub(r"^#", "##", said, flags=re.MULTILINE)
+    text = subprocess.run(made, capture_output=True, text=True, check=True).stdout
+    return "# Commands\n\n" + re.sub(r"^#", "##", text, flags=re.MULTILINE)
 
 
 def errors() -> str:

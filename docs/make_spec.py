@@ -67,8 +67,8 @@ def sections(path: str, schema: Schema, defs: Schema, seen: set[str], level: str
             for key, inner in shared.items():
                 has = [tag for tag, member in titles.items() if row(key, member) == row(key, inner)]
                 of = "all" if len(has) == len(titles) else ", ".join(has)
-                left, said = row(key, inner)
-                yield f"| {left} | {of} | {said} |"
+                left, cells = row(key, inner)
+                yield f"| {left} | {of} | {cells} |"
         for part in members:
             own = {key: f for key, f in defs[part]["properties"].items() if not is_shared(key, defs[part], shared)}
             tag = title(defs[part])

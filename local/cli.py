@@ -189,8 +189,8 @@ def describe(
     from rankdad.local.describing import page, show
 
     if columns is not None and schema is not None:
-        said = "--schema already names the columns, in data.columns: leave one of the two out"
-        raise UserError(f"--columns: {said}", code="options-exclude-each-other", field="--columns")
+        text = "--schema already names the columns, in data.columns: leave one of the two out"
+        raise UserError(f"--columns: {text}", code="options-exclude-each-other", field="--columns")
     profile = run(data, None if schema is None else RunSpec.read(schema), list_of(columns))
     if html is not None:
         try:

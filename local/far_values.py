@@ -54,9 +54,9 @@ def far_values(saved: SavedModel, inputs: Array | FileSamples) -> list[Far]:
         elif not place.levels and not alike[0]:
             rows = apart[:, 0] > FAR * scale[0]
             of_log = " of its logarithm" if data.is_logarithm(column) else ""
-            said = f"lie more than {FAR:g} standard deviations from training's mean{of_log}"
-            said += f" ({mean[0]:.4g} ± {scale[0]:.2g}): is the unit the same?"
-            found += [Far(column, rows, said)] if rows.any() else []
+            text = f"lie more than {FAR:g} standard deviations from training's mean{of_log}"
+            text += f" ({mean[0]:.4g} ± {scale[0]:.2g}): is the unit the same?"
+            found += [Far(column, rows, text)] if rows.any() else []
     return found
 
 

@@ -25,10 +25,10 @@ def following(
         say: prints a line.
         clock: returns seconds.
     """
-    began, fold, epoch, said, loss = clock(), run.fold, run.epoch, run.fold if run.epoch else -1, 0.0
+    began, fold, epoch, announced, loss = clock(), run.fold, run.epoch, run.fold if run.epoch else -1, 0.0
 
     def look(body: Body) -> None:
-        nonlocal fold, epoch, said, loss
+        nonlocal fold, epoch, announced, loss
         if isinstance(body, Step):
             loss = body.loss
         if run.fold > fold:
@@ -43,8 +43,8 @@ def following(
             best = " (best so far)" if measured and run.progress.best_epoch == run.epoch - 1 else ""
             where = f"epoch {run.epoch} of {run.epochs} · {clock() - began:.0f} s · step {run.steps}"
             say(f"{where} · {figures}{best}")
-        if run.trains and run.fold > said:
-            said = run.fold
+        if run.trains and run.fold > announced:
+            announced = run.fold
             if spec.folds > 1:
                 model, candidate = spec.place(run.fold)
                 final = " with all samples" * (model >= spec.tested_folds and candidate is None)

@@ -1,8 +1,8 @@
 """A site's half of a run, for any carrier of bytes: it takes the last answer and returns the next message.
 
-said = site.advance()  # no answer at the beginning
-while said is not None:
-    said = site.advance(carried(said))
+message = site.advance()  # no answer at the beginning
+while message is not None:
+    message = site.advance(carried(message))
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Site(Generic[R]):
             ) from None
         if update.kind is not Kind.FAILURE:
             if update.round != round_:
-                said = f"r: got round {update.round}, expected round {round_}"
-                raise ProtocolError(502, said, code="round-unexpected", field="r")
+                text = f"r: got round {update.round}, expected round {round_}"
+                raise ProtocolError(502, text, code="round-unexpected", field="r")
             self._check(update)
         return update
 

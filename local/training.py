@@ -326,8 +326,8 @@ class _Trainer:
         """Return the body of an update, if it fits what is due."""
         assert update is not None
         if isinstance(update.body, Failure):
-            said = update.body
-            raise RunFailedError(said.site, said.reason, code=said.code, field=said.field)
+            failed = update.body
+            raise RunFailedError(failed.site, failed.reason, code=failed.code, field=failed.field)
         self.site_run.check(update, 502)
         return update.body
 

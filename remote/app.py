@@ -79,9 +79,9 @@ class Refusal(JSONResponse):
     """
 
     def __init__(self, error: ProtocolError, unread: float, **more: object) -> None:
-        said = Refused(error=str(error), code=error.code, field=error.field).model_dump()
+        refusal = Refused(error=str(error), code=error.code, field=error.field).model_dump()
         later = {"retry-after": AGAIN[error.code]} if error.code in AGAIN else {}
-        super().__init__(said | more, error.status, {"connection": "close"} | later | HEADERS)
+        super().__init__(refusal | more, error.status, {"connection": "close"} | later | HEADERS)
         self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -296,8 +296,8 @@ def forget(
         known, anew = outcome
         names = known.sites if site is None else {site: known.receipt(site)}
         count, size = sum(one.contributions for one in names.values()), sum(one.bytes for one in names.values())
-        said = f"{count:,} contributions of {site or 'all sites'}"
-        typer.echo(f"{run}: {said} {'are' if anew else 'were already'} deleted, {size:,} bytes, {known.time}")
+        text = f"{count:,} contributions of {site or 'all sites'}"
+        typer.echo(f"{run}: {text} {'are' if anew else 'were already'} deleted, {size:,} bytes, {known.time}")
     typer.echo(
         "not deleted: the model and the updates, computed from sums that include these contributions; summary.json, "
         "the tables and the report, with figures by site; copies in backups and at other members"

@@ -92,9 +92,9 @@ def host(
                 raise StoppedRunError(f"{name}: stopped by the engine", code="stopped")
             replies: Mapping[str, bytes] = {}
             with suppress(Empty):
-                site, said = inbox.get(timeout=TICK)
+                site, message = inbox.get(timeout=TICK)
                 heard = time.monotonic()
-                replies = calls.lose(site, said.reason) if isinstance(said, Lost) else calls.take(site, said)
+                replies = calls.lose(site, message.reason) if isinstance(message, Lost) else calls.take(site, message)
             for site, reply in {**replies, **calls.tick()}.items():
                 post(site, reply)
     except BaseException as error:
@@ -143,6 +143,6 @@ def read_job(document: object) -> tuple[str, RunSpec]:
         raise SpecError("id", "is not 16 hexadecimal digits: create the job again", code="id-malformed")
     spec = validate(RunSpec, document["run"], under="run")
     if spec.federation.regions:
-        said = "an engine's server has no regions below it: expected none"
-        raise SpecError("run.federation.regions", said, code="regions-unsupported")
+        text = "an engine's server has no regions below it: expected none"
+        raise SpecError("run.federation.regions", text, code="regions-unsupported")
     return number, spec

@@ -109,9 +109,9 @@ class RunFile(RunReader):
         Raises:
             DamageError: something is damaged.
         """
-        for (said,) in self._rows("PRAGMA quick_check(1)"):
-            if said != "ok":
-                raise DamageError(self.path, f"is damaged ({visible(str(said))}); {LEFT}")
+        for (text,) in self._rows("PRAGMA quick_check(1)"):
+            if text != "ok":
+                raise DamageError(self.path, f"is damaged ({visible(str(text))}); {LEFT}")
         for name in TABLE_NAMES:
             for _ in self.table(name):
                 pass
@@ -287,8 +287,8 @@ class RunFile(RunReader):
             if not isinstance(error, BROKEN):
                 raise
             failed = self._failed(error, "cannot-write")
-            said = f"{failed}; the run can resume from here: {AGAIN}"
-            raise UserError(said, code=failed.code, file=self.path) from None
+            text = f"{failed}; the run can resume from here: {AGAIN}"
+            raise UserError(text, code=failed.code, file=self.path) from None
 
     def _check_place(self) -> None:
         """Check that the path still names the open file.

@@ -297,9 +297,9 @@ class RunReader:
     def faults(self) -> Iterator[str]:
         """Yield a sentence for everything damaged or missing."""
         try:
-            for (said,) in self._rows("PRAGMA integrity_check(20)"):
-                if said != "ok":
-                    yield f"{self.path}: {said}"
+            for (text,) in self._rows("PRAGMA integrity_check(20)"):
+                if text != "ok":
+                    yield f"{self.path}: {text}"
         except DamageError as error:
             yield str(error)
             return

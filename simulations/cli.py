@@ -297,11 +297,11 @@ def init(
     from rankdad.simulations.first_spec import first_spec, written
 
     if len(label) > 1:
-        said = f"is given {len(label)} times, expected one column: of several, write data.label as a list by hand"
-        raise UserError(f"--label: {said}, with the task multi-label", code="option-repeated", field="--label")
+        text = f"is given {len(label)} times, expected one column: of several, write data.label as a list by hand"
+        raise UserError(f"--label: {text}, with the task multi-label", code="option-repeated", field="--label")
     if output.exists() and not force:
-        said = "is there already; --force replaces it, or choose another --output"
-        raise UserError(f"--output: {output} {said}", code="output-exists", field="--output")
+        text = "is there already; --force replaces it, or choose another --output"
+        raise UserError(f"--output: {output} {text}", code="output-exists", field="--output")
     known = {"columns": list_of(columns), "decimal": decimal}
     document = first_spec(
         data,

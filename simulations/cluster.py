@@ -196,9 +196,9 @@ class _Exchange:
                 continue
             if rank in self._star.living and rank not in heard:
                 with self._noting_the_end(rank):
-                    heard[rank] = _said(self._star, rank)
-            if site in (said := heard.get(rank, {})):
-                yield site, said[site]
+                    heard[rank] = _received(self._star, rank)
+            if site in (theirs := heard.get(rank, {})):
+                yield site, theirs[site]
             elif site in self._departed:
                 yield site, self._departed.pop(site)
 
@@ -211,12 +211,12 @@ class _Exchange:
             self._departed |= {site: reason for site, its in self._ranks.items() if its == rank}
 
 
-def _said(star: Star, rank: int) -> dict[str, SiteMessage]:
+def _received(star: Star, rank: int) -> dict[str, SiteMessage]:
     """Receive the contributions of a rank's sites."""
-    said = star.receive(rank, dict)
-    if not all(isinstance(site, str) and isinstance(value, bytes | int | str) for site, value in said.items()):
+    received = star.receive(rank, dict)
+    if not all(isinstance(site, str) and isinstance(value, bytes | int | str) for site, value in received.items()):
         raise star.misunderstood(rank)
-    return said
+    return received
 
 
 def _hand_in(star: Star, folder: Path, sites: Iterable[str]) -> None:

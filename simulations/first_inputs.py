@@ -105,9 +105,9 @@ def check_codes(found: Sequence[Hospital], names: Iterable[str], *, droppable: b
         )
         if other is not None and all(one.columns[name].distinct <= 2 for one in known):
             here, there = (", ".join(ordered(one.columns[name].levels)) for one in (other, pairs[0]))
-            said = f"column {name} holds {here}, but {there} at {pairs[0].site}: write the same codes everywhere"
-            said += f", or leave the column out by --exclude {name}" * droppable
-            raise DataError(other.holding(name), said, code="codes-differ", field=name)
+            text = f"column {name} holds {here}, but {there} at {pairs[0].site}: write the same codes everywhere"
+            text += f", or leave the column out by --exclude {name}" * droppable
+            raise DataError(other.holding(name), text, code="codes-differ", field=name)
 
 
 def check_read(found: Sequence[Hospital], names: Iterable[str]) -> None:
@@ -160,9 +160,9 @@ def missing_cells(
     for token in numbers:
         count = sum(count_of(column, token) for column in columns)
         where = ", ".join(one.site for one in found if one.site and count_of(one.columns[name], token))
-        said = f"{token} in {counted(count, 'row')}{f' ({where})' * bool(where)}, far from all other values,"
+        text = f"{token} in {counted(count, 'row')}{f' ({where})' * bool(where)}, far from all other values,"
         notes.append(
-            f"column {name}: {said} is read as missing (data.missing_values): if it was measured, take it out there"
+            f"column {name}: {text} is read as missing (data.missing_values): if it was measured, take it out there"
         )
     return {escaped(name): [*words, *numbers]} if words or numbers else {}
 
@@ -232,16 +232,16 @@ def _take_levels(chosen: Inputs, name: str, found: Sequence[Hospital], *, forced
     columns = [one.columns[name] for one in found]
     if forced and any(column.distinct > MAX_LEVELS or (column.distinct and not column.levels) for column in columns):
         most = max(column.distinct for column in columns)
-        said = f"column {name} has {most} different values at one hospital, expected at most {MAX_LEVELS} levels"
-        raise UserError(f"--categorical: {said}: leave it a number", code="levels-too-many", field=name)
+        text = f"column {name} has {most} different values at one hospital, expected at most {MAX_LEVELS} levels"
+        raise UserError(f"--categorical: {text}: leave it a number", code="levels-too-many", field=name)
     words = [] if forced else [*{word for column in columns for word in column.others}]
     levels = ordered({*(level for column in columns for level in column.levels), *map(canonical, words)})
     twice = next((own for own in by_spelling(levels) if len(own) > 1), None)
     if twice:
         where = next(one for one in reversed(found) if not one.columns[name].levels.keys().isdisjoint(twice))
-        said = f"column {name} holds {told_together(twice)}, which differ only in how they are written: write them"
-        said = f"{said} in one way, or leave the column out by --exclude {name}"
-        raise DataError(where.holding(name), said, code="values-spelled-apart", field=name)
+        text = f"column {name} holds {told_together(twice)}, which differ only in how they are written: write them"
+        text = f"{text} in one way, or leave the column out by --exclude {name}"
+        raise DataError(where.holding(name), text, code="values-spelled-apart", field=name)
     chosen.categorical[name] = levels
     codes = ordered({code for column in columns for code in column.codes}.difference(levels))
     if codes:
@@ -292,8 +292,8 @@ def _may_be_codes(found: Sequence[Hospital], names: Iterable[str], missing: dict
             few[name] = f"{name} ({', '.join(values)})"
     if not few:
         return []
-    said = "columns with few whole numbers are treated as amounts"
-    return [f"{said}: {'; '.join(few.values())}; if they are codes, run init again with --categorical {','.join(few)}"]
+    text = "columns with few whole numbers are treated as amounts"
+    return [f"{text}: {'; '.join(few.values())}; if they are codes, run init again with --categorical {','.join(few)}"]
 
 
 def _spellings(name: str, found: Sequence[Hospital]) -> list[str]:
@@ -318,7 +318,7 @@ def _suspicions(found: Sequence[Hospital], chosen: Inputs) -> list[str]:
         for remark in (*own.remarks, *(remark for column in own.columns for remark in column.remarks))
         if remark.code in SURE
     ]
-    said = [
+    odd = [
         f"{site}: column {column.name}: {remark.text}" if site else f"column {column.name}: {remark.text}"
         for site, own in beside.items()
         for column in own.columns
@@ -326,5 +326,5 @@ def _suspicions(found: Sequence[Hospital], chosen: Inputs) -> list[str]:
         if column.name in chosen.features and remark.code in SUSPICIONS
         if remark.value not in chosen.missing.get(escaped(column.name), ())
     ]
-    more = [f"{len(said) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
-    return sure + said[:MANY_NOTES] + more * (len(said) > MANY_NOTES)
+    more = [f"{len(odd) - MANY_NOTES} more columns look odd somewhere: rankdad describe shows them"]
+    return sure + odd[:MANY_NOTES] + more * (len(odd) > MANY_NOTES)

@@ -134,8 +134,8 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
         notes.append(f"missing inputs are replaced by the mean of all hospitals: {some or 'none yet'} (data.missing)")
     if indicated := [name for name, share in lacking.items() if share >= MANY_GAPS]:
         data["missing_indicators"] = [escaped(name) for name in indicated]
-        said = f"more than {MANY_GAPS:.0%} of the values are missing, so a second input marks the missing ones"
-        notes.append(f"{', '.join(indicated)}: {said} (data.missing_indicators)")
+        text = f"more than {MANY_GAPS:.0%} of the values are missing, so a second input marks the missing ones"
+        notes.append(f"{', '.join(indicated)}: {text} (data.missing_indicators)")
     if any(unlabelled):
         notes.append(f"{counted(sum(unlabelled), 'row')} without a value of {label} left out")
     rows = [one.rows - out - none for one, out, none in zip(found, unlabelled, nameless, strict=True)]
@@ -177,19 +177,19 @@ def _check_times(found: Sequence[Hospital], label: str, names: Sequence[str], no
     if number and known and all(column.numbers["least"] >= 0 and column.distinct > 2 for column in known):
         for name in two_valued:
             if _words(name) & events:
-                said = (
+                text = (
                     f"column {label} is a time and {name} says whether the event came: where it did not, the time is "
                     "only known to be longer, which regression would take for the event's own; survival models are "
                     f"not there: predict {name}, or, if every row's time is whole, write init again with "
                     f"--exclude {name}"
                 )
-                raise UserError(f"--label: {said}", code="label-is-censored", field=name)
+                raise UserError(f"--label: {text}", code="label-is-censored", field=name)
     if _words(label) & (EVENTS | DEATHS):
         for name in names:
             columns = [one.columns[name] for one in found]
             if _words(name) & TIMES and name != label and all(column.kind == "number" for column in columns):
-                said = "if it is the time to the event, it is known only afterwards: leave it out by"
-                notes.append(f"column {name} is an input: {said} --exclude {name}")
+                text = "if it is the time to the event, it is known only afterwards: leave it out by"
+                notes.append(f"column {name} is an input: {text} --exclude {name}")
 
 
 def _task(
@@ -211,11 +211,11 @@ def _task(
     if positive is not None:
         for one, column in zip(found, columns, strict=True):
             if column.kind not in ("number", "empty"):
-                said = (
+                text = (
                     f"column {label} of {one.holding(label)} holds more than numbers, which a rule is for: "
                     "leave --positive out: the label's values are then the classes"
                 )
-                raise UserError(f"--positive: {said}", code="rule-needs-numbers", field="--positive")
+                raise UserError(f"--positive: {text}", code="rule-needs-numbers", field="--positive")
         return {"name": "classification", "classes": 2}, ["no", "yes"], {}
     whole = all(float(value).is_integer() for value in values) if numbers else True
     if numbers and not (few and (whole or len(values) == 2) and len(values) <= MANY_CLASSES):
@@ -223,22 +223,22 @@ def _task(
         return {"name": "regression"}, [], {}
     place = found[0].holding(label)
     if not values:
-        said = f"column {label} has more than {MAX_LEVELS} different values that are no numbers"
-        raise DataError(place, said, code="label-unusable", field="--label")
+        text = f"column {label} has more than {MAX_LEVELS} different values that are no numbers"
+        raise DataError(place, text, code="label-unusable", field="--label")
     cases = by_spelling(values)
     if len(cases) == 1:
         also = "".join(
             f"; {word!r} counts as missing: write another word" for word in sorted(words & _either_case(words))
         )
-        said = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
-        raise DataError(place, said, code="label-constant", field="--label")
+        text = f"column {label} has the one value {values[0]} at every hospital: nothing to predict{also}"
+        raise DataError(place, text, code="label-constant", field="--label")
     _check_alike(found, label)
     check_codes(found, [label], droppable=False)
     merged = {own[0]: own for own in cases if len(own) > 1}
     if merged:
-        said = "; ".join(map(told_together, merged.values()))
+        text = "; ".join(map(told_together, merged.values()))
         notes.append(
-            f"column {label}: values that differ only in how they are written are one class (data.merge): {said}"
+            f"column {label}: values that differ only in how they are written are one class (data.merge): {text}"
         )
     outcome = outcome_of([own[0] for own in cases]) if len(cases) == 2 else None
     if outcome == cases[0][0]:
@@ -269,8 +269,8 @@ def _check_alike(found: Sequence[Hospital], label: str) -> None:
         first, others = known[0]
         if not values & others:
             here, there = (", ".join(ordered(own.columns[label].levels)[:5]) for own in (one, first))
-            said = f"column {label} holds {here}, but {there} at {first.site}: write the outcome in one way"
-            raise DataError(one.holding(label), said, code="label-differs", field="--label")
+            text = f"column {label} holds {here}, but {there} at {first.site}: write the outcome in one way"
+            raise DataError(one.holding(label), text, code="label-differs", field="--label")
 
 
 def _either_case(words: Iterable[str]) -> set[str]:

@@ -89,8 +89,8 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
         DataError: there is no table, or one cannot be read.
     """
     if not data.exists():
-        said = "does not exist: expected a folder with a folder for each hospital, or a table"
-        raise DataError(data, said, code="data-missing", field="DATA")
+        text = "does not exist: expected a folder with a folder for each hospital, or a table"
+        raise DataError(data, text, code="data-missing", field="DATA")
     places, notes = {"": data}, list[str]()
     if data.is_dir():
         places = dict[str, Path](places_of_sites(data))
@@ -106,8 +106,8 @@ def read_hospitals(data: Path, written: Written) -> Consortium:
                 f"sites have the names of their files or folders, or the parts that differ: {', '.join(renamed[:20])}"
             )
     if not places:
-        said = f"has no table ({', '.join(TABLES)}), nor a folder with one: expected a folder for each hospital"
-        raise DataError(data, said, code="data-missing", field="DATA")
+        text = f"has no table ({', '.join(TABLES)}), nor a folder with one: expected a folder for each hospital"
+        raise DataError(data, text, code="data-missing", field="DATA")
     found, guessed = list[Hospital](), False
     for site, place in places.items():
         tables: dict[Path, Table] = {}

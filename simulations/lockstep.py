@@ -101,21 +101,21 @@ class Trainers:
         """Pass answers to sites and yield each site's next message; None means that there is no answer."""
         for name in [name for name in self._sites if name in answers]:
             site = self._sites[name]
-            said: SiteMessage | None = None
+            message: SiteMessage | None = None
             try:
-                said = site.advance(answers[name])
+                message = site.advance(answers[name])
             except RunFailedError as error:  # caused by another site
                 self.failures.append(error)
             except RankdadError as error:  # caused by this site
                 self.failures.append(RunFailedError(name, str(error), code=error.code, field=error.field))
-                said = str(error)
+                message = str(error)
             else:
-                if said is None:
+                if message is None:
                     self.results[name] = site.result
-            if not isinstance(said, bytes | int):
+            if not isinstance(message, bytes | int):
                 del self._sites[name]
-            if said is not None:
-                yield name, said
+            if message is not None:
+                yield name, message
 
 
 def carry(tree: Tree, exchange: Exchange, on_round: Callable[[Aggregator], None] = lambda aggregator: None) -> None:
@@ -130,11 +130,11 @@ def carry(tree: Tree, exchange: Exchange, on_round: Callable[[Aggregator], None]
     while answers:
         heard: dict[str, bytes] = {}
         for site, first in exchange(answers):
-            said: SiteMessage | None = first
-            while isinstance(said, int):
-                said = dict(exchange({site: tree.above(site).recorded(site, said)})).get(site)
-            if said is not None:
-                heard |= tree.take(site, said) if isinstance(said, bytes) else tree.depart(site, said)
+            message: SiteMessage | None = first
+            while isinstance(message, int):
+                message = dict(exchange({site: tree.above(site).recorded(site, message)})).get(site)
+            if message is not None:
+                heard |= tree.take(site, message) if isinstance(message, bytes) else tree.depart(site, message)
         answers = heard
         on_round(tree.top)
 

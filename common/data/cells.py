@@ -59,9 +59,9 @@ def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
         return
     if np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
         return
-    said = f"{values.min():.9g} to {values.max():.9g} differ by too little for {dtype}, which would round them"
+    text = f"{values.min():.9g} to {values.max():.9g} differ by too little for {dtype}, which would round them"
     advice = f"subtract the same number, such as {values.mean():.2g}, from all of them at every site"
-    raise DataError(table.source, f"column {shown(column)}: {said}: {advice}", code="digits-lost", field=column)
+    raise DataError(table.source, f"column {shown(column)}: {text}: {advice}", code="digits-lost", field=column)
 
 
 def _advice(table: Table, column: str, texts: Sequence[str], wrong: Sequence[int], *, levels: bool) -> str:
@@ -122,9 +122,9 @@ def column_codes(
 def _refuse_level(table: Table, row: int, column: str, text: str, known: Sequence[str], hint: str) -> None:
     alike = next((value for value in known if spelling(value) == spelling(text)), None)
     if alike is not None and not BROKEN.fullmatch(text):
-        said = f"holds {shown(text)}, which differs from {shown(alike)} only in how it is written"
+        sentence = f"holds {shown(text)}, which differs from {shown(alike)} only in how it is written"
         advice = ": write it alike at every site, as the spec lists it"
-        table.refuse(row, column, said, advice, code="values-spelled-apart")
+        table.refuse(row, column, sentence, advice, code="values-spelled-apart")
         return
     some = ", ".join(known[:10]) + ", …" * (len(known) > 10)
     advice, kind = (f": {BROKEN_ADVICE}", "formula") if BROKEN.fullmatch(text) else (hint, "level-unknown")

@@ -41,8 +41,8 @@ def _beside(own: Profile, others: Mapping[str, Profile], labels: Sequence[str] |
         elsewhere = [known[column.name] for known in theirs if column.name in known]
         columns.append(replace(column, remarks=column.remarks + _apart(column, elsewhere, len(others), labels)))
     lacking = [name for name in names if name not in own.by_name]
-    said = f"it has no column {', '.join(lacking[:10])}{', …' * (len(lacking) > 10)}, which others have"
-    told = [Remark("column-missing", said)] if lacking else []
+    text = f"it has no column {', '.join(lacking[:10])}{', …' * (len(lacking) > 10)}, which others have"
+    told = [Remark("column-missing", text)] if lacking else []
     if twins := [name for name, other in others.items() if other.digest == own.digest]:
         told.append(Remark("table-repeated", f"its rows are those of {', '.join(twins[:5])}: {TWIN}"))
     return replace(own, columns=tuple(columns), remarks=(*own.remarks, *told))
@@ -87,11 +87,11 @@ def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[
         if zero or (is_stand_in(own) and not any(reached)):
             least, most = (pick(other.numbers[end] for other in known if other.numbers)
                            for pick, end in ((min, "least"), (max, "largest")))  # fmt: skip
-            said = f"{median:g} in every row, elsewhere from {least:g} to {most:g}"
-            say("stand-in", f"{said}: if it means missing, list it in data.missing_values", canonical(median))
+            sentence = f"{median:g} in every row, elsewhere from {least:g} to {most:g}"
+            say("stand-in", f"{sentence}: if it means missing, list it in data.missing_values", canonical(median))
         elif own.distinct > 10 and 2 * sum(_far(own, other) for other in known if other.numbers) > len(medians):
-            said = f"its median is {median:g}, elsewhere {middle:g}: are the units the same?"
-            say("units-differ", f"{said} If not, convert it here, in the table")
+            sentence = f"its median is {median:g}, elsewhere {middle:g}: are the units the same?"
+            say("units-differ", f"{sentence} If not, convert it here, in the table")
     codes = next((other.levels for other in known if is_pair(other) and other.levels.keys() != own.levels.keys()), None)
     if is_pair(own) and codes:
         here, there = (", ".join(ordered(levels)) for levels in (own.levels, codes))
@@ -99,10 +99,10 @@ def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[
     if own.kind == "levels" and known and all(other.levels for other in known):
         alone = [level for level in own.levels if not any(level in other.levels for other in known)]
         if alone:
-            said = f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}"
+            sentence = f"only here: {', '.join(alone[:5])}{', …' * (len(alone) > 5)}"
             advice = OF_OUTCOME if own.name in (labels or ()) else OF_INPUT
             advice = f"of an input, {OF_INPUT}; of an outcome, {OF_OUTCOME}" if labels is None else advice
-            say("levels-alone", f"{said}; {advice}")
+            say("levels-alone", f"{sentence}; {advice}")
     return tuple(remarks)
 
 

@@ -68,11 +68,11 @@ def left_out(folder: Path) -> list[DataError]:
         held = _files(inner, lambda name: True)
         if not tables_in(inner) and any(inner.iterdir()):
             other = next((path for path in held if path.name.lower().endswith((*OTHER_TABLES, *TEXTS))), None)
-            said = f"is no table that is read: {remedy}, or move {inner.name} away"
+            text = f"is no table that is read: {remedy}, or move {inner.name} away"
             if other is None:
-                said = "holds no table, such as a .csv or .xlsx: it is skipped"
+                text = "holds no table, such as a .csv or .xlsx: it is skipped"
             code = "folder-without-table" if other is None else "format-unexpected"
-            found.append(DataError(other or inner, said, code=code))
+            found.append(DataError(other or inner, text, code=code))
     if tables_in(folder):
         others = _files(folder, lambda name: name.lower().endswith(OTHER_TABLES))
         found += [DataError(path, f"is no table that is read: {remedy}", code="format-unexpected") for path in others]
@@ -105,11 +105,11 @@ def places_of_sites(folder: Path, sites: tuple[str, ...] = ()) -> dict[str, Path
     places: dict[str, Path] = {}
     for site, place in named:
         if not site:
-            said = "has no letter or digit of a-z and 0-9 in its name, from which the site's follows: rename it"
-            raise DataError(place, said, code="site-name-invalid")
+            text = "has no letter or digit of a-z and 0-9 in its name, from which the site's follows: rename it"
+            raise DataError(place, text, code="site-name-invalid")
         if site in places:
-            said = f"and {places[site].name} are both the site {site}: rename one of them"
-            raise DataError(place, said, code="site-name-repeated", field="federation.sites")
+            text = f"and {places[site].name} are both the site {site}: rename one of them"
+            raise DataError(place, text, code="site-name-repeated", field="federation.sites")
         places[site] = place
     return places
 

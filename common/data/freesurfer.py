@@ -170,7 +170,7 @@ def _classical(file: Path, lines: Sequence[str]) -> Iterator[tuple[tuple[str, ..
         DataError: a line is malformed, or lines are missing.
     """
     columns: tuple[str, ...] = COLUMNS
-    said: dict[str, str] = {}
+    headers: dict[str, str] = {}
     regions = 0
     for row, line in enumerate(lines, 1):
         word, _, rest = line.removeprefix("#").strip().partition(" ")
@@ -184,25 +184,25 @@ def _classical(file: Path, lines: Sequence[str]) -> Iterator[tuple[tuple[str, ..
                 columns = tuple(rest.split())
                 if "StructName" not in columns:
                     raise _odd(file, row, "names no column StructName, expected a table of regions")
-            said[word] = rest.strip()
+            headers[word] = rest.strip()
         elif line:
             cells, regions = line.split(), regions + 1
-            if len(cells) != len(columns) and ("ColHeaders" in said or len(cells) < len(columns)):
+            if len(cells) != len(columns) and ("ColHeaders" in headers or len(cells) < len(columns)):
                 raise _odd(file, row, f"has {len(cells)} cells, expected {len(columns)}, as ColHeaders names them")
             found = dict(zip(columns, cells, strict=False))
             region = found.pop("StructName")
             if VOLUME in found:
                 yield (region,), found[VOLUME]
                 continue
-            side = f"{said['hemi']}_" * ("hemi" in said)
+            side = f"{headers['hemi']}_" * ("hemi" in headers)
             for column, value in found.items():
                 if column not in NUMBERS:
                     yield (f"{side}{region}_{MEASURES.get(column, column)}",), value
     for word, count in (("NTableCols", len(columns)), ("NRows", regions)):
-        if said.get(word, "").isdecimal() and int(said[word]) != count:
-            problem = f"is cut short, or was edited: {word} is {said[word]}, and its table has {count}"
+        if headers.get(word, "").isdecimal() and int(headers[word]) != count:
+            problem = f"is cut short, or was edited: {word} is {headers[word]}, and its table has {count}"
             raise DataError(file, problem, code="statistics-incomplete")
-    if "ColHeaders" in said and not regions:
+    if "ColHeaders" in headers and not regions:
         raise DataError(file, "is cut short: no region follows ColHeaders", code="statistics-incomplete")
 
 

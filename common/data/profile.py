@@ -145,9 +145,9 @@ def profile_of(table: Table) -> Profile:
         remarks.append(Remark("rows-repeated", f"{twice} rows repeat another one in every column"))
     for column in columns:
         if column.kind == "id" and column.most > 1:
-            said = f"{len(table) - column.missing} rows have {column.distinct} values, up to {column.most} rows each"
-            said = f"column {column.name}: {said}: make it data.group, so that rows with the same value are in one fold"
-            remarks.append(Remark("patients-repeated", said, column.name))
+            text = f"{len(table) - column.missing} rows have {column.distinct} values, up to {column.most} rows each"
+            text = f"column {column.name}: {text}: make it data.group, so that rows with the same value are in one fold"
+            remarks.append(Remark("patients-repeated", text, column.name))
     names = sorted(map(str, texts))
     hashes = np.sort(pd.util.hash_pandas_object(texts[names], index=False).to_numpy())
     digest = hashlib.sha256(f"{names}".encode() + hashes.tobytes()).hexdigest()
@@ -165,8 +165,8 @@ def _totals(table: Table, columns: Sequence[Column]) -> list[Remark]:
         made = of(rows[:, :-1], axis=1)
         if len(rows) > 1 and np.allclose(made, rows[:, -1], rtol=1e-9, atol=0):
             place = table.place(len(table) - 1)[1]
-            said = f"{place} holds the {what} of the rows above, and is no sample: remove it"
-            return [Remark("row-of-totals", said, row=int(place.removeprefix("row ")))]
+            text = f"{place} holds the {what} of the rows above, and is no sample: remove it"
+            return [Remark("row-of-totals", text, row=int(place.removeprefix("row ")))]
     return []
 
 
@@ -184,8 +184,8 @@ def _with_patients(table: Table, columns: list[Column]) -> list[Column]:
             told = (Remark("names-rows", NAMES_ROWS, column.name),)
             column = replace(column, kind="id", numbers={}, levels={}, stand_ins={}, remarks=told)
         elif alike:
-            said = f"rows with the same value agree in {visible(alike[0])}: if it names patients, make it data.group"
-            column = replace(column, remarks=(*column.remarks, Remark("may-name-patients", said, column.name)))
+            text = f"rows with the same value agree in {visible(alike[0])}: if it names patients, make it data.group"
+            column = replace(column, remarks=(*column.remarks, Remark("may-name-patients", text, column.name)))
         found.append(column)
     return found
 
@@ -212,8 +212,8 @@ def _column(table: Table, name: str) -> Column:
     elif missing >= MANY_GAPS * len(table):
         say("column-sparse", f"missing in {missing / len(table):.0%} of the rows")
     if codes:
-        said = ", ".join(f"{shown(code)} in {counted(count, 'row')}" for code, count in codes.items())
-        say("word-unknown", f"{said}: if that means missing, list it in data.missing_values")
+        sentence = ", ".join(f"{shown(code)} in {counted(count, 'row')}" for code, count in codes.items())
+        say("word-unknown", f"{sentence}: if that means missing, list it in data.missing_values")
     if not held:
         return Column(name, "empty", missing, 0, remarks=tuple(remarks), codes=codes)
     kind = _kind(name, held, numbers)
@@ -227,11 +227,14 @@ def _column(table: Table, name: str) -> Column:
     if kind == "levels":
         others = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS))
     if others:
-        said = ", ".join(f"{shown(word)} in {counted(count, 'row')}" for word, count in others.items())
+        sentence = ", ".join(f"{shown(word)} in {counted(count, 'row')}" for word, count in others.items())
     if others and kind == "id":
-        say("word-unknown", f"{said}: if that means missing, list it in data.missing_values")
+        say("word-unknown", f"{sentence}: if that means missing, list it in data.missing_values")
     elif others:
-        say("word-missing", f"{said} counts as missing, unless data.categorical, or data.values of a label, lists it")
+        say(
+            "word-missing",
+            f"{sentence} counts as missing, unless data.categorical, or data.values of a label, lists it",
+        )
     why = ""
     if kind == "number" and (marked := _thousands(table, name)):
         why = "may be a whole number with a thousands mark, since all others here are whole: remove the mark, or "
@@ -256,23 +259,23 @@ def _column(table: Table, name: str) -> Column:
             advice = "write limits of detection as numbers, or list them in data.missing_values to have them imputed"
         elif digits and not why:
             advice = "write them as numbers"
-        said = (
+        sentence = (
             f"{len(strange)} cells are no plain numbers, such as {shown(unread[1] if unread else next(iter(others)))}"
         )
-        say("number-expected", f"{said}: {advice}")
+        say("number-expected", f"{sentence}: {advice}")
     if kind != "number" and (broken := [text for text in held if BROKEN.fullmatch(text)]):
         say("formula", f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
     if kind == "id":
         say("names-rows", NAMES_ROWS)
-        for said in twice_written(held):
-            say("identifier-twice-written", said)
+        for sentence in twice_written(held):
+            say("identifier-twice-written", sentence)
     summary: dict[str, float] = {}
     if kind == "number" and len(numbers):
         told, stand_ins = _stand_ins(numbers)
-        for token, said in told.items():
-            say("stand-in", said, token)
-        if said := _outliers(numbers):
-            say("outlier", said)
+        for token, sentence in told.items():
+            say("stand-in", sentence, token)
+        if sentence := _outliers(numbers):
+            say("outlier", sentence)
         marks = np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1]).tolist()
         summary = dict(zip(("least", "lower", "median", "upper", "largest"), marks, strict=True))
         with np.errstate(over="ignore"):  # squares of numbers beyond 1e154
@@ -348,8 +351,8 @@ def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
     rest = numbers[numbers != 0]
     zeros = len(numbers) - len(rest)
     if zeros and len(np.unique(rest)) > 10 and rest.min() > 0.1 * np.median(rest):
-        said = f"0 occurs in {zeros} of {len(numbers)} rows, and all others are at least {rest.min():g}"
-        told["0"] = f"{said}: if it means missing, list it in data.missing_values"
+        text = f"0 occurs in {zeros} of {len(numbers)} rows, and all others are at least {rest.min():g}"
+        told["0"] = f"{text}: if it means missing, list it in data.missing_values"
         low, high = np.quantile(rest, [0.25, 0.75])
         sure |= {"0": zeros} if rest.min() >= high - low else {}
     for value in sorted({*SENTINELS, NINE}.intersection(np.unique(numbers).tolist())):
@@ -357,8 +360,8 @@ def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:
         count = len(numbers) - len(others)
         where, certain = _set_apart(value, count, others) if len(others) >= 10 else ("", False)
         if where:
-            said = f"{value:g} occurs in {count} rows, {where}"
-            told[canonical(value)] = f"{said}: if it means missing, list it in data.missing_values"
+            text = f"{value:g} occurs in {count} rows, {where}"
+            told[canonical(value)] = f"{text}: if it means missing, list it in data.missing_values"
             sure |= {canonical(value): count} if certain else {}
     return told, sure
 
@@ -390,7 +393,7 @@ def _outliers(numbers: Array) -> str:
     for at in range(len(values) - most, len(values)):
         if apart[at] / FAR > high - low and apart[at] / ALONE > apart[at - 1] > 0:
             some, count = values[order[-1]], len(values) - at
-            said = f"{some:.10g} is an outlier" if count == 1 else f"{count} numbers are outliers, such as {some:.10g}"
+            text = f"{some:.10g} is an outlier" if count == 1 else f"{count} numbers are outliers, such as {some:.10g}"
             least, largest = values[order[:at]].min(), values[order[:at]].max()
-            return f"{said}: all others are from {least:g} to {largest:g}: correct it, or set data.clip"
+            return f"{text}: all others are from {least:g} to {largest:g}: correct it, or set data.clip"
     return ""

@@ -184,14 +184,14 @@ def _filled(
     if data.missing == "refuse":
         advice = "complete it, or set data.missing to drop, which leaves such rows out, or carry, which takes the last"
         raise rows.error(row, column, f"is missing ({count}): {advice}", code="value-missing")
-    said = "is left out"
+    text = "is left out"
     if data.missing == "carry":
         carried = pd.DataFrame(values[order]).groupby(codes[order], sort=False).ffill().to_numpy()
         values = values.copy()
         values[order] = carried
-        said = "takes the value before it in its series, and is left out where there is none"
+        text = "takes the value before it in its series, and is left out where there is none"
     left: Array = np.logical_not(np.isnan(values).any(1))
-    return order[left[order]], values, (str(rows.error(row, column, f"is missing; {count}: each {said}")),)
+    return order[left[order]], values, (str(rows.error(row, column, f"is missing; {count}: each {text}")),)
 
 
 def _cut(rows: Table, data: SeriesData, own: Array) -> Array:

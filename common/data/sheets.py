@@ -189,8 +189,8 @@ def _need(library: str, path: Path, extra: str) -> Any:
     try:
         return importlib.import_module(library)
     except ImportError:
-        said = f"a {path.suffix} file needs {library}: pip install 'rankdad[{extra}]' (or pip install {library})"
-        raise UserError(f"{path}: {said}", code="not-installed") from None
+        text = f"a {path.suffix} file needs {library}: pip install 'rankdad[{extra}]' (or pip install {library})"
+        raise UserError(f"{path}: {text}", code="not-installed") from None
 
 
 # By extension: (path, data.sheet) → cells as from `_plain`, by column names, or by positions if the first row has the

@@ -104,8 +104,8 @@ def _named(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.Data
         return cells.iloc[1:].set_axis(first, axis=1)
     extra = cells.iloc[:, len(columns) :].to_numpy()
     if cells.shape[1] < len(columns) or (extra != "").any():  # delimiters at the ends of rows make an extra column
-        said = f"has {cells.shape[1]} columns, where data.columns has {len(columns)} names"
-        raise DataError(path, said, code="columns-mismatch", field="data.columns")
+        text = f"has {cells.shape[1]} columns, where data.columns has {len(columns)} names"
+        raise DataError(path, text, code="columns-mismatch", field="data.columns")
     return cells.iloc[:, : len(columns)].set_axis(list(columns), axis=1)
 
 
@@ -139,10 +139,10 @@ def _text(path: Path, written: Written, header: bool) -> tuple[pd.DataFrame, str
         skipped = int(marked(first) is not None)
         for encoding in ("utf-8-sig", written.encoding):
             if encoding is None:
-                said = "is not text in UTF-8: save it as CSV with that encoding"
+                text = "is not text in UTF-8: save it as CSV with that encoding"
                 raise EncodingError(
                     path,
-                    said,
+                    text,
                     hint=', or name its own in the schema\'s data: "encoding": "cp1252"',
                     code="encoding-unknown",
                     field="data.encoding",
@@ -249,14 +249,14 @@ def read_guessing(path: Path, written: Written | None = None) -> tuple[Table, st
     try:
         table = read_table(path, written)
         if not written.columns and _is_a_row([number(str(name)) for name in table.frame.columns if name]):
-            said = "its first row holds numbers, where names are expected: name the columns in data.columns"
+            text = "its first row holds numbers, where names are expected: name the columns in data.columns"
             hint = " (describe and init: --columns A,B,C)"
-            raise DataError(path, said, code="header-missing", field="data.columns", row=1, hint=hint)
+            raise DataError(path, text, code="header-missing", field="data.columns", row=1, hint=hint)
         return table, None
     except EncodingError:
         table = read_table(path, written.model_copy(update={"encoding": "cp1252"}))
     cells = (*map(str, table.frame.columns), *map(str, table.frame.to_numpy().flat))
     words = (word for cell in cells for word in cell.split())
     word = next((word for word in words if not word.isascii()), "")
-    said = f"is not in UTF-8; in cp1252 its first such word is {shown(word)}: if that is right, name it in the schema, "
-    return table, f'{path}: {said}"encoding": "cp1252"'
+    text = f"is not in UTF-8; in cp1252 its first such word is {shown(word)}: if that is right, name it in the schema, "
+    return table, f'{path}: {text}"encoding": "cp1252"'

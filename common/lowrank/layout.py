@@ -154,16 +154,16 @@ class MessageLayout:
         except OverflowError:
             raise self._not_encoded(arrays, behind, wire) from None
         varying = [count for slot, count in zip(self.slots, rows, strict=True) if not slot.fixed]
-        return varying, torch.cat([numbers, *places, projected])
+        return varying, torch.cat([part.to(numbers.device) for part in (numbers, *places, projected)])
 
     def unpack(
-        self, rows: Sequence[int], data: bytes, wire: str, device: str = "cpu"
+        self, rows: Sequence[int], data: bytes | Tensor, wire: str, device: str | torch.device = "cpu"
     ) -> tuple[Payload, tuple[Pair, ...]]:
         """Return the payload and projections in bytes of the size `payload_bytes`.
 
         Args:
             rows: of every slot, `checked`.
-            data: from `pack`.
+            data: from `pack`; bytes if there are positions.
             wire: number format.
             device: of the arrays.
 
@@ -177,6 +177,7 @@ class MessageLayout:
         for slot, own in zip(self.slots, shapes, strict=True):
             values = [next(arrays) for _ in own]
             if slot.entries is not None:
+                assert isinstance(data, bytes)
                 values, at = [_placed(slot, values[0], data[at:])], at + slot.entries.place_bytes
             payload.append(Factor(*values) if len(values) == 2 else values[0])
         if not self.projections:
@@ -244,7 +245,10 @@ def _arrays(value: Matrix) -> tuple[Tensor, ...]:
 
 
 def _decoded(
-    data: bytes, slots: Sequence[tuple[Slot, list[tuple[int, int]]]], wire: str, device: str
+    data: bytes | Tensor,
+    slots: Sequence[tuple[Slot, list[tuple[int, int]]]],
+    wire: str,
+    device: str | torch.device,
 ) -> Iterator[Tensor]:
     try:
         return iter(decode(data, [shape for _, own in slots for shape in own], wire, device))

@@ -107,7 +107,7 @@ def sparse(matrix: Tensor, entries: Entries, wire: str) -> tuple[Tensor, Tensor]
     """Return a matrix's largest entries with zeros elsewhere, before and after the wire."""
     values, places = largest(matrix, entries)
     shape = matrix.shape[0], matrix.shape[1]
-    return placed(values, places, entries, shape), placed(as_received(values, wire), places, entries, shape)
+    return placed(values, places, entries, shape), placed(as_received([values], wire)[0], places, entries, shape)
 
 
 def encode_places(places: Tensor, entries: Entries) -> Tensor:

@@ -43,55 +43,62 @@ def projections_wire(wire: str) -> str:
 
 
 def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
-    """Return the bytes of arrays, each [rows, width], as a uint8 tensor on the CPU.
+    """Return the bytes of arrays, each [rows, width], as a uint8 tensor on their device.
 
     Raises:
         OverflowError: a number is NaN, infinite, or too large for the wire.
     """
     if not arrays:
         return torch.empty(0, dtype=torch.uint8)
+    arrays = [array.detach() for array in arrays]
     if wire in BITS:
-        coded = [_quantised(array.detach().cpu(), wire) for array in arrays]
-        scales = torch.cat([scale.reshape(-1) for _, scale in coded]).contiguous()
+        blocks, filled = _blocks(arrays)
+        codes, scales = _quantised(blocks, filled, wire)
         if not finite(scales):
             raise OverflowError
-        codes = [
-            _packed(_unpadded(code, array.shape[1]), wire).reshape(-1)
-            for (code, _), array in zip(coded, arrays, strict=True)
-        ]
-        return torch.cat([scales.view(torch.uint8), *codes])
+        parts = _rows_of(codes, arrays)
+        if BITS[wire] < 8:
+            parts = [_packed(part, wire) for part in parts]
+        return torch.cat([scales.view(torch.uint8), *(part.reshape(-1) for part in parts)])
     dtype: torch.dtype = getattr(torch, wire)
-    flat = torch.cat([array.reshape(-1) for array in arrays]).detach().to("cpu", dtype)
+    flat = torch.cat([array.reshape(-1) for array in arrays]).to(dtype)
     if not finite(flat.float() if dtype.itemsize < 4 else flat):
         raise OverflowError
     return flat.view(torch.uint8)
 
 
-def decode(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: str = "cpu") -> list[Tensor]:
+def decode(
+    data: bytes | Tensor, shapes: Sequence[tuple[int, int]], wire: str, device: str | torch.device = "cpu"
+) -> list[Tensor]:
     """Decode arrays of the given shapes from bytes; half precision and few bits become float32.
 
     Raises:
         OverflowError: a number is NaN or infinite; its argument is the index of the first such array.
     """
+    if isinstance(data, Tensor):
+        read = data.clone()  # its first byte is aligned
+    else:
+        read = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    read = read.to(device)
     if wire in BITS:
-        numbers = arrays = _decode_blocks(data, shapes, wire, device)
+        numbers, arrays = _decode_blocks(read, shapes, wire)
     else:
         dtype: torch.dtype = getattr(torch, wire)
-        read = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        flat = read.to(device, torch.float32 if dtype.itemsize < 4 else dtype)
-        parts = flat.split_with_sizes([rows * width for rows, width in shapes])
-        numbers, arrays = [flat], [array.view(shape) for array, shape in zip(parts, shapes, strict=True)]
-    if not all(finite(array) for array in numbers):
+        numbers = read.view(dtype).to(torch.float32 if dtype.itemsize < 4 else dtype)
+        parts = numbers.split_with_sizes([rows * width for rows, width in shapes])
+        arrays = [array.view(shape) for array, shape in zip(parts, shapes, strict=True)]
+    if not finite(numbers):
         raise OverflowError(next(place for place, array in enumerate(arrays) if not finite(array)))
     return arrays
 
 
-def as_received(array: Tensor, wire: str) -> Tensor:
-    """Return an array [rows, width] after encoding and decoding, in its own dtype."""
-    if wire in BITS:
-        codes, scales = _quantised(array, wire)
-        return _unpadded(_in_scales(codes, wire) * scales.unsqueeze(-1), array.shape[1]).to(array.dtype)
-    return array.to(getattr(torch, wire)).to(array.dtype)
+def as_received(arrays: Sequence[Tensor], wire: str) -> list[Tensor]:
+    """Return arrays [rows, width] after encoding and decoding, in their own dtype."""
+    if wire in BITS and arrays:
+        codes, scales = _quantised(*_blocks(arrays), wire)
+        found = _rows_of(_in_scales(codes, wire).mul_(scales.unsqueeze(-1)), arrays)
+        return [part.to(array.dtype) for part, array in zip(found, arrays, strict=True)]
+    return [array.to(getattr(torch, wire)).to(array.dtype) for array in arrays]
 
 
 def is_lossless(wire: str, dtype: torch.dtype) -> bool:
@@ -104,14 +111,44 @@ def finite(numbers: Tensor) -> bool:
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
 
 
-def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
-    """Return uint8 codes [rows, blocks, 64], including padding, and float32 scales [rows, blocks]."""
-    rows, width = array.shape
-    blocks = F.pad(array, (0, -width % BLOCK)).reshape(rows, math.ceil(width / BLOCK), BLOCK)
+def _blocks(arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the rows of all arrays in blocks [·, 64], the last of a row filled with zeros.
+
+    Returns:
+        The blocks, and the numbers of each that are not padding; None if there is no padding.
+    """
+    shapes, like = [(len(array), array.shape[1]) for array in arrays], arrays[0]
+    if not any(width % BLOCK for _, width in shapes):
+        return torch.cat([array.reshape(-1, BLOCK) for array in arrays]), None
+    blocks = like.new_zeros(sum(rows * _in_row(width) for rows, width in shapes), BLOCK)
+    filled = torch.full((len(blocks),), BLOCK)
+    parts = blocks.split([rows * _in_row(width) for rows, width in shapes])
+    counts = filled.split([rows * _in_row(width) for rows, width in shapes])
+    for part, count, array, (rows, width) in zip(parts, counts, arrays, shapes, strict=True):
+        part.view(rows, _in_row(width) * BLOCK)[:, :width] = array
+        if width % BLOCK:
+            count.view(rows, _in_row(width))[:, -1] = width % BLOCK
+    return blocks, filled.to(like)
+
+
+def _in_row(width: int) -> int:
+    return math.ceil(width / BLOCK)
+
+
+def _rows_of(blocks: Tensor, arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return blocks in the shapes of arrays, without padding."""
+    parts = blocks.split([len(array) * _in_row(array.shape[1]) for array in arrays])
+    return [
+        part.reshape(len(array), _in_row(array.shape[1]) * BLOCK)[:, : array.shape[1]].contiguous()
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+
+
+def _quantised(blocks: Tensor, filled: Tensor | None, wire: str) -> tuple[Tensor, Tensor]:
+    """Return uint8 codes [·, 64], including padding, and float32 scales [·]; arguments as from `_blocks`."""
     if wire == "int2":
-        filled = torch.full((blocks.shape[1],), BLOCK, dtype=array.dtype, device=array.device)
-        filled[-1:] -= -width % BLOCK
-        scales = (torch.linalg.vector_norm(blocks, dim=-1) / filled.sqrt() * SPREAD).to(SCALE)
+        counts = blocks.new_full((len(blocks),), BLOCK) if filled is None else filled
+        scales = (torch.linalg.vector_norm(blocks, dim=-1) / counts.sqrt() * SPREAD).to(SCALE)
     else:
         unit = 1.0 if wire == "log8" else ZEROS[wire]
         scales = (blocks.abs().amax(dim=-1) / unit).to(SCALE)
@@ -121,8 +158,8 @@ def _quantised(array: Tensor, wire: str) -> tuple[Tensor, Tensor]:
         codes = torch.where(parts == 0, float(NOTHING), codes + MINUS * (parts < 0))
     else:
         whole = math.floor(ZEROS[wire])  # added after rounding: before, it would lose digits and change ties
-        codes = (parts * UNITS[wire] + (ZEROS[wire] - whole)).round().add_(whole).clamp_(0, 2 * ZEROS[wire])
-    return codes.nan_to_num(0.0).to(torch.uint8), scales
+        codes = (parts * UNITS[wire] + (ZEROS[wire] - whole)).round_().add_(whole).clamp_(0, 2 * ZEROS[wire])
+    return codes.nan_to_num_(0.0).to(torch.uint8), scales
 
 
 def _in_scales(codes: Tensor, wire: str) -> Tensor:
@@ -151,19 +188,15 @@ def _unpacked(data: Tensor, wire: str, width: int) -> Tensor:
     return codes
 
 
-def _unpadded(blocks: Tensor, width: int) -> Tensor:
-    return blocks.reshape(blocks.shape[0], blocks.shape[1] * BLOCK)[:, :width]
-
-
-def _decode_blocks(data: bytes, shapes: Sequence[tuple[int, int]], wire: str, device: str) -> list[Tensor]:
-    sizes = [(rows, math.ceil(width / BLOCK)) for rows, width in shapes]
+def _decode_blocks(data: Tensor, shapes: Sequence[tuple[int, int]], wire: str) -> tuple[Tensor, list[Tensor]]:
+    """Return all numbers in blocks [·, 64], and the arrays."""
+    counts = [rows * _in_row(width) for rows, width in shapes]
     packed = [(rows, math.ceil(width * BITS[wire] / 8)) for rows, width in shapes]
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    at = SCALE.itemsize * sum(rows * blocks for rows, blocks in sizes)
-    scales = buffer[:at].view(SCALE).to(device).split([rows * blocks for rows, blocks in sizes])
-    codes = buffer[at:].to(device).split([rows * width for rows, width in packed])
-    arrays = []
-    for scale, code, size, held, shape in zip(scales, codes, sizes, packed, shapes, strict=True):
-        wide = scale.view(size).repeat_interleave(BLOCK, dim=1)[:, : shape[1]]
-        arrays.append(_in_scales(_unpacked(code.view(held), wire, shape[1]), wire) * wide)
-    return arrays
+    at = SCALE.itemsize * sum(counts)
+    scales, codes = data[:at].view(SCALE), data[at:].split([rows * width for rows, width in packed])
+    unpacked = [
+        _unpacked(code.view(held), wire, shape[1]) for code, held, shape in zip(codes, packed, shapes, strict=True)
+    ]
+    blocks = _blocks(unpacked)[0] if unpacked else data.new_empty(0, BLOCK)
+    numbers = _in_scales(blocks, wire).mul_(scales.unsqueeze(-1))
+    return numbers, _rows_of(numbers, unpacked)

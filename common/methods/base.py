@@ -9,8 +9,9 @@ gradients.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -30,6 +31,17 @@ class MethodState:
 
     residuals: Mapping[str, Matrix] = field(default_factory=dict)
     bases: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def but(self, before: MethodState, names: Collection[str]) -> MethodState:
+        """Return this state with some parameters as in an earlier one."""
+        if not names:
+            return self
+
+        def mixed(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+            kept = {name: value for name, value in new.items() if name not in names}
+            return kept | {name: value for name, value in old.items() if name in names}
+
+        return MethodState(mixed(self.residuals, before.residuals), mixed(self.bases, before.bases))
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,11 @@ def as_matrix(value: Matrix) -> Tensor:
 
 def received(value: Matrix, wire: str) -> Matrix:
     """Return an entry of a payload after encoding and decoding."""
-    if isinstance(value, Factor):
-        return Factor(as_received(value.delta, wire), as_received(value.activation, wire))
-    return as_received(value, wire)
+    return all_received([value], wire)[0]
+
+
+def all_received(values: Sequence[Matrix], wire: str) -> list[Matrix]:
+    """Return entries of a payload after encoding and decoding, in a few operations for all of them."""
+    sides = [(value.delta, value.activation) if isinstance(value, Factor) else (value,) for value in values]
+    arrays = iter(as_received([array for own in sides for array in own], wire))
+    return [Factor(next(arrays), next(arrays)) if len(own) == 2 else next(arrays) for own in sides]

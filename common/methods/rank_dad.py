@@ -36,8 +36,8 @@ from rankdad.common.methods.base import (
     Method,
     MethodState,
     SiteStep,
+    all_received,
     pooled,
-    received,
 )
 from rankdad.common.methods.local_steps import LocalPreset, LocalSteps
 from rankdad.common.methods.options import RowWire, few_bits_have_feedback
@@ -232,9 +232,13 @@ class RankDadMethod(Method):
             sent.append(found.leading(self._rows_to_send(found, limit)) if isinstance(found, Factor) else found)
         if not feedback:
             return tuple(sent), {}
+        exact = [self._lossless(value) for value in sent]
+        rounded = iter(all_received([v for v, same in zip(sent, exact, strict=True) if not same], self._spec.wire))
+        decoded = [value if same else next(rounded) for value, same in zip(sent, exact, strict=True)]
+        parts = zip(self._routes, meant, components, rows, sent, decoded, strict=True)
         return tuple(sent), {
-            route.name: self._residual(matrix, leading, part, kept, share)
-            for route, matrix, leading, kept, part in zip(self._routes, meant, components, rows, sent, strict=True)
+            route.name: self._residual(matrix, leading, part, as_applied, kept, share)
+            for route, matrix, leading, kept, part, as_applied in parts
             if route.up is not None or not self._lossless(matrix)
         }
 
@@ -297,12 +301,13 @@ class RankDadMethod(Method):
         )  # the singular values, including those to keep
         return int((sizes > self._spec.tolerance * sizes[0]).sum())
 
-    def _residual(self, meant: Matrix, components: Matrix, sent: Matrix, kept: int, share: float) -> Matrix:
+    def _residual(
+        self, meant: Matrix, components: Matrix, sent: Matrix, decoded: Matrix, kept: int, share: float
+    ) -> Matrix:
         """Return the intended minus the decoded matrix, as it will be applied.
 
         If `kept` rows suffice, the `components` after the sent ones represent the rest.
         """
-        decoded = sent if self._lossless(sent) else received(sent, self._spec.wire)
         if isinstance(meant, Tensor):
             return minus_matrix(meant, decoded, share)
         assert isinstance(components, Factor)

@@ -82,8 +82,8 @@ def unpacked(kind: type[C], data: object, limit: int) -> C:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ProtocolError(422, "the engine handed over no bytes", code="body-malformed")
     if len(data) > limit + HEAD_BYTES:
-        said = f"the message has {len(data)} bytes, expected at most {limit + HEAD_BYTES}"
-        raise ProtocolError(413, said, code="body-too-large")
+        text = f"the message has {len(data)} bytes, expected at most {limit + HEAD_BYTES}"
+        raise ProtocolError(413, text, code="body-too-large")
     try:
         document = msgpack.unpackb(
             data,
@@ -97,8 +97,8 @@ def unpacked(kind: type[C], data: object, limit: int) -> C:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])[:60]
-        said = f"{field or 'the message'}: {first['msg']}"
-        raise ProtocolError(422, said, code="body-malformed", field=field) from None
+        text = f"{field or 'the message'}: {first['msg']}"
+        raise ProtocolError(422, text, code="body-malformed", field=field) from None
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        said = f"the message is not msgpack within the limits: {str(error) or type(error).__name__}"
-        raise ProtocolError(422, said, code="body-malformed") from None
+        text = f"the message is not msgpack within the limits: {str(error) or type(error).__name__}"
+        raise ProtocolError(422, text, code="body-malformed") from None

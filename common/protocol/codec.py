@@ -75,7 +75,7 @@ def pack(message: Message, plan: Plan, *, up: bool, region: bool = False) -> byt
     head |= {
         "m": _MEASURES.pack(body.weight, body.loss, body.norm),
         "n": struct.pack(f"<{len(rows)}I", *rows),
-        "b": numbers.numpy().data,
+        "b": numbers.cpu().numpy().data,
     }
     return bytes(msgpack.packb(head))
 

@@ -136,21 +136,21 @@ class Listen:
     def __call__(self, writing: Connection) -> None:
         """Run forever."""
         set_up(self.logs)
-        known, delay, said = "", MIN_DELAY, ""
+        known, delay, reported = "", MIN_DELAY, ""
         while True:
             try:
                 with ServiceClient(self.config) as client:  # reads renewed tokens and certificates
                     while True:
                         offers = client.offers(known)
-                        if said:
+                        if reported:
                             _log.info("the service answers again")
-                        known, delay, said = offers.digest, MIN_DELAY, ""
+                        known, delay, reported = offers.digest, MIN_DELAY, ""
                         writing.send_bytes(offers.model_dump_json().encode())
                         time.sleep(PAUSE)  # a stopping service answers at once
             except RankdadError as error:
-                if str(error) != said:
-                    said = str(error)
-                    _log.error("%s; retrying", said)
+                if str(error) != reported:
+                    reported = str(error)
+                    _log.error("%s; retrying", reported)
                 time.sleep(delay)
                 known, delay = "", min(2 * delay, MAX_DELAY)
 

@@ -110,8 +110,8 @@ def _decide(config: SiteConfig, folder: RunFolder, offered: Mapping[str, object]
         folder.decide(Decision(id=folder.run, decision="accepted", by="policy"))
     elif decision is None:
         folder.audit("asked")
-        said = f"{config.name} waits for approval: `rankdad approve {folder.run} SITE.json` there, then submit again"
-        raise NotApprovedError(said, code="not-approved")
+        text = f"{config.name} waits for approval: `rankdad approve {folder.run} SITE.json` there, then submit again"
+        raise NotApprovedError(text, code="not-approved")
     elif decision.decision == "refused":
         reason = f": {visible(decision.reason)}" if decision.reason else ""
         raise NotApprovedError(f"{config.name} takes no part in this run{reason}", code="run-refused")

@@ -132,11 +132,11 @@ class CarriedConnection:
         self._send(call)
         reply = unpacked(Reply, self._receive(), self._limit)
         if reply.number != self._number:
-            said = f"number: got the reply to call {reply.number}, expected that to call {self._number}"
-            raise ProtocolError(502, said, code="answer-unexpected", field="number")
+            text = f"number: got the reply to call {reply.number}, expected that to call {self._number}"
+            raise ProtocolError(502, text, code="answer-unexpected", field="number")
         if reply.error:
-            said = f"the aggregator refused ({reply.status}): {visible(reply.error)}"
-            raise RefusedError(said, reply.status, code=reply.code or "refused", field=visible(reply.field, 200))
+            text = f"the aggregator refused ({reply.status}): {visible(reply.error)}"
+            raise RefusedError(text, reply.status, code=reply.code or "refused", field=visible(reply.field, 200))
         return reply
 
     def _body(self, reply: Reply) -> bytes:

@@ -34,8 +34,8 @@ def open_transport(config: Member, look: Callable[[], None] = lambda: None) -> B
         UserError: an address, a certificate or a key cannot be used.
     """
     if config.aggregator in ENGINES:
-        said = f"{config.aggregator} starts this site itself: submit a job there, or name an address"
-        raise SpecError("aggregator", said, code="engine-starts")
+        text = f"{config.aggregator} starts this site itself: submit a job there, or name an address"
+        raise SpecError("aggregator", text, code="engine-starts")
     for field, example in (("aggregator", "http://10.0.0.1:8765"), ("proxy", "http://proxy.example:3128")):
         address = getattr(config, field) or example
         try:

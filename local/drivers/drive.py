@@ -88,11 +88,11 @@ class _Sender:
 
     def exchange(self, due: Message | Ask) -> bytes | None:
         """Send a contribution and return its round's update, or request an update."""
-        said = self._site.say()
+        message = self._site.say()
         seconds = self._computed + perf_counter() - self._since
         answer: bytes | None
-        if isinstance(said, bytes):
-            answer = self._client.exchange(said, due.round, seconds)
+        if isinstance(message, bytes):
+            answer = self._client.exchange(message, due.round, seconds)
         else:
             answer = self._client.recorded(due.round)
         self._site.observer.lap("wait")

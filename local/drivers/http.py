@@ -155,8 +155,8 @@ class Client:
                 )
             pause = min(max(delay, wanted), left)
             until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
-            said = "waits for an answer of %s: %s; trying again in %.1f s, until %s (patience %.0f s)"
-            _log.warning(said, self._url, problem, pause, until, self._patience)
+            text = "waits for an answer of %s: %s; trying again in %.1f s, until %s (patience %.0f s)"
+            _log.warning(text, self._url, problem, pause, until, self._patience)
             self._pause(pause)  # nobody is there to be asked
             delay = min(delay * 2, MAX_DELAY)
 
@@ -271,7 +271,7 @@ class AggregatorClient(Client):
             UnreachableError: the server did not answer within the site's patience.
         """
         send = request = self._request("POST", self._rounds, body, held=True, computed=computed)
-        since, said, delay = time.monotonic(), 0.0, MIN_DELAY
+        since, reported, delay = time.monotonic(), 0.0, MIN_DELAY
         while True:
             asked = time.monotonic()
             answer = self._send(request)
@@ -283,8 +283,8 @@ class AggregatorClient(Client):
                 delay = min(delay * 2, MAX_DELAY)
             request = self._asking(round_) if answer.status_code == ACCEPTED else send
             waited = time.monotonic() - since
-            if waited - said >= self._report:
-                said = waited
+            if waited - reported >= self._report:
+                reported = waited
                 _log.info("still waiting for the other sites after %.0f s", waited)
 
     def recorded(self, round_: int) -> bytes | None:

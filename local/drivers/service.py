@@ -142,7 +142,7 @@ class ServiceClient(Client):
         try:
             return validate(model, parse_json(answer.content))
         except (ValueError, UserError) as error:
-            said = visible(str(error), 200)
+            text = visible(str(error), 200)
             raise UserError(
-                f"{self._url}: the server there is no service of rankdad {__version__}: {said}", code="not-a-service"
+                f"{self._url}: the server there is no service of rankdad {__version__}: {text}", code="not-a-service"
             ) from None

@@ -119,11 +119,11 @@ class DisclosureLog(RunLog):
             if another:
                 self._check_places(log)
             short = {name: bytes.fromhex(name) for name in own.sets}
-            said = [
+            compared = [
                 {short[name]: values[place] for name, values in own.values.items()} for place in range(len(own.columns))
             ]
             known = [_versions(log, about) for about in own.columns]
-            others = changed(zip(known, said, strict=True))
+            others = changed(zip(known, compared, strict=True))
             sets = {name: (own.sets[name], others.get(short[name], frozenset())) for name in own.values}
             parts = dict(log.execute("SELECT name, part FROM patients"))
             found, used = refine(parts, withdrawn, sets, own.strata, fewest, secret, own.classes, level)
@@ -139,7 +139,7 @@ class DisclosureLog(RunLog):
                 )
                 rows = [(begun.lastrowid, name, found[name]) for name in sorted(used)]
                 log.executemany("INSERT INTO used VALUES (?, ?, ?)", rows)
-                for about, versions, values in zip(own.columns, known, said, strict=True):
+                for about, versions, values in zip(own.columns, known, compared, strict=True):
                     of_used = {short[name]: values[short[name]] for name in used}
                     for number, digests in with_version(versions, of_used):
                         packed = b"".join(name + digest for name, digest in sorted(digests.items()))
@@ -283,11 +283,11 @@ class DisclosureLog(RunLog):
             if known is not None and new != own:
                 everything = _told(log, None, {name: name for name in names})
                 if any(everything[name] - own[name] + share > most * (1 + 1e-9) for name, share in new.items()):
-                    said = (
+                    text = (
                         "the run began here before, and together with that it would disclose too much of some patients"
                     )
                     raise PolicyError(
-                        "rows_per_rank", f"{said}: submit it again, or a smaller one", code="run-told-already"
+                        "rows_per_rank", f"{text}: submit it again, or a smaller one", code="run-told-already"
                     )
             rows = [(number, name, share) for name, share in sorted(new.items()) if share]
             log.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", rows)

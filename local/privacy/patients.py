@@ -97,8 +97,8 @@ def compared(
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
     sets_of = [bytes([number]) for number in split.tolist()]
-    said = [_digests(secret, column, _joined(rows.values(), cells, sets_of)) for column, cells in columns.items()]
-    return replace(patients, values=dict(zip(rows, zip(*said, strict=True), strict=True)), columns=tuple(columns))
+    digests = [_digests(secret, column, _joined(rows.values(), cells, sets_of)) for column, cells in columns.items()]
+    return replace(patients, values=dict(zip(rows, zip(*digests, strict=True), strict=True)), columns=tuple(columns))
 
 
 def _as_used(spec: RunSpec, used: Reading, level: MinLevel, parts: Array) -> Array | FileSamples:
@@ -224,12 +224,12 @@ def _value(level: str) -> bytes:
     return _cells(np.array([own]))[0] if math.isfinite(own) else level.encode()
 
 
-def _digests(secret: Secret, column: str, said: Sequence[bytes]) -> list[bytes]:
+def _digests(secret: Secret, column: str, values: Sequence[bytes]) -> list[bytes]:
     """Return the digests of a column's values; equal values are hashed once."""
-    digest, made = secret.digests(column), dict.fromkeys(said, b"")
+    digest, made = secret.digests(column), dict.fromkeys(values, b"")
     for own in made:
         made[own] = digest(own)
-    return [made[own] for own in said]
+    return [made[own] for own in values]
 
 
 def _joined(rows: Collection[Sequence[int]], cells: Sequence[bytes], sets: Sequence[bytes]) -> list[bytes]:

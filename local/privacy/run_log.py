@@ -58,8 +58,8 @@ class RunLog(LogFile):
             ((in_all, today),) = log.execute(f"{known} WHERE owner = ?", [owner]).fetchall()
             for field, limit, count in (("runs_per_day", per_day, today), ("runs", most, in_all)):
                 if limit is not None and count >= limit:
-                    said = f"this site's policy allows {limit} per owner, including refused ones"
-                    raise PolicyError(field, said, code="too-many-runs")
+                    text = f"this site's policy allows {limit} per owner, including refused ones"
+                    raise PolicyError(field, text, code="too-many-runs")
             if run is not None:
                 log.execute("INSERT INTO asked (run, owner) VALUES (?, ?)", [run, owner])
 

@@ -204,8 +204,8 @@ class Ranks:
             return error
         until = time.monotonic() + SIGN_OF_LIFE
         while time.monotonic() < until:
-            if (said := self._said()) is not None:
-                return said
+            if (failure := self._reported()) is not None:
+                return failure
             if not cut_off and not self._missing():  # stopped by a signal
                 return error
             time.sleep(0.02)
@@ -218,29 +218,29 @@ class Ranks:
         Raises:
             RankError: one has.
         """
-        said = None
+        failure = None
         with suppress(dist.DistError):  # torchrun is gone, and with it the store
-            said = self._said()
-        if said is not None:
-            raise said
+            failure = self._reported()
+        if failure is not None:
+            raise failure
 
-    def _said(self) -> RankError | None:
+    def _reported(self) -> RankError | None:
         """Return another rank's error; None if there is none."""
-        said = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
-        return None if said["rank"] == self.rank else RankError(**said)
+        report = json.loads(self._store.get(REASON)) if self._store.check([REASON]) else {"rank": self.rank}
+        return None if report["rank"] == self.rank else RankError(**report)
 
     def _break(self, reason: BaseException | None) -> None:
         """Close this rank's connections, and store the reason, unless an earlier one is stored."""
         if reason is not None:
-            said: dict[str, Any] = {"rank": self.rank, "exit_code": getattr(reason, "exit_code", 1)}
+            report: dict[str, Any] = {"rank": self.rank, "exit_code": getattr(reason, "exit_code", 1)}
             if isinstance(reason, RankdadError):
-                said |= {"sentence": str(reason), "public": reason.public_message}
-                said |= {"code": reason.code, "field": reason.public_field}
+                report |= {"sentence": str(reason), "public": reason.public_message}
+                report |= {"code": reason.code, "field": reason.public_field}
             else:
                 sentence = f"an unexpected error ({type(reason).__name__})"
-                said |= {"sentence": sentence, "public": sentence, "code": "unexpected-error", "field": ""}
+                report |= {"sentence": sentence, "public": sentence, "code": "unexpected-error", "field": ""}
             with suppress(dist.DistError):
-                self._store.compare_set(REASON, "", json.dumps(said))
+                self._store.compare_set(REASON, "", json.dumps(report))
         for number, _ in self._connections & _sockets():
             # Sharded tensors hold the group and so its connections: torch's own abort leaves gloo's open.
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:

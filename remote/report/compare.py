@@ -76,10 +76,10 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
             cells = [with_interval(*figure) for figure in zip(values, known, strict=True)]
             stars = [" *" * (run is best) for run in runs]
             rows.append([NAMES[name], *(cell + star for cell, star in zip(cells, stars, strict=True))])
-    for reference, said in REFERENCES.items():
+    for reference, caption in REFERENCES.items():
         if any(reference in shown_references(run) for run in runs):
             name = comparison_metric(runs[0])
-            rows.append([f"{NAMES[name]}, {said}", *(number(reference_value(run, reference)[0]) for run in runs)])
+            rows.append([f"{NAMES[name]}, {caption}", *(number(reference_value(run, reference)[0]) for run in runs)])
             for key, where in ((name, ""), (WITHIN, ", within hospitals")):
                 apart = [run.differences_from(reference).get(key) for run in runs]
                 if any(apart):
@@ -125,8 +125,8 @@ def _method(run: RunResults) -> str:
         return "exact"
     method = run.spec.method
     rank, local, preset = getattr(method, "rank", None), run.spec.local_steps, getattr(method, "preset", None)
-    between, said = f", local steps {local}" if local else "", {"name", "preset", "rank", "local_steps", "wire"}
-    rest = f", preset {preset}" if preset else _others(method, said)
+    between, named = f", local steps {local}" if local else "", {"name", "preset", "rank", "local_steps", "wire"}
+    rest = f", preset {preset}" if preset else _others(method, named)
     wire = f", {method.wire}" * (method.wire != "float32")
     return method.name + (f", rank {rank}" if rank else "") + between + wire + rest
 
@@ -138,7 +138,7 @@ def _optimizer(run: RunResults) -> str:
     return f"{own.name} {own.lr:g}" + ", factored" * factored + _others(own, {"name", "lr", "second_moment"})
 
 
-def _others(part: Part, said: set[str]) -> str:
-    """List the settings that differ from their default, except those in `said`."""
-    others = part.model_dump(mode="json", exclude=said, exclude_defaults=True)
+def _others(part: Part, named: set[str]) -> str:
+    """List the settings that differ from their default, except those in `named`."""
+    others = part.model_dump(mode="json", exclude=named, exclude_defaults=True)
     return "".join(f", {name} {value}" for name, value in others.items())

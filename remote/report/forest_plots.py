@@ -75,9 +75,9 @@ def differences(run: RunResults) -> Figure | None:
     """Draw the differences from every reference, and by site from the first."""
     name = comparison_metric(run)
     known = {REFERENCES[rival]: run.differences_from(rival) for rival in shown_references(run)}
-    pooled = {said: own.get(name) for said, own in known.items()}
-    within = {f"{said}, within hospitals": own.get(WITHIN) for said, own in known.items()}
-    rows = [(said, found, True) for said, found in (pooled | within).items() if found is not None]
+    pooled = {text: own.get(name) for text, own in known.items()}
+    within = {f"{text}, within hospitals": own.get(WITHIN) for text, own in known.items()}
+    rows = [(text, found, True) for text, found in (pooled | within).items() if found is not None]
     if not rows:
         return None
     first = next((rival for rival in (*ALONE, "linear") if rival in run.summary.metrics.differences), None)
@@ -98,7 +98,7 @@ def differences(run: RunResults) -> Figure | None:
     axes.plot([], [], "D", color=BLACK, ms=6, label="all hospitals")
     if any(not whole for *_, whole in rows):
         axes.plot([], [], "s", color=BLUE, ms=5, label=label)
-    _name_rows(axes, [said for said, *_ in rows], below=len(rows) - 0.4)
+    _name_rows(axes, [text for text, *_ in rows], below=len(rows) - 0.4)
     legend(axes)
     return figure
 

@@ -185,8 +185,8 @@ def _specification(run: RunResults) -> dict[str, str]:
 def _plain(value: object) -> str:
     """Format a part of a specification in words, without empty values."""
     if isinstance(value, dict):
-        said = {key: _plain(one) for key, one in value.items() if one not in ([], {})}
-        return "; ".join(text if key == "name" else f"{key.replace('_', ' ')} {text}" for key, text in said.items())
+        sentence = {key: _plain(one) for key, one in value.items() if one not in ([], {})}
+        return "; ".join(text if key == "name" else f"{key.replace('_', ' ')} {text}" for key, text in sentence.items())
     if isinstance(value, list):
         more = f", … ({len(value)} in all)" if len(value) > MAX_ITEMS else ""
         return ", ".join(map(_plain, value[:MAX_ITEMS])) + more

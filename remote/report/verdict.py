@@ -147,8 +147,8 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
     name = "mae" if isinstance(run.spec.task, Regression) else "auc"
     if name not in test:
         return
-    interval, said = intervals.get(name), _short if name == "mae" else number
-    within = f"95 % interval {span(interval.low, interval.high, said)}" if interval else ""
+    interval, format_ = intervals.get(name), _short if name == "mae" else number
+    within = f"95 % interval {span(interval.low, interval.high, format_)}" if interval else ""
     if name == "mae":
         yield Sentence(
             "mae", f"On average its predictions are {_short(test['mae'])} off{f' ({within})' * bool(within)}."

@@ -327,8 +327,8 @@ class Queue:
                 self._writer.execute("rollback")
             if isinstance(error, sqlite3.Error):
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    said = "is locked by another process, such as a backup: try again, or end that"
-                    raise QueueError(f"{self._path}: {said}", code="queue-locked") from None
+                    text = "is locked by another process, such as a backup: try again, or end that"
+                    raise QueueError(f"{self._path}: {text}", code="queue-locked") from None
                 self._failed = True
                 raise QueueError(f"{self._path}: cannot be written: {error}", code="cannot-write") from None
             raise
@@ -336,16 +336,16 @@ class Queue:
     def _entries(self, condition: str, values: Sequence[object]) -> list[Entry]:
         columns = "number, run, id, name, owner, sites, state, reason, submitted, started, ended"
         rows = self.database.execute(f"select {columns} from runs {condition}", values).fetchall()
-        said: dict[str, dict[str, SiteAnswer]] = {}
+        answers_of: dict[str, dict[str, SiteAnswer]] = {}
         asked = f"select run, site, answer, reason, time from answers where run in (select run from runs {condition})"
         for run, site, answer, why, when in self.database.execute(asked, values):
-            said.setdefault(run, {})[site] = SiteAnswer(answer=answer, reason=why, time=when)
+            answers_of.setdefault(run, {})[site] = SiteAnswer(answer=answer, reason=why, time=when)
         entries: list[Entry] = []
         for number, run, id_, name, owner, sites, state, *rest in rows:
             reason, submitted, started, ended = rest
             times = (submitted, started, ended)
             place = (tuple(json.loads(sites)), State(state))
-            entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, said.get(run, {})))
+            entries.append(Entry(number, run, id_, name, owner, *place, reason, *times, answers_of.get(run, {})))
         return entries
 
 

@@ -230,10 +230,10 @@ class Service:
         """Return a site's runs to answer for, take part in or finish, and its questions."""
         runs = []
         for entry in self.queue.concerning(site):
-            said = entry.answers.get(site)
-            answer = None if said is None else said.answer
+            answered = entry.answers.get(site)
+            answer = None if answered is None else answered.answer
             state = "running" if entry.state in (State.RUNNING, State.ENDED) else "waiting"
-            is_over = entry.state is State.REFUSED and not (said is None and self.queue.asks(entry))
+            is_over = entry.state is State.REFUSED and not (answered is None and self.queue.asks(entry))
             if not is_over and answer not in ("refused", "finished"):
                 runs.append(self._offered(run=entry.run, id=entry.id, state=state, answer=answer))
         questions = self.questions.of(site)
@@ -300,7 +300,7 @@ class Service:
         status = None if running.host is None else running.host.aggregator.status
         problem = running.problem
         if not problem and status is not None:
-            problem = "; ".join(f"{name}: {said}" for name, said in status.problems.items())
+            problem = "; ".join(f"{name}: {text}" for name, text in status.problems.items())
         described = entry.described(*((0, 0) if status is None else (status.step, status.steps)))
         return described.model_copy(update={"reason": described.reason or visible(problem, MAX_REASON)})
 

@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
@@ -212,12 +213,12 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     if resume:
         weights = {"model": model.state_dict()}
-        dcp.load(weights, checkpoint_id=folder + "/model")
+        load(weights, checkpoint_id=folder + "/model")
         sync.load(folder + "/sync")
     place, places = dist.get_rank(sync._group), dist.get_world_size(sync._group)
     for step in range(stop if resume else 0, steps):
         if step == stop and folder and not resume:
-            dcp.save({"model": model.state_dict()}, checkpoint_id=folder + "/model")
+            save({"model": model.state_dict()}, checkpoint_id=folder + "/model")
             sync.save(folder + "/sync")
         x, y = (torch.cat(parts) for parts in zip(*batches_of((8,) * 4, step % 20), strict=True))
         loss = loss_of(model, (x.chunk(places)[place], y.chunk(places)[place]))
