@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
@@ -33,6 +33,20 @@ OTHERS: dict[str, tuple[type[BaseModel], str]] = {
     ),
     "simulation": (SimulationSpec, "The second part of a file for `rankdad simulate`."),
 }
+EXAMPLES = (  # of `data`, by reader
+    '{"reader": "npz", "file": "scans.npz", "shape": [100, 20]}',
+    """{"reader": "csv", "file": "freesurfer.csv", "covariates": "participants.csv", "key": "subject",
+ "features": ["*"], "exclude": ["iq"], "label": "autism", "values": [0, 1]}""",
+    """{"reader": "freesurfer", "covariates": "participants.csv", "key": "file", "features": ["Left-*", "Right-*"],
+ "covariate_features": ["age"], "label": "autism", "values": [0, 1]}""",
+    """{"reader": "nifti", "file": "scans.csv", "shape": [64, 64, 48], "key": "scan", "group": "subject",
+ "label": "diagnosis", "values": ["control", "patient"]}""",
+    '{"reader": "images", "size": [64, 64], "mode": "grey", "resize": true, "values": ["benign", "malignant"]}',
+    """{"reader": "series", "file": "vitals.csv", "covariates": "stays.csv", "key": "stay", "time": "minute",
+ "features": ["heart_rate", "spo2"], "frames": 120, "longer": "last", "missing": "carry", "label": "died",
+ "values": ["no", "yes"], "group": "patient"}""",
+    """{"reader": "function", "function": "ourdata:read", "arguments": {"atlas": "aal"}, "shape": [116, 116]}""",
+)
 Schema = dict[str, Any]
 
 
@@ -73,10 +87,21 @@ def sections(path: str, schema: Schema, defs: Schema, seen: set[str], level: str
             own = {key: f for key, f in defs[part]["properties"].items() if not is_shared(key, defs[part], shared)}
             tag = title(defs[part])
             yield from ("", f"{level} `{one}`{', ' * bool(tag)}{tag}", "", text(defs[part]))
+            if one == "data":
+                yield from ("", "```json", *example(defs[part]).splitlines(), "```")
             if rows := table(own, defs[part]):
                 yield from ("", *rows)
         for part in members:
             yield from sections(one, defs[part], defs, seen, "###")
+
+
+def example(schema: Schema) -> str:
+    """Return the example of a reader."""
+    reader = schema["properties"]["reader"].get("const", schema["properties"]["reader"].get("default"))
+    (found,) = (one for one in EXAMPLES if json.loads(one)["reader"] == reader)
+    kind: Any = RunSpec.model_fields["data"].annotation
+    TypeAdapter(kind).validate_json(found)
+    return found
 
 
 def title(schema: Schema) -> str:
