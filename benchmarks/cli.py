@@ -460,6 +460,21 @@ def check(
 
 
 @app.command()
+def text(
+    output: Annotated[Path, typer.Argument(help="Folder of the results: the same command goes on.")] = Path("text"),
+    seeds: SeedsOption = "0,1,2",
+    rows: Annotated[int, typer.Option(help="Of each site.", min=40)] = 800,
+    epochs: Annotated[int, typer.Option(help="Of each training.", min=1)] = 6,
+) -> None:
+    """Train on Debian's descriptions of packages by several methods, at sites alike and unlike."""
+    from rich.console import Console
+
+    from benchmarks.text import bench_text
+
+    bench_text(output, _whole_numbers("--seeds", seeds), rows, epochs, Console(width=140))
+
+
+@app.command()
 def tables(
     rows: Annotated[int, typer.Option(help="Of each table.", min=100)] = 20_000,
     columns: Annotated[int, typer.Option(help="That each has.", min=10)] = 100,
