@@ -175,4 +175,18 @@ def _target(text: str) -> tuple[str, float]:
     raise typer.BadParameter(f"got {text!r}, expected such as auc=0.995, mae=4 or pearson_r=0.7", param_hint="--target")
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (methods, settings, staleness, target, studies, paired, fed_heart)
+def text(
+    output: Annotated[Path, typer.Argument(help="Folder of the results: the same command goes on.")] = Path("text"),
+    seeds: SeedsOption = "0,1,2",
+    rows: Annotated[int, typer.Option(help="Of each site.", min=40)] = 800,
+    epochs: Annotated[int, typer.Option(help="Of each training.", min=1)] = 6,
+) -> None:
+    """Train on Debian's descriptions of packages by several methods, at sites alike and unlike."""
+    from rich.console import Console
+
+    from benchmarks.text import bench_text
+
+    bench_text(output, whole_numbers("--seeds", seeds), rows, epochs, Console(width=140))
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (methods, settings, staleness, target, studies, text, paired, fed_heart)

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import runpy
 import shutil
 import signal
 import sqlite3
@@ -92,9 +93,7 @@ def _main(words: list[str], said: str) -> None:
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
     sys.argv = ["rankdad", *words]
-    from rankdad.__main__ import main
-
-    main()
+    runpy.run_module("rankdad", run_name="__main__")
 
 
 def simulated(directory: Path, *, resumes: bool = False) -> tuple[int, str]:

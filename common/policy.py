@@ -91,6 +91,11 @@ class Policy(Part):
     that has lost its checkpoints accepts none either."""
     pretrained: tuple[Sha256, ...] | None = ()
     """sha256 digests of files with pretrained weights that a run may start from (`model.pretrained`); null for any."""
+    vocabularies: tuple[Sha256 | PositiveInt, ...] | None = ()
+    """Vocabularies beyond bytes that a run's texts may have: the sha256 of a tokenizer's file, or for other readers the
+    number of tokens (`data.tokens`); null for any. An embedding's gradient has a row for each token of a step's texts,
+    and a row of a rare token, such as a surname, names it. Tokens of a tokenizer that fewer than `min_rows` patients of
+    a batch have become the unknown token."""
     min_sites: PositiveInt = 2
     """Least number of sites in every step and round, of regions as well as of the run. A run that could continue with
     fewer, by its quorum, its overrides or a left-out site, is refused."""
@@ -156,6 +161,7 @@ EVERYTHING = Policy(
     unreduced_factors=True,
     accept_replica=None,
     pretrained=None,
+    vocabularies=None,
     min_sites=1,
     min_level=MinLevel(count=1),
     largest_share=1,

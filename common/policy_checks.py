@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from rankdad.common.errors import FewSamplesError, PolicyError, counted
 from rankdad.common.policy import Policy
+from rankdad.common.policy_lists import check_lists
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.refusals import (
-    CHOSEN_WEIGHTS,
     FEWER_SAMPLES,
     FEWER_SITES,
     MORE_ROWS,
     MORE_SITES,
     PRODUCTS,
-    VISITS,
     WHOLE,
     refusal,
 )
 from rankdad.common.spec import KFold, MethodSpec, RunSpec
-from rankdad.common.spec.asked import not_listed, sites_together
-from rankdad.common.spec.patterns import escaped, literal
+from rankdad.common.spec.asked import sites_together
 
-MAX_NAMES = 20  # of files or columns in a sentence
 LARGER_STEPS = "larger batches"
 SMALLER_STEPS = "smaller batches"
 
@@ -48,11 +45,7 @@ def check_run(policy: Policy, spec: RunSpec, plan: Plan) -> None:
         PolicyError: names the field of the spec.
     """
     _check_sites(policy, spec)
-    _check_listed(policy, "files", spec.files, "file-not-allowed")
-    columns = {field: tuple(map(escaped, names)) for field, names in spec.columns.items()}
-    _check_listed(policy, "columns", columns, "column-not-allowed")
-    _check_group(policy, spec)
-    _check_pretrained(policy, spec)
+    check_lists(policy, spec)
     if spec.solver == "exact":  # no step is taken
         return
     _check_method(policy, spec.method)
@@ -252,43 +245,6 @@ def _check_sites(policy: Policy, spec: RunSpec) -> None:
         asks = f"has rounds with as few as {counted(fewest, 'site')}"
         allows = f"none of fewer than {policy.min_sites} (min_sites)"
         raise refusal(field, asks, allows, {"min_sites": fewest}, FEWER_SITES, code="too-few-sites", owner=MORE_SITES)
-
-
-def _check_listed(
-    policy: Policy, line: Literal["files", "columns"], asked: Mapping[str, Sequence[str]], code: str
-) -> None:
-    listed = getattr(policy, line)
-    if listed is None:
-        return
-    others = not_listed(listed, asked)
-    if others:
-        told = ", ".join(map(literal, list(others)[:MAX_NAMES]))
-        told += f" and {len(others) - MAX_NAMES:,} more" * (len(others) > MAX_NAMES)
-        raise PolicyError(
-            next(iter(others.values())),
-            f"the run reads {told}, which this site's policy does not list ({line})",
-            change={line: [*listed, *others]},
-            code=code,
-            lets_out=f"results about these {line}",
-        )
-
-
-def _check_group(policy: Policy, spec: RunSpec) -> None:
-    group = getattr(spec.data, "group", None)
-    if policy.group is not None and group != policy.group:
-        asks = f"counts {f'rows with the same {group}' if group else 'every row'} as one person"
-        change: dict[str, object] = {"group": group}
-        raise refusal("data.group", asks, f"only {policy.group} (group)", change, VISITS, code="group-differs")
-
-
-def _check_pretrained(policy: Policy, spec: RunSpec) -> None:
-    begun = spec.model.pretrained
-    if begun is None or policy.pretrained is None or begun.sha256 in policy.pretrained:
-        return
-    asks = f"starts from the weights in {begun.file} with the sha256 {begun.sha256}"
-    allows = f"{'others' if policy.pretrained else 'none'} (pretrained)"
-    change: dict[str, object] = {"pretrained": [*policy.pretrained, begun.sha256]}
-    raise refusal("model.pretrained.sha256", asks, allows, change, CHOSEN_WEIGHTS, code="weights-not-listed")
 
 
 def _check_method(policy: Policy, method: MethodSpec) -> None:

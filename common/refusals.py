@@ -15,6 +15,7 @@ FEWER_SITES = "sums over fewer sites: of two, each learns the other's part; a su
 MORE_SITES = "more sites in every round"
 VISITS = "sums over fewer people than min_rows, if one person has several rows"
 CHOSEN_WEIGHTS = "gradients at chosen weights: a unit that responds to one patient alone sends that patient's row"
+NAMED_TOKENS = "rows of an embedding: a row says that some patient's text of the step has its token, such as a surname"
 PRODUCTS = "products of columns: with few samples, single rows can be solved from them"
 
 

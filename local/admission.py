@@ -24,6 +24,7 @@ from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
+from rankdad.common.spec.text import TextData
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.disclosed import (
     REPEATED,
@@ -214,7 +215,9 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         return data
     columns = moved.any(0)
     names = [f"input {place}" for place in columns.nonzero().flatten().tolist()]
-    if isinstance(spec.data, TableData):
+    if isinstance(spec.data, TextData):
+        names = [f"tokens of {spec.data.column}"]
+    elif isinstance(spec.data, TableData):
         names = [place.column for place in spec.data.places if columns[place.whole].any()]
     more = f" and {len(names) - MAX_MOVED} more" * (len(names) > MAX_MOVED)
     note = (

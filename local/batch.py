@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from rankdad.common.data import Batch
+from rankdad.common.spec.text import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,16 @@ class StepBatch:
         """Return the step's batches in training order."""
         pairs = zip(self.samples, self.people, strict=True)
         return [StepBatch((samples,), (people,), self.parts) for samples, people in pairs]
+
+
+def with_frequent_tokens(parts: Iterator[Batch], batches: Iterable[tuple[int, Tensor]]) -> Iterator[Batch]:
+    """Yield the parts of batches of texts, in which rare tokens are unknown.
+
+    Args:
+        parts: in order.
+        batches: of each batch the number of its parts, and which tokens are rare in it; see `common.privacy.tokens`.
+    """
+    for count, rare in batches:
+        for part in itertools.islice(parts, count):
+            unknown = rare.to(part.inputs.device)[part.inputs]
+            yield part._replace(inputs=part.inputs.masked_fill(unknown, UNKNOWN))

@@ -17,9 +17,11 @@ from rankdad.common.errors import ModelError, NonFiniteError, RankdadError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.routes import Payload, gather
+from rankdad.common.preparation import in_memory
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
 from rankdad.common.privacy.standing import Flows, Place, drawn_before
+from rankdad.common.privacy.tokens import rare
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.batches import parts as parts_of
@@ -28,7 +30,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LanguageModel
 from rankdad.local.augmentation import augmenting
-from rankdad.local.batch import StepBatch
+from rankdad.local.batch import StepBatch, with_frequent_tokens
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.local_steps import Moments, differences
 from rankdad.local.losses import deltas, kinds_of, mean_loss
@@ -50,6 +52,7 @@ class Passes:
         index: of the site in the plan.
         ranks: that share the site's batches; by default the site has one process.
         sharing: least number of patients that share a batch's gradient; see `common.privacy.shares`.
+        fewest: patients of a batch that are enough for a tokenizer's token to travel; others have the unknown one.
 
     Attributes:
         evened: batches scaled so that no patient has more than their share.
@@ -65,7 +68,9 @@ class Passes:
         index: int,
         ranks: Alone | None = None,
         sharing: int = 1,
+        fewest: int = 1,
     ) -> None:
+        self._fewest = fewest if getattr(spec.data, "tokenizer", None) is not None else 1
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
@@ -75,6 +80,7 @@ class Passes:
         self._prepared: Prepared | None = None
         self._looked: tuple[Samples, Batch] | None = None  # a fixed batch, to measure how far the model has moved
         self._rows: list[list[tuple[Tensor, ...]]] = []  # of the parts of each batch, for each step
+        self._whole: list[list[Tensor]] = []  # rows of each batch, of all ranks
         self._parts: tuple[int, Iterator[Batch]] = -1, iter(())  # first step, parts from there on
 
     def prepared(self) -> Prepared:
@@ -131,7 +137,8 @@ class Passes:
             steps = run.batches(self._index)
             sizes = [size for step in steps for size in step]
             batches = self._data.drawn(self._fold, sizes, generator)
-            mine = [[self._part(next(batches)) for _ in step] for step in steps]
+            self._whole = [[next(batches) for _ in step] for step in steps]
+            mine = [[self._part(batch) for batch in step] for step in self._whole]
             self._rows = [[rows.split(batch_sizes(len(rows), self._largest)) for rows in step] for step in mine]
             self._epoch, self._parts = epoch, (-1, iter(()))
         reads = reads and run.step < len(self._rows)
@@ -143,6 +150,12 @@ class Passes:
                 next(run.replica.model.parameters()).device,
             )
             self._parts = run.step, train.batches(parts, device, varied)
+            if self._fewest > 1:
+                left = zip(
+                    itertools.chain(*self._rows[run.step :]), itertools.chain(*self._whole[run.step :]), strict=True
+                )
+                few = ((len(part), self._rare(rows)) for part, rows in left)
+                self._parts = run.step, with_frequent_tokens(self._parts[1], few)
         if rows:
             self._parts = run.step + 1, self._parts[1]
         return StepBatch(
@@ -150,6 +163,9 @@ class Passes:
             [[self._people(part) for part in batch] for batch in rows],
             self._parts[1],
         )
+
+    def _rare(self, rows: Tensor) -> Tensor:
+        return rare(in_memory(self.prepared().train.inputs[rows]), self._people(rows), self._fewest)
 
     def _part(self, rows: Tensor) -> Tensor:
         """Return this rank's share of a batch's samples; none if there are more ranks than samples."""

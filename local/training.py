@@ -131,7 +131,7 @@ def train(
     observer = observer or Observer()
     references = References(spec, data, state.run, state.site, observer.notice)
     index = plan.sites.index(state.site)
-    passes = Passes(spec, plan, data, state.run, index, ranks, policy.sharing)
+    passes = Passes(spec, plan, data, state.run, index, ranks, policy.sharing, policy.min_rows)
     contributions = Contributions(
         spec,
         plan,

@@ -7,6 +7,8 @@ wait_for() { # FILE TEXT: until the file has the text
 
 tables() { python -m tests.pages_data heart; }
 
+notes() { python -m tests.pages_data notes; }
+
 table_for_a_policy() { tables; mv hospitals/aachen DATA; }
 
 three_hospitals() { python -m tests.pages_data diabetes; }

@@ -30,6 +30,19 @@ def heart() -> None:
         table.to_csv(folder / "heart.csv", index=False)
 
 
+def notes() -> None:
+    """Write notes beside the tables in `hospitals`."""
+    generator = np.random.default_rng(0)
+    words = {"no": ["calm", "fine", "resting"], "yes": ["pain", "fever", "worse"]}
+    for name in ("bonn", "kiel"):
+        labels = generator.choice(list(words), 120)
+        texts = [" ".join((*generator.choice(["seen", "today", "by", "ward"], 3), *generator.choice(words[label], 2)))
+                 for label in labels]  # fmt: skip
+        folder = Path("hospitals", name)
+        folder.mkdir(parents=True)
+        pd.DataFrame({"note": texts, "ill": labels}).to_csv(folder / "notes.csv", index=False)
+
+
 def diabetes() -> None:
     """Write `data`, a folder for each of three hospitals, and a run of a network on it as `RUN.json`."""
     from sklearn.datasets import load_diabetes
@@ -54,4 +67,4 @@ def diabetes() -> None:
 
 
 if __name__ == "__main__":
-    {"heart": heart, "diabetes": diabetes}[sys.argv[1]]()
+    {"heart": heart, "notes": notes, "diabetes": diabetes}[sys.argv[1]]()

@@ -53,7 +53,13 @@ def test_the_page_of_the_policy_has_every_field_and_its_default() -> None:
 def test_the_page_of_the_policy_has_every_refusal() -> None:
     page = (ROOT / "docs/reference/policy.md").read_text(encoding="utf-8")
     table = page[page.index("## Refusals") : page.index("## Counted numbers")]
-    judging = ("common/policy_checks.py", "common/refusals.py", "local/admission.py", "local/sums.py")
+    judging = (
+        "common/policy_checks.py",
+        "common/policy_lists.py",
+        "common/refusals.py",
+        "local/admission.py",
+        "local/sums.py",
+    )
     keeping = ("cells", "assigning", "log", "log_file", "run_log", "disclosed")
     sources = [ROOT / name for name in (*judging, *(f"local/privacy/{name}.py" for name in keeping))]
     code = "\n".join(path.read_text(encoding="utf-8") for path in (*sources, ROOT / "common/privacy/heads.py"))

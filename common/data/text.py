@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from rankdad.common.data.joining import keys_of, told_apart
 from rankdad.common.data.listed import complete, file_within
 from rankdad.common.data.reading import MISSING, Array, Reading, by_column, shown
 from rankdad.common.data.tables import Table, holder
+from rankdad.common.data.tokens import Encoder, encoder_of
 from rankdad.common.errors import DataError, UserError
-from rankdad.common.spec.text import BEGIN, END, PADDING, SPECIAL, TextData
+from rankdad.common.spec.text import PADDING, TextData
 
 
 def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None) -> Reading:
@@ -32,7 +33,8 @@ def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None
     Raises:
         DataError: data cannot be used; names file, row and column.
     """
-    _, table, notes = read_first(path, data.file, data)
+    folder, table, notes = read_first(path, data.file, data)
+    encode = encoder_of(data, folder)
     training, whole = beside is None, len(table)
     if not whole:
         raise DataError(table.source, "has no rows", code="no-rows")
@@ -53,19 +55,19 @@ def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None
         notes += told
         if data.key is not None:
             keys_of(table, data.key)
-    tokens = _tokens(table, data)
+    tokens = _tokens(table, data, encode)
     if not tokens:
         raise UserError(f"no row can be predicted: {(table.refused or {})[0]}", code="nothing-to-predict")
     used, (key, group) = table.take(list(tokens)), (data.key if data.key in table.frame else None, group)
     check_fits(table.source, f"texts of {data.length} tokens", 8 * len(tokens) * data.length)
     inputs = np.full((len(tokens), data.length), PADDING, np.int64)
-    for place, own in enumerate(tokens.values()):
+    for place, (own, _) in enumerate(tokens.values()):
         inputs[place, : len(own)] = own
     groups = tuple(used.ids(group)) if training and group is not None else None
     return Reading(
         table.source,
         inputs,
-        _bytes(inputs) if not data.targets else None if labels is None else as_labels(data, labels[list(tokens)]),
+        _bytes(tokens) if not data.targets else None if labels is None else as_labels(data, labels[list(tokens)]),
         keys=used.names() if key is None else tuple(used.ids(key)),
         groups=groups,
         dropped=whole - len(table),
@@ -77,15 +79,14 @@ def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None
     )  # fmt: skip
 
 
-def _bytes(inputs: Array) -> Array:
+def _bytes(tokens: Mapping[int, tuple[Array, Array]]) -> Array:
     """Return the number of bytes of each text, float64 [n]: what a language model's bits are counted by."""
-    counts: Array = (inputs >= SPECIAL).sum(1).astype(np.float64)
-    return counts
+    return np.array([sizes.sum() for _, sizes in tokens.values()], np.float64)
 
 
-def _tokens(table: Table, data: TextData) -> dict[int, Array]:
-    """Return the tokens of each row's text; a row is refused if it has none or too many."""
-    found = dict[int, Array]()
+def _tokens(table: Table, data: TextData, encode: Encoder) -> dict[int, tuple[Array, Array]]:
+    """Return the tokens of each row's text, and their numbers of bytes; a row is refused if it has none or too many."""
+    found = dict[int, tuple[Array, Array]]()
     for row, text in enumerate(table.texts(data.column)):
         if text.lower() in MISSING:
             table.refuse(row, data.column, "is empty, expected a text", code="text-empty")
@@ -96,8 +97,10 @@ def _tokens(table: Table, data: TextData) -> dict[int, Array]:
             except DataError as error:
                 table.refuse(row, data.column, f"{shown(text)} {error.problem}", code=error.code)
                 continue
-        own = np.frombuffer(text.encode(), np.uint8).astype(np.int64) + SPECIAL
-        found[row] = _cut(table, data, row, np.concatenate([[BEGIN], own, [END]]))
+        own, sizes = encode(text)
+        _check_length(table, data, row, len(own))
+        kept = slice(-data.length, None) if data.longer == "last" else slice(data.length)
+        found[row] = own[kept], sizes[kept]
     return {row: own for row, own in found.items() if row not in (table.refused or {})}
 
 
@@ -118,10 +121,9 @@ def _file_text(folder: Path, name: str) -> str:
     return text
 
 
-def _cut(table: Table, data: TextData, row: int, tokens: Array) -> Array:
-    """Return a text's tokens, cut as the schema says if there are too many."""
-    if len(tokens) > data.length and data.longer == "refuse":
-        problem = f"has {len(tokens)} tokens with begin and end, expected at most {data.length}, data.length"
+def _check_length(table: Table, data: TextData, row: int, tokens: int) -> None:
+    """Refuse a row with too many tokens, unless the schema cuts it."""
+    if tokens > data.length and data.longer == "refuse":
+        problem = f"has {tokens} tokens with begin and end, expected at most {data.length}, data.length"
         advice = ": raise it, or set data.longer to first or last"
         table.refuse(row, data.column, problem, advice, code="text-too-long")
-    return tokens[-data.length :] if data.longer == "last" else tokens[: data.length]

@@ -29,7 +29,8 @@ class Route:
         down: the same for the aggregator.
         residual: leading rows of the residual to keep; None for all of it, as a matrix.
         entries: entries of the matrix to send in both directions, if not all.
-        linear: whether it is a linear layer's weight, so that each row of its gradient belongs to one unit.
+        linear: whether it is a linear layer's or embedding's weight: each row of its gradient belongs to one unit or
+            token.
     """
 
     name: str

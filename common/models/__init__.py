@@ -11,6 +11,7 @@ from torch import nn
 from rankdad.common.errors import SpecError, naming
 from rankdad.common.models.convolutional import convolutional
 from rankdad.common.models.factory import from_factory
+from rankdad.common.models.hugging_face import hugging_face
 from rankdad.common.models.monai import monai_network
 from rankdad.common.models.perceptron import perceptron
 from rankdad.common.models.recurrent import recurrent
@@ -19,7 +20,7 @@ from rankdad.common.models.vit import vit
 from rankdad.common.models.weights import freeze, load_pretrained
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, ModelSpec, Monai, Transformer, Vit
+from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, HuggingFace, Lstm, ModelSpec, Monai, Transformer, Vit
 
 
 def build_model(spec: RunSpec, allowed_factories: Collection[str] = (), weights: Path | None = None) -> nn.Module:
@@ -79,6 +80,8 @@ def _built_in(spec: ModelSpec, shape: tuple[int, ...], tokens: int | None, outpu
         return recurrent(spec, shape, outputs)
     if isinstance(spec, Transformer):
         return transformer(spec, tokens, shape[0], None if len(output_shape) > 1 else outputs)
+    if isinstance(spec, HuggingFace):
+        return hugging_face(spec, tokens, None if len(output_shape) > 1 else outputs)
     if isinstance(spec, Vit):
         return vit(spec, shape, outputs)
     if isinstance(spec, Cnn | Cnn3d):

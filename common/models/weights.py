@@ -57,7 +57,8 @@ def load_pretrained(model: nn.Module, spec: Pretrained, folder: Path | None) -> 
             code="weights-missing",
         )
     ours = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    theirs = _read(folder / spec.file, spec.sha256)
+    prefix = getattr(model, "weights_prefix", "")
+    theirs = {prefix + name: value for name, value in _read(folder / spec.file, spec.sha256).items()}
     for pattern in spec.skip:
         if not any(fnmatchcase(name, pattern) for name in (*ours, *theirs)):
             raise SpecError(

@@ -14,6 +14,7 @@ from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, unca
 from rankdad.common.lowrank.routes import Route, routed
 from rankdad.common.run.seeds import derive
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.text import TextData
 
 PROBE_SAMPLES = 4
 
@@ -33,10 +34,11 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     )
     layers = linear_layers(model)
     routes: dict[str, Route] = {}
+    named = _embeddings(model) if isinstance(spec.data, TextData) else frozenset()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             bias = layers[name][1] if name in rows else None
-            route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name))
+            route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name), by_row=name in named)
             # A hook's changes to a gradient, such as a mask's zeros, would not survive a reduction.
             routes[name] = Route(name, route.shape) if has_hooks(parameter) else route
     chosen = routed(routes.values())
@@ -69,7 +71,21 @@ def check_wire(wire: str, hooked: str, field: str) -> None:
         )
 
 
-def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, rows_per_sample: int | None) -> Route:
+def _embeddings(model: nn.Module) -> frozenset[str]:
+    """Return the names of weights with a row for each token."""
+    weights = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in weights)
+
+
+def _route(
+    spec: RunSpec,
+    name: str,
+    shape: tuple[int, ...],
+    bias: str | None,
+    rows_per_sample: int | None,
+    *,
+    by_row: bool = False,
+) -> Route:
     """Choose the route of one parameter.
 
     Args:
@@ -78,8 +94,9 @@ def _route(spec: RunSpec, name: str, shape: tuple[int, ...], bias: str | None, r
         shape: of the parameter.
         bias: that may be the last column of its matrix; None without one.
         rows_per_sample: rows of its factor per sample; None if its gradient is not captured as a factor.
+        by_row: whether each row belongs to one token.
     """
-    dense = Route(name, shape, linear=rows_per_sample is not None)
+    dense = Route(name, shape, linear=rows_per_sample is not None or by_row)
     if len(shape) < 2:
         return dense
     rows = None  # at least the probe's rows; some layers' may not grow with the batch

@@ -22,6 +22,8 @@ FILES = ("file", "covariates")  # fields of schemas
 def files_of(data: AnyData) -> dict[str, tuple[str, ...]]:
     """Return the file names and patterns of a schema by field."""
     named = {name: getattr(data, name) for name in FILES if name in type(data).model_fields}
+    if isinstance(data, TextData) and data.tokenizer is not None:
+        named["tokenizer.file"] = data.tokenizer.file
     return {
         f"data.{name}": (own,) if isinstance(own, str) else tuple(own) for name, own in named.items() if own is not None
     }

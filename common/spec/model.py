@@ -292,6 +292,23 @@ class Monai(Network):
         return dropout
 
 
+class HuggingFace(Network):
+    """An architecture of the library transformers (pip install 'rankdad[transformers]'), for tokens.
+
+    It is built from its configuration, with random weights or those of `pretrained`. Its code is that of the installed
+    library, and needs no permission; code beside weights is never loaded.
+    """
+
+    sized_by = "model.config"
+
+    name: Literal["hugging-face"]
+    architecture: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+    """Its `model_type`, such as "bert" or "gpt2"."""
+    config: dict[str, JsonValue] = Field(default={})
+    """Fields of its configuration, such as {"hidden_size": 64}; others have the library's defaults. The numbers of
+    tokens and outputs are those of the run."""
+
+
 class Factory(Network):
     """A user-defined function that returns the model; a site calls it only if it allows it."""
 
@@ -304,4 +321,4 @@ class Factory(Network):
     """Keyword arguments of the function."""
 
 
-ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Transformer | Cnn | Cnn3d | Monai | Factory
+ModelSpec = Linear | Mlp | Gru | Lstm | Vit | Transformer | Cnn | Cnn3d | Monai | HuggingFace | Factory

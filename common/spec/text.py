@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rankdad.common.documents import Part
+from rankdad.common.spec.model import Sha256
 from rankdad.common.spec.table_schema import Column, FileName, PositiveInt, first_repeated
 from rankdad.common.spec.written import Tabular
 
@@ -14,10 +16,21 @@ SPECIAL = 4
 BYTES = SPECIAL + 256  # tokens of a text as bytes
 
 
+class Tokenizer(Part):
+    """A tokenizer, from a file that every site has (pip install 'rankdad[text]')."""
+
+    file: FileName
+    """Name of the file of the library tokenizers, such as tokenizer.json, in the folder of the table."""
+    sha256: Sha256
+    """Digest of the file, in hexadecimal; another file is refused."""
+    tokens: PositiveInt
+    """Number of its tokens."""
+
+
 class TextData(Tabular):
     """Texts in a column of a table, or in a file each, as sequences of tokens.
 
-    A sample is a begin token, the UTF-8 bytes of the text, and an end token.
+    A sample is a begin token, the UTF-8 bytes of the text or the tokens of a tokenizer, and an end token.
     """
 
     reader: Literal["text"]
@@ -32,6 +45,8 @@ class TextData(Tabular):
     """Column that identifies the sample; null for the number of its row."""
     label: Column | Annotated[tuple[Column, ...], Field(max_length=1000)] = ()
     """Label column; for the task multi-label a list of columns, each 0 or 1; none for the task language-model."""
+    tokenizer: Tokenizer | None = None
+    """Tokenizer of the texts; null for their bytes."""
     length: Annotated[PositiveInt, Field(ge=3)]
     """Largest number of tokens of a sample, with begin and end; shorter ones are padded, without effect."""
     longer: Literal["refuse", "first", "last"] = "refuse"
@@ -47,7 +62,7 @@ class TextData(Tabular):
     @property
     def tokens(self) -> int:
         """Number of distinct tokens."""
-        return BYTES
+        return BYTES if self.tokenizer is None else SPECIAL + self.tokenizer.tokens
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> TextData:

@@ -8,7 +8,8 @@ from pathlib import Path
 from rankdad.common.errors import PolicyError, RankdadError, one_line
 from rankdad.common.needs import Need, needs, shown
 from rankdad.common.policy import Policy
-from rankdad.common.policy_checks import MAX_NAMES, check_run
+from rankdad.common.policy_checks import check_run
+from rankdad.common.policy_lists import MAX_NAMES
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.protocol.service import MAX_NEEDED, MAX_REFUSALS, Question, Refusal, Stance
 from rankdad.common.spec.asked import not_listed

@@ -271,7 +271,7 @@ def purpose_of(spec: RunSpec) -> str:
 def figures_of(spec: RunSpec) -> list[str]:
     """Return the kinds of figures that a run sends; `local.privacy.cli` explains them."""
     sums = (
-        spec.task.name in ("regression", "language-model")
+        spec.task.name in ("language-model", "regression")
         or isinstance(spec.data, TableData)
         or spec.preparation.standardise != "none"
     )

@@ -108,8 +108,8 @@ def _as_used(spec: RunSpec, used: Reading, level: MinLevel, parts: Array) -> Arr
     groups = None if used.groups is None else torch.from_numpy(np.unique(used.groups, return_inverse=True)[1])
     inputs = torch.from_numpy(used.inputs)
     found = usual_inputs(spec, inputs, level, groups, torch.from_numpy(parts))
-    if found is inputs:
-        return used.inputs
+    if found is inputs or not found.is_floating_point():
+        return found.numpy()
     filled = inputs.isnan() & ~found.isnan()
     if isinstance(spec.data, TableData):
         for place in spec.data.places:

@@ -8,8 +8,10 @@ from torch import Tensor
 from rankdad.common.data.encoding import bounds_of
 from rankdad.common.policy import MinLevel
 from rankdad.common.privacy.levels import without_rare
+from rankdad.common.privacy.tokens import without_rare_tokens
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
+from rankdad.common.spec.text import TextData
 
 FLAT = ("linear", "mlp", "factory")  # models whose first layer may see all entries of a sample
 
@@ -17,7 +19,8 @@ FLAT = ("linear", "mlp", "factory")  # models whose first layer may see all entr
 def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor | None, parts: Tensor | None) -> Tensor:
     """Return inputs in which no rare value identifies few patients.
 
-    This applies if a layer sees all entries at once; pictures and series for other networks are unchanged.
+    This applies if a layer sees all entries at once; pictures and series for other networks are unchanged. Rare tokens
+    of texts become the unknown one.
 
     Args:
         spec: the run.
@@ -26,6 +29,8 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
         groups: patient of each row, int64 [rows]; None if each row is another patient.
         parts: part of each row, int64 [rows]; None without parts.
     """
+    if isinstance(spec.data, TextData):
+        return _usual_tokens(inputs, level, groups, parts)
     if level.count < 2 or not inputs.is_floating_point() or (inputs.ndim != 2 and spec.model.name not in FLAT):
         return inputs
     shape, inputs = inputs.shape, inputs.flatten(1)
@@ -42,3 +47,14 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
         own = None if groups is None else groups[rows]
         found[rows] = without_rare(inputs[rows], levels, bounds.T, own, level.count)
     return found.reshape(shape)
+
+
+def _usual_tokens(tokens: Tensor, level: MinLevel, groups: Tensor | None, parts: Tensor | None) -> Tensor:
+    """Return texts in which no token identifies few patients; see `usual_inputs`."""
+    if parts is None or level.by == "site":
+        return without_rare_tokens(tokens, groups, level.count)
+    found = tokens.clone()
+    for part in parts.unique():
+        rows = (parts == part).nonzero().flatten()
+        found[rows] = without_rare_tokens(tokens[rows], None if groups is None else groups[rows], level.count)
+    return found

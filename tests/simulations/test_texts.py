@@ -68,10 +68,14 @@ def test_every_token_of_all_hospitals_has_one_weight(tmp_path: Path, tied: bool)
         torch.testing.assert_close(trained.final[name], value.detach(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_hospitals_with_default_policies_agree(tmp_path: Path, task: str) -> None:
-    spec = text_spec(method={"name": "rank-dad", "rank": 2}, training={"batch_size": 16}, **TASKS[task])
-    data = text_data(tmp_path / "data", spec, (40, 48, 44, 40))
+    """Patients with several texts, tested in two folds."""
+    spec = text_spec(method={"name": "rank-dad", "rank": 2}, training={"batch_size": 16, "validation": 0.2},
+                     evaluation={"name": "k-fold", "folds": 2, "refit": False},
+                     **TASKS[task] | {"data": {"group": "patient"}})  # fmt: skip
+    data = text_data(tmp_path / "data", spec, (88, 96, 92, 90))
     found = run(spec, data, tmp_path / "run", policies=dict.fromkeys(data, Policy(keyed_folds=True)))
     assert len({digest for site in found.values() for digest in site.weights_sha256.values()}) == 1
     assert next(iter(found.values())).test.samples
