@@ -23,10 +23,13 @@ class Batches:
         model: has hooks on its linear layers until `close`.
         routes: of its parameters.
         division: of the model between ranks.
+        reduced: whether all are reduced to few rows. A layer whose factor was larger than its matrix is then no longer
+            captured, which saves time; otherwise a smaller batch may follow, whose factor saves bytes.
     """
 
-    def __init__(self, model: nn.Module, routes: tuple[Route, ...], division: Division) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, routes: tuple[Route, ...], division: Division, *, reduced: bool) -> None:
+        self._model, self._reduced = model, reduced
+        self._large = set[str]()  # names of layers that are no longer captured
         self.follow(routes, division)
         self._capture = self._captured()
         self.clear()
@@ -179,6 +182,9 @@ class Batches:
             rows, (out, columns) = sum(part.rows for part in parts), route.matrix
             if parts and (route.dense or rows * (out + columns) > out * columns):  # a product copies no row
                 dense[route.name] = sum(part.gradient() for part in parts)  # type: ignore[assignment]
+                if self._reduced:
+                    self._anew = True
+                    self._large.add(route.name)
             elif parts:
                 factors[route.name] = concatenate(parts)
         return factors, dense
@@ -195,7 +201,8 @@ class Batches:
 
     def _captured(self) -> FactorCapture:
         self._anew = False
-        followed = {route.name for route in self._routes if route.up is not None}  # if they are linear layers' weights
+        # Those that are linear layers' weights.
+        followed = {route.name for route in self._routes if route.up is not None} - self._large
         layers = linear_layers(self._model, transposed=True)
         capture = FactorCapture(self._model, only=followed, layers=layers, parameters=self._parameters, plain=False)
         return capture.__enter__()

@@ -121,7 +121,7 @@ class LowRank:
         self._plain = PlainBackward()
         self._prepare(method)
         warn_if_dense(self._layout.routes, method)
-        self._batches = Batches(model, self._layout.routes, self._division)
+        self._batches = Batches(model, self._layout.routes, self._division, reduced=self._layout.bounded)
         self._problem: RankdadError | None = None  # for the next exchange
         self._cause: Exception | None = None
         self._changed = self._closed = False

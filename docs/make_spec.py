@@ -45,6 +45,8 @@ EXAMPLES = (  # of `data`, by reader
     """{"reader": "series", "file": "vitals.csv", "covariates": "stays.csv", "key": "stay", "time": "minute",
  "features": ["heart_rate", "spo2"], "frames": 120, "longer": "last", "missing": "carry", "label": "died",
  "values": ["no", "yes"], "group": "patient"}""",
+    """{"reader": "text", "file": "reports.csv", "column": "report", "length": 512, "longer": "first",
+ "label": "finding", "values": ["no", "yes"], "group": "patient"}""",
     """{"reader": "function", "function": "ourdata:read", "arguments": {"atlas": "aal"}, "shape": [116, 116]}""",
 )
 Schema = dict[str, Any]

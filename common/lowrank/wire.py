@@ -52,8 +52,7 @@ def encode(arrays: Sequence[Tensor], wire: str) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
     arrays = [array.detach() for array in arrays]
     if wire in BITS:
-        blocks, filled = _blocks(arrays)
-        codes, scales = _quantised(blocks, filled, wire)
+        codes, scales = _quantised(arrays, wire)
         if not finite(scales):
             raise OverflowError
         parts = _rows_of(codes, arrays)
@@ -95,7 +94,7 @@ def decode(
 def as_received(arrays: Sequence[Tensor], wire: str) -> list[Tensor]:
     """Return arrays [rows, width] after encoding and decoding, in their own dtype."""
     if wire in BITS and arrays:
-        codes, scales = _quantised(*_blocks(arrays), wire)
+        codes, scales = _quantised(arrays, wire)
         found = _rows_of(_in_scales(codes, wire).mul_(scales.unsqueeze(-1)), arrays)
         return [part.to(array.dtype) for part, array in zip(found, arrays, strict=True)]
     return [array.to(getattr(torch, wire)).to(array.dtype) for array in arrays]
@@ -111,44 +110,40 @@ def finite(numbers: Tensor) -> bool:
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
 
 
-def _blocks(arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of all arrays in blocks [·, 64], the last of a row filled with zeros.
-
-    Returns:
-        The blocks, and the numbers of each that are not padding; None if there is no padding.
-    """
-    shapes, like = [(len(array), array.shape[1]) for array in arrays], arrays[0]
-    if not any(width % BLOCK for _, width in shapes):
-        return torch.cat([array.reshape(-1, BLOCK) for array in arrays]), None
-    blocks = like.new_zeros(sum(rows * _in_row(width) for rows, width in shapes), BLOCK)
-    filled = torch.full((len(blocks),), BLOCK)
-    parts = blocks.split([rows * _in_row(width) for rows, width in shapes])
-    counts = filled.split([rows * _in_row(width) for rows, width in shapes])
-    for part, count, array, (rows, width) in zip(parts, counts, arrays, shapes, strict=True):
-        part.view(rows, _in_row(width) * BLOCK)[:, :width] = array
-        if width % BLOCK:
-            count.view(rows, _in_row(width))[:, -1] = width % BLOCK
-    return blocks, filled.to(like)
+def _blocks(arrays: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all arrays in blocks [·, 64], the last of a row filled with zeros."""
+    return torch.cat([F.pad(a, (0, -a.shape[1] % BLOCK)).reshape(-1, BLOCK) for a in arrays])
 
 
-def _in_row(width: int) -> int:
-    return math.ceil(width / BLOCK)
+def _filled(arrays: Sequence[Tensor]) -> Tensor:
+    """Return how many numbers of each block are not padding."""
+    counts = []
+    for array in arrays:
+        rows, width = array.shape
+        count = array.new_full((rows, math.ceil(width / BLOCK)), BLOCK)
+        count[:, -1:] -= -width % BLOCK
+        counts.append(count.reshape(-1))
+    return torch.cat(counts)
 
 
 def _rows_of(blocks: Tensor, arrays: Sequence[Tensor]) -> list[Tensor]:
     """Return blocks in the shapes of arrays, without padding."""
-    parts = blocks.split([len(array) * _in_row(array.shape[1]) for array in arrays])
+    shapes = [tuple(array.shape) for array in arrays]
+    wide = [math.ceil(width / BLOCK) for _, width in shapes]
+    parts = blocks.split([rows * count for (rows, _), count in zip(shapes, wide, strict=True)])
     return [
-        part.reshape(len(array), _in_row(array.shape[1]) * BLOCK)[:, : array.shape[1]].contiguous()
-        for part, array in zip(parts, arrays, strict=True)
+        part.view(shape)
+        if shape[1] == count * BLOCK
+        else part.view(shape[0], count * BLOCK)[:, : shape[1]].contiguous()
+        for part, shape, count in zip(parts, shapes, wide, strict=True)
     ]
 
 
-def _quantised(blocks: Tensor, filled: Tensor | None, wire: str) -> tuple[Tensor, Tensor]:
-    """Return uint8 codes [·, 64], including padding, and float32 scales [·]; arguments as from `_blocks`."""
+def _quantised(arrays: Sequence[Tensor], wire: str) -> tuple[Tensor, Tensor]:
+    """Return uint8 codes [·, 64] of all blocks, including padding, and float32 scales [·]."""
+    blocks = _blocks(arrays)
     if wire == "int2":
-        counts = blocks.new_full((len(blocks),), BLOCK) if filled is None else filled
-        scales = (torch.linalg.vector_norm(blocks, dim=-1) / counts.sqrt() * SPREAD).to(SCALE)
+        scales = (torch.linalg.vector_norm(blocks, dim=-1) / _filled(arrays).sqrt() * SPREAD).to(SCALE)
     else:
         unit = 1.0 if wire == "log8" else ZEROS[wire]
         scales = (blocks.abs().amax(dim=-1) / unit).to(SCALE)
@@ -190,13 +185,13 @@ def _unpacked(data: Tensor, wire: str, width: int) -> Tensor:
 
 def _decode_blocks(data: Tensor, shapes: Sequence[tuple[int, int]], wire: str) -> tuple[Tensor, list[Tensor]]:
     """Return all numbers in blocks [·, 64], and the arrays."""
-    counts = [rows * _in_row(width) for rows, width in shapes]
+    counts = [rows * math.ceil(width / BLOCK) for rows, width in shapes]
     packed = [(rows, math.ceil(width * BITS[wire] / 8)) for rows, width in shapes]
     at = SCALE.itemsize * sum(counts)
     scales, codes = data[:at].view(SCALE), data[at:].split([rows * width for rows, width in packed])
     unpacked = [
         _unpacked(code.view(held), wire, shape[1]) for code, held, shape in zip(codes, packed, shapes, strict=True)
     ]
-    blocks = _blocks(unpacked)[0] if unpacked else data.new_empty(0, BLOCK)
+    blocks = _blocks(unpacked) if unpacked else data.new_empty(0, BLOCK)
     numbers = _in_scales(blocks, wire).mul_(scales.unsqueeze(-1))
     return numbers, _rows_of(numbers, unpacked)
