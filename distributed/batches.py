@@ -130,6 +130,7 @@ class Batches:
 
     def _begun(self, weight: float, *, sums: bool) -> float:
         """Return the number to multiply a batch's gradient by; a single batch is not scaled."""
+        self._division.hold()
         if not self.weight:
             self._unit = 1.0 if sums else weight or 1.0
         return float(bool(weight)) if sums else weight / self._unit
