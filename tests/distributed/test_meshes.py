@@ -124,7 +124,7 @@ class Words(nn.Module):
 
 
 def in_half_precision() -> list[tuple[float, bool, float]]:
-    """Return errors of two batches as one, whether gradients are float32, and the error of torch's own after `close`."""
+    """Return errors of two batches as one, whether gradients are float32, and the error of torch alone after it."""
     mesh, found = init_device_mesh("cpu", (2,)), []
     for reduced in (torch.float32, None):
         model, single, batches = perceptron(), perceptron(), batches_of((8, 3, 5, 2), 0)
