@@ -82,7 +82,9 @@ class Divided:
         if "pipeline" in layout.sizes:
             half = len(self.module) // 2
             self._first = not mesh["pipeline"].get_local_rank()
-            self.module = self.module[:half] if self._first else self.module[half:]  # layers keep their names
+            part = self.module[:half] if self._first else self.module[half:]  # layers keep their names
+            assert isinstance(part, nn.Sequential)
+            self.module = part
         if "tensor" in layout.sizes:
             plan: dict[str, ParallelStyle] = {
                 str(2 * layer): RowwiseParallel() if layer % 2 else ColwiseParallel() for layer in range(DEPTH)

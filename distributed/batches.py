@@ -121,8 +121,9 @@ class Batches:
             self._set_grads(kept)
         for name, own in gathered.items():
             if own.grad is not before[name]:
-                problem = f"{name}: fully_shard has exchanged its gradient, as in a pipeline's schedule, which LowRank"
-                problem += " does not support: shard the stage by tensor parallel alone"
+                problem = (
+                    f"{name}: fully_shard exchanged its gradient, as in a pipeline: divide stages by tensor parallel"
+                )
                 raise UserError(problem, code="exchanged-in-passes", field=name)
         for name, gradient in found.items():
             if gradient is not None and times:
@@ -132,6 +133,7 @@ class Batches:
 
     def _begun(self, weight: float, *, sums: bool) -> float:
         """Return the number to multiply a batch's gradient by; a single batch is not scaled."""
+        self._division.hold()
         if not self.weight:
             self._unit = 1.0 if sums else weight or 1.0
         return float(bool(weight)) if sums else weight / self._unit

@@ -62,15 +62,15 @@ class LowRank:
     as with DistributedDataParallel. Buffers, such as a batch norm's statistics, are then each rank's own.
 
     Args:
-        model: the module itself, not wrapped, and whole at every rank. It has hooks on its linear layers until `close`,
-            or until this object is garbage-collected.
+        model: the module itself, not wrapped; `fully_shard` and `parallelize_module` may divide it, before or after.
+            It has hooks on its linear layers until `close`, or until this object is garbage-collected.
         rank: rows of a factor to send; None sends full factors (dAD): the gradients equal those of the pooled batch.
             If this makes no matrix smaller, all gradients are dense, with a warning.
         feedback: where residuals are kept for the next step: "site" for each rank, "aggregator" for the reductions of
             owners, "both" or True, "none" or False.
         wire: number format: float32, float64, bfloat16, float16, int8, and with a rank and feedback int4 or int2; None
             for the model's precision, float32 or float64.
-        group: the process group; None for the default one.
+        group: the ranks with different batches, as process group or DeviceMesh; None for all ranks.
         gather_up_to: up to this many ranks gather all rows. Of more, each rank reduces all ranks' rows of some
             parameters once more, so that the bytes of a rank stay bounded (`distributed.exchange`).
         seed: of random directions.

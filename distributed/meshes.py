@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
@@ -222,12 +223,16 @@ def _of_mesh(name: str, problem: str) -> UserError:
 def _gathered_over(model: nn.Module) -> dict[nn.Parameter, set[tuple[int, ...]]]:
     """Return the ranks of the dimensions that `fully_shard` has divided each parameter over."""
     found = dict[nn.Parameter, set[tuple[int, ...]]]()
-    for block in blocks_of(model):
-        for group in block._get_fsdp_state()._fsdp_param_groups:
-            for each in group.fsdp_params:
-                mesh = each.mesh_info.mesh
-                found[each.sharded_param] = {ranks_of(mesh.get_group(dim)) for dim in range(mesh.ndim)}
+    for each in _managed(model):
+        mesh = each.mesh_info.mesh
+        found[each.sharded_param] = {ranks_of(mesh.get_group(dim)) for dim in range(mesh.ndim)}
     return found
+
+
+def _managed(model: nn.Module) -> list[FSDPParam]:
+    """Return what `fully_shard` knows of each parameter."""
+    groups = [group for block in blocks_of(model) for group in block._get_fsdp_state()._fsdp_param_groups]
+    return [each for group in groups for each in group.fsdp_params]
 
 
 class Division:
@@ -245,6 +250,8 @@ class Division:
 
     def __init__(self, model: nn.Module, group: Group, *, start: bool) -> None:
         self._blocks = blocks_of(model)
+        self._managed = _managed(model)
+        self._reduced_in = dict[FSDPParam, torch.dtype]()
         for block in self._blocks:
             block.reshard()
         own = dict(model.named_parameters())
@@ -262,10 +269,6 @@ class Division:
                             with torch.no_grad():
                                 local(part.own).copy_(part.kept(local(parameter)))
             block.set_requires_gradient_sync(False, recurse=False)
-            for managed_one in (p for g in block._get_fsdp_state()._fsdp_param_groups for p in g.fsdp_params):
-                managed_one.reduce_dtype = (
-                    None  # gradients stay where they are found; reductions have their own precision
-                )
         self.parts = {name: self.parts[name] for name in own}
         if start:
             plain = [part for part in self.parts.values() if part.own is part.whole]
@@ -286,10 +289,21 @@ class Division:
         for part in self.parts.values():
             part.whole.requires_grad_(part.own.requires_grad)
 
+    def hold(self) -> None:
+        """Let the next passes leave gathered parameters' gradients in `.grad`, as they are.
+
+        A `reduce_dtype` would move them elsewhere, and the first forward pass sets it.
+        """
+        for each in self._managed:
+            if each.reduce_dtype is not None:
+                self._reduced_in[each], each.reduce_dtype = each.reduce_dtype, None
+
     def close(self) -> None:
         """Let `fully_shard` exchange gradients again."""
         for block in self._blocks:
             block.set_requires_gradient_sync(True, recurse=False)
+        for each, dtype in self._reduced_in.items():
+            each.reduce_dtype = dtype
 
 
 def _cuts(parameter: Tensor, ranks: set[tuple[int, ...]]) -> tuple[tuple[int, int, int], ...]:

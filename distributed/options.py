@@ -138,8 +138,9 @@ def check_whole(model: nn.Module, *, divided: bool = False) -> None:
             raise UserError(problem, code="model-sharded", field=name)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, DTensor) and not divided:
-            problem = f"{name} is a DTensor, sharded between ranks: expected a model that every rank has whole, or use "
-            problem += "LowRank"
+            problem = (
+                f"{name} is a DTensor, sharded between ranks: expected a whole model at every rank, or use LowRank"
+            )
             raise UserError(problem, code="model-sharded", field=name)
         if is_lazy(tensor):
             problem = f"{name} has no shape yet: run a batch through the model first"

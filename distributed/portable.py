@@ -1,7 +1,7 @@
 """Checkpoints of a LowRank that another mesh, or another number of ranks, can read (torch.distributed.checkpoint).
 
 Every rank writes its residuals under its number among the data-parallel ranks, in the shapes of parameters: parts of
-tensor parallel are DTensors, which torch divides anew. All residuals of a parameter add up to what no step has applied
+tensor parallel are DTensors, which torch divides again. All residuals of a parameter add up to what no step has applied
 yet, so fewer ranks take those of several, and more ranks begin without.
 """
 

@@ -159,11 +159,12 @@ def _commands(block: Block, text: str, said: Path) -> list[str]:
             context = (ROOT / block.rest.split()[0]).read_text(encoding="utf-8")
             found = re.search("^( *)# BLOCK\n", context, re.MULTILINE)
             assert found is not None
+            ranks = re.search(r"^RANKS = (\d)$", context, re.MULTILINE)
             whole = context.replace(found[0], textwrap.indent(text, found[1]))
             return [
                 "cat >context.py <<'END OF FILE'",
                 whole + "END OF FILE",
-                "torchrun --standalone --nproc-per-node 2 context.py",
+                f"torchrun --standalone --nproc-per-node {ranks[1] if ranks else 2} context.py",
             ]
         case "together":
             started = [line for line in text.replace("\\\n", "").splitlines() if line.strip()]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -44,6 +44,11 @@ def both(model: nn.Module, mesh: DeviceMesh) -> None:
     shard(model, mesh["data"])
 
 
+def all_three(model: nn.Module, mesh: DeviceMesh) -> None:
+    only_tensor(model, mesh)
+    shard(model, mesh["replicate", "shard"])
+
+
 # Layouts on four ranks: the dimensions of the mesh, those with different batches, and how models are divided.
 LAYOUTS: dict[str, tuple[dict[str, int], tuple[str, ...] | None, Divide]] = {
     "fully_shard": ({"data": 4}, None, shard),
@@ -63,7 +68,7 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
 
 def step_by_step(layout: str, rank: int | None, *, after: bool = False) -> float:
     """Return the largest error of three steps' gradients against those of the pooled batch on one device."""
-    dimensions, names, divide = LAYOUTS[layout]
+    dimensions, names, divide = (LAYOUTS | EIGHT)[layout]
     mesh = init_device_mesh("cpu", tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
     model, single = perceptron(), perceptron()
     if not after:
@@ -92,14 +97,19 @@ def step_by_step(layout: str, rank: int | None, *, after: bool = False) -> float
     return worst
 
 
+EIGHT = {
+    "replicate x shard x tensor": ({"replicate": 2, "shard": 2, "tensor": 2}, ("replicate", "shard"), all_three),
+}
+
+
 def all_steps(layout: str) -> list[float]:
     return [step_by_step(layout, rank, after=after) for rank in (None, 1000) for after in (False, True)]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *EIGHT])
 def test_divided_models_equal_one_device_wrapped_before_or_after(layout: str) -> None:
-    for found in run_ranks(4, all_steps, layout):
+    for found in run_ranks(8 if layout in EIGHT else 4, all_steps, layout):
         assert 0 < max(found) <= 1e-5, found
 
 
@@ -111,6 +121,35 @@ class Words(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.last(x + self.words.weight[: len(x)])
         return result
+
+
+def in_half_precision() -> list[tuple[float, bool, float]]:
+    """Return errors of two batches as one, whether gradients are float32, and the error of torch alone after it."""
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    for reduced in (torch.float32, None):
+        model, single, batches = perceptron(), perceptron(), batches_of((8, 3, 5, 2), 0)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+        for part in (model[0], model[3], model):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        with LowRank(model, rank=None) as sync:
+            for last, batch in enumerate(batches[place() :: 2]):
+                sync.backward(loss_of(model, batch).float(), weight=len(batch[1]), exchange=bool(last))
+        worst = error(whole(model), dict(sorted(pooled(single, batches).items())))
+        alike = all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+        model.zero_grad()
+        loss_of(model, batches[0]).backward()
+        own = dict(sorted(pooled(single, batches[:1]).items()))
+        found.append((worst, alike, error(whole(model), own)))
+    return found
+
+
+@pytest.mark.slow
+def test_mixed_precision_and_torchs_own_exchange_after_close() -> None:
+    for found in run_ranks(2, in_half_precision):
+        for worst, alike, after in found:
+            assert worst < 0.02  # bfloat16 has 8 bits
+            assert alike
+            assert after < 0.02
 
 
 Said = tuple[str, str, str]
