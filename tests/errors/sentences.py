@@ -24,6 +24,7 @@ SENTENCE_AT = {  # among an error's arguments, where that is not the first text
 }
 BY_FIELD = "ValueError"  # which `validate` names, with the code field-invalid
 MEANINGS = {  # of codes whose sentences are made up at run time
+    "architecture-unsuitable": "transformers cannot build the architecture of this configuration: correct it",
     "cell": "a cell that cannot be used, with its row and column: correct it, or leave the row out",
     "column-not-allowed": "the run reads columns that the policy does not list: list or leave them out",
     "columns-disagree": "the columns of the data contradict each other: correct data in the specification",
@@ -41,6 +42,7 @@ MEANINGS = {  # of codes whose sentences are made up at run time
     "names-rows": "a column seems to name rows, such as an identifier: leave it out, or use it as the key",
     "no-step": "a run's file has no step yet: wait for the first one",
     "package-missing": "the aggregator has no package for curves: install the extra page there",
+    "rank-failed": "a rank of LowRank, or of the hook, has failed: see its own error",
     "sample-changed": "a picture or volume has vanished or changed while a run trains: restore it, the others wait",
     "picture-unusable": "a picture cannot be used: replace it, or leave its row out",
     "policy-refuses": "the run asks for more than the policy allows: change the run, or the line that it names",

@@ -86,6 +86,7 @@ def test_members_of_unequal_size_get_what_scikit_learn_makes_of_all_rows(
     page = report(tmp_path / "run")
     assert "What each column adds" in page
     assert "odds ratio" in page if label == "sick" else "odds ratio" not in page
+    assert ('<th scope="col">df</th>' in page) == (label == "days"), "z has no degrees of freedom"
     assert any(line.startswith("solver:") for line in result_lines(summary, spec))
 
 
