@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.factors import Factor, Matrix
+from rankdad.common.lowrank.reduction.feedback import plus
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.methods import MethodState
 
@@ -37,8 +38,9 @@ def check_identity(document: Any, own: Mapping[str, object]) -> int:
     for name, value in own.items():
         found = document.get(name)
         if type(found) is not type(value) or found != value:
+            remedy = '; or pass residuals="merge" or "drop"' if name in ("rank", "ranks") else ""
             raise UserError(
-                f"load_state_dict: {name}: got {found!r}, expected {value!r}",
+                f"load_state_dict: {name}: got {found!r}, expected {value!r}{remedy}",
                 code="checkpoint-does-not-fit",
                 field=name,
             )
@@ -50,6 +52,43 @@ def check_identity(document: Any, own: Mapping[str, object]) -> int:
             field="step",
         )
     return step
+
+
+def restored(
+    document: Any, own: Mapping[str, object], residuals: str, routes: tuple[Route, ...], like: Tensor
+) -> tuple[MethodState, MethodState, int]:
+    """Return the states of a rank at a site and at a node, and the number of steps, from a checkpoint.
+
+    Args:
+        document: of the same rank; with residuals "drop" of any rank, with "merge" a list of all earlier ranks'.
+        own: `identity` of this rank.
+        residuals: "own", "merge" or "drop".
+        routes: of the model's parameters.
+        like: a tensor with the dtype and device of states.
+
+    Raises:
+        UserError: a part is missing, invalid, or of another model or options.
+    """
+    if residuals not in ("own", "merge", "drop"):
+        problem = f'load_state_dict: residuals: got {residuals!r}, expected "own", "merge" or "drop"'
+        raise UserError(problem, code="residuals-unknown", field="residuals")
+    if residuals != "merge":
+        step = check_identity(document, own if residuals == "own" else {"options": own["options"]})
+        site, node = (loaded(document.get(part), routes, like) for part in ("site", "node"))
+        return (site, node, step) if residuals == "own" else (MethodState({}, site.bases), MethodState(), step)
+    documents = list(document) if isinstance(document, Sequence) else [document]
+    steps = {check_identity(each, {"options": own["options"]}) for each in documents}
+    if len(steps) > 1 or [each.get("rank") for each in documents] != list(range(documents[0].get("ranks", 0))):
+        problem = f"load_state_dict: got {len(documents)} states, expected those of all {documents[0].get('ranks')}"
+        problem += " earlier ranks in their order, of the same step"
+        raise UserError(problem, code="checkpoint-incomplete", field="residuals")
+    rank, ranks = int(str(own["rank"])), int(str(own["ranks"]))
+    site = MethodState({}, loaded(documents[rank % len(documents)].get("site"), routes, like).bases)
+    for each in documents[rank::ranks]:
+        for part in ("site", "node"):
+            kept = loaded(each.get(part), routes, like).residuals
+            site = MethodState(plus(site.residuals, kept, 1.0), site.bases)
+    return site, MethodState(), steps.pop()
 
 
 def saved(state: MethodState) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from rankdad.common.collectives import (
     all_gather_equal,
@@ -172,6 +173,35 @@ def owners_of(routes: Sequence[Route], wire: str, places: int) -> dict[str, int]
         owners[route.name] = rank = loads.index(min(loads))
         loads[rank] += route.size(route.up, wire)
     return owners
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A bucket whose exchange has begun.
+
+    Args:
+        buffer: of the bucket, for the average.
+        gradients: of its parameters, within the buffer.
+        exchange: of the bucket.
+        scale: of the loss.
+        meant: gradients with residuals, possibly in the buffer's memory.
+        found: leading components.
+        sent: the components that are sent.
+        work: of the exchange.
+        received: by it.
+        averaging: done when the buffer holds the average.
+    """
+
+    buffer: Tensor
+    gradients: Sequence[Tensor]
+    exchange: Gathering | Owners
+    scale: float
+    meant: Sequence[Tensor]
+    found: Sequence[Matrix]
+    sent: Sequence[Matrix]
+    work: dist.Work
+    received: Sequence[Tensor]
+    averaging: Future[Tensor]
 
 
 class Exact(Method):

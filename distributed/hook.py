@@ -5,7 +5,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,8 +34,8 @@ from rankdad.common.methods.rank_dad import (
 )
 from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
-from rankdad.distributed.checkpoint import check_identity, identity, loaded, saved
-from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Gathering, Node, Owners, exchange_of, owners_of
+from rankdad.distributed.checkpoint import identity, restored, saved
+from rankdad.distributed.exchange import GATHER_UP_TO, Begun, Exact, Gathering, Node, Owners, exchange_of, owners_of
 from rankdad.distributed.meshes import Groups
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status, joined
 from rankdad.distributed.options import (
@@ -54,35 +53,6 @@ from rankdad.distributed.watching import Watch
 
 FEEDBACK = {True: "site", False: "none"}
 MORE_DIRECTIONS = 4  # tracked from step to step, in addition to those sent
-
-
-@dataclass(frozen=True, eq=False)
-class _Begun:
-    """A bucket whose exchange has begun.
-
-    Args:
-        buffer: of the bucket, for the average.
-        gradients: of its parameters, within the buffer.
-        exchange: of the bucket.
-        scale: of the loss.
-        meant: gradients with residuals, possibly in the buffer's memory.
-        found: leading components.
-        sent: the components that are sent.
-        work: of the exchange.
-        received: by it.
-        averaging: done when the buffer holds the average.
-    """
-
-    buffer: Tensor
-    gradients: Sequence[Tensor]
-    exchange: Gathering | Owners
-    scale: float
-    meant: Sequence[Tensor]
-    found: Sequence[Matrix]
-    sent: Sequence[Matrix]
-    work: dist.Work
-    received: Sequence[Tensor]
-    averaging: Future[Tensor]
 
 
 class LowRankState:
@@ -139,7 +109,7 @@ class LowRankState:
         self._node_state = MethodState()
         self._step, self._ready = 0, False
         self._exchanges = dict[tuple[str, ...], Gathering | Owners]()  # of buckets, by their parameters
-        self._begun: list[_Begun] = []  # in this step
+        self._begun: list[Begun] = []  # in this step
         self._failure: Exception | None = None
         if group is not None or (dist.is_available() and dist.is_initialized()):
             self._begin()
@@ -240,7 +210,7 @@ class LowRankState:
         work, received = exchange.begin(data)
         device = bucket.buffer().device
         averaging: Future[Tensor] = Future(devices=[] if device.type == "cpu" else [device])
-        begun = _Begun(
+        begun = Begun(
             bucket.buffer(), bucket.gradients(), exchange, scale, meant, found, sent, work, received, averaging
         )
         self._begun.append(begun)
@@ -297,7 +267,7 @@ class LowRankState:
             method, self._node_state, derive(str(self._options["seed"]), "hook", self._step, "node"), self._failed
         )
 
-    def _write(self, begun: _Begun, update: Sequence[Matrix] | None) -> None:
+    def _write(self, begun: Begun, update: Sequence[Matrix] | None) -> None:
         """Write a bucket's average, or NaN if there is none, and keep what this rank has not sent."""
         if update is None:
             begun.buffer.fill_(math.nan)
@@ -338,7 +308,7 @@ class LowRankState:
         iterations = warm if basis is not None and len(basis) else COLD_ITERATIONS
         return block(meant, route.up + MORE_DIRECTIONS, basis=basis, seed=seed, iterations=iterations, oversampling=0)
 
-    def _keep(self, begun: _Begun) -> None:
+    def _keep(self, begun: Begun) -> None:
         """Store a bucket's residuals (this rank's intended minus decoded gradient) and its directions."""
         share, keeps = 1 / self._places, self._method.feedback != "none"
         rounds = keeps and not self._lossless
@@ -376,19 +346,18 @@ class LowRankState:
         site, node = saved(MethodState(residuals, self._bases)), saved(self._node_state)
         return {**identity(self._options, self._group), "step": self._step, "site": site, "node": node}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore this rank's part of a checkpoint.
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], residuals: str = "own") -> None:
+        """Restore this rank's part of a checkpoint; arguments as for LowRank.
 
         Raises:
             UserError: it is of another rank, number of ranks, model or options; or there is no process group yet.
         """
         self._begin()
-        step = check_identity(state, identity(self._options, self._group))
-        routes = tuple(self._routes.values())
-        kept, self._node_state = (loaded(state.get(part), routes, self._like) for part in ("site", "node"))
-        self._residuals = {n: v.clone() for n, v in kept.residuals.items() if isinstance(v, Tensor)}
+        own, routes = identity(self._options, self._group), tuple(self._routes.values())
+        kept, self._node_state, self._step = restored(state, own, residuals, routes, self._like)
+        whole = {n: v.gradient() if isinstance(v, Factor) else v for n, v in kept.residuals.items()}
+        self._residuals = {name: value.clone() for name, value in whole.items()}
         self._bases = dict(kept.bases)
-        self._step = step
 
 
 def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:

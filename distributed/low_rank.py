@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +16,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.lowrank.reduction.feedback import plus
 from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
 from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import Sums, as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.batches import Batches, add_gradients
-from rankdad.distributed.checkpoint import check_identity, fitted, identity, loaded, saved
+from rankdad.distributed.checkpoint import fitted, identity, restored, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Node, exchange_of, owners_of
 from rankdad.distributed.meshes import Division, agreed, check_division, groups_of
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
@@ -203,15 +204,25 @@ class LowRank:
         kept = {"step": self._step, "site": saved(self._state), "node": saved(self._node_state)}
         return {**identity(self._options, self._group), **kept}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], residuals: str = "own") -> None:
         """Restore this rank's part of a checkpoint.
 
+        Args:
+            state: what `state_dict` returned at this rank.
+            residuals: "own" for the same rank and number of ranks. After a change of the number, "drop" takes the state
+                of any rank and starts without residuals; "merge" takes a list of all earlier ranks' states, in their
+                order and the same at every rank, and shares their residuals out, so that nothing is left out.
+
         Raises:
-            UserError: it is of another rank, number of ranks, model or options.
+            UserError: it is of another rank, number of ranks, model or options; or merged residuals have no place.
         """
-        step = check_identity(state, identity(self._options, self._group))
-        parts = (loaded(state.get(part), self._layout.routes, self._layout.like) for part in ("site", "node"))
-        (self._state, self._node_state), self._step = parts, step
+        own, layout = identity(self._options, self._group), self._layout
+        site, node, step = restored(state, own, residuals, layout.routes, layout.like)
+        where = self._options["feedback"]
+        if residuals == "merge" and site.residuals and where not in ("site", "both"):
+            problem = f'residuals: got "merge", but with feedback {where!r} no rank keeps its own: expected "drop"'
+            raise UserError(problem, code="residuals-without-place", field="residuals")
+        self._state, self._node_state, self._step = site, node, step
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint that another mesh or number of ranks can read; called at all ranks of the default group.
@@ -264,7 +275,10 @@ class LowRank:
             self._site = RankDadMethod(method, routes)
             if not gathers:
                 self._node = RankDadMethod(method, self._exchange.own.routes)
-        self._state = fitted(self._state, routes)
+        owned = {route.name for route in self._exchange.own.routes}
+        moved = {name: value for name, value in self._node_state.residuals.items() if name not in owned}
+        state = MethodState(plus(self._state.residuals, moved, 1.0), self._state.bases)  # another rank owns them now
+        self._state = fitted(state if reduced else self._state, routes)
         self._node_state = fitted(self._node_state, self._exchange.own.routes)
 
     @property

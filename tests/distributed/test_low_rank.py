@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -22,6 +24,7 @@ from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 from tests.conftest import sampled
 from tests.distributed.nets import batches_of, digest, error, grads, loss_of, perceptron, place, pooled
+from tests.distributed.test_models import refused
 from tests.ranks import run_ranks
 
 SIZES = (8, 3, 0, 5)
@@ -243,6 +246,68 @@ def resumed(gather_up_to: int) -> list[str]:
                     parameter.sub_(parameter.grad, alpha=0.5)
         ends.append(digest(dict(model.state_dict())))
     return ends
+
+
+def sums_of(states: Sequence[bytes]) -> dict[str, Tensor]:
+    """Return the sum of all residuals by parameter."""
+    found = dict[str, Tensor]()
+    for residuals in (state[part]["residuals"] for state in map(read, states) for part in ("site", "node")):
+        for name, value in residuals.items():
+            matrix = value if isinstance(value, Tensor) else value[0].T @ value[1]
+            found[name] = found.get(name, torch.zeros(())) + matrix
+    return found
+
+
+def read(state: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(io.BytesIO(state), weights_only=True)
+    return found
+
+
+def state_after(steps: int, way: str, residuals: str, earlier: list[bytes]) -> tuple[bytes, str]:
+    """Return this rank's state after some steps on top of an earlier checkpoint, and a digest of the last gradient."""
+    model = perceptron()
+    sync: Any = LowRank(model, rank=2) if way == "LowRank" else LowRankState(model, rank=2)
+    ddp = DistributedDataParallel(model)
+    if way == "hook":
+        ddp.register_comm_hook(sync, low_rank_hook)
+    if earlier:
+        states = list(map(read, earlier))
+        sync.load_state_dict(states if residuals == "merge" else states[0], residuals)
+    for step in range(steps):
+        batch = batches_of((8, 3, 5, 4), step)[place()]
+        model.zero_grad()
+        sync.backward(loss_of(model, batch)) if way == "LowRank" else loss_of(ddp, batch).backward()
+    written = io.BytesIO()
+    torch.save(sync.state_dict(), written)
+    return written.getvalue(), digest(grads(model))
+
+
+def not_loaded(way: str, earlier: list[bytes]) -> list[tuple[str, str]]:
+    """Return codes and fields of what is said to too few states, another number of ranks, an unknown option."""
+    states = list(map(read, earlier))
+    sync: Any = LowRank(perceptron(), rank=2) if way == "LowRank" else LowRankState(perceptron(), rank=2)
+    attempts = ((states[1:], "merge"), (states[place()], "own"), (states[0], "both"))
+    return [refused(partial(sync.load_state_dict, *each)) for each in attempts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["LowRank", "hook"])
+def test_another_number_of_ranks_merges_or_drops_residuals(way: str) -> None:
+    four = [state for state, _ in run_ranks(4, state_after, 3, way, "own", [])]
+    before = sums_of(four)
+    assert before
+    for places in (2, 3):
+        merged = [state for state, _ in run_ranks(places, state_after, 0, way, "merge", four)]
+        after = sums_of(merged)
+        assert {read(state)["step"] for state in merged} == {3}
+        assert error(after, before) <= 1e-5
+        assert not sums_of([state for state, _ in run_ranks(places, state_after, 0, way, "drop", four)])
+        assert len({seen for _, seen in run_ranks(places, state_after, 1, way, "merge", four)}) == 1
+    assert run_ranks(2, not_loaded, way, four)[0] == [
+        ("checkpoint-incomplete", "residuals"),
+        ("checkpoint-does-not-fit", "ranks"),
+        ("residuals-unknown", "residuals"),
+    ]
 
 
 def around_the_loop() -> dict[str, Any]:
