@@ -94,8 +94,8 @@ def what_selects(spec: RunSpec) -> list[str]:
     if isinstance(data, TextData):
         longer = {"refuse": "refused", "first": "cut at their end", "last": "cut at their beginning"}[data.longer]
         lines.append(f"texts of more than {data.length} tokens are {longer}")
-        if own := data.tokenizer:
-            lines.append(f"tokens: {own.tokens:,}, by {own.file} with the sha256 {own.sha256}")
+        if used := data.tokenizer:
+            lines.append(f"tokens: {used.tokens:,}, by {used.file} with the sha256 {used.sha256}")
     if isinstance(data, TableData):
         bounds = [f"{name} from {low} to {high}" for name, (low, high) in data.clip.items()]
         lines += [f"clipped: {_listed(bounds)}"] * bool(bounds)
