@@ -49,7 +49,7 @@ class TextTransformer(nn.Module):
         present = (x != PADDING) | (
             torch.arange(x.shape[1], device=x.device) == 0
         )  # so that a mean is one of something
-        if not torch.compiler.is_compiling():  # padding that all texts share costs nothing
+        if x.is_cpu and not torch.compiler.is_compiling():  # padding that all texts share costs nothing
             longest = int(present.any(0).nonzero().max()) + 1
             x, present = x[:, :longest], present[:, :longest]
         hidden = self.embed(x)

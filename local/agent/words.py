@@ -14,7 +14,7 @@ from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.series import SeriesData
-from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.tasks import LanguageModel, shown
 from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Tabular
 from rankdad.common.user_code import origin
@@ -94,6 +94,8 @@ def what_selects(spec: RunSpec) -> list[str]:
     if isinstance(data, TextData):
         longer = {"refuse": "refused", "first": "cut at their end", "last": "cut at their beginning"}[data.longer]
         lines.append(f"texts of more than {data.length} tokens are {longer}")
+        if used := data.tokenizer:
+            lines.append(f"tokens: {used.tokens:,}, by {used.file} with the sha256 {used.sha256}")
     if isinstance(data, TableData):
         bounds = [f"{name} from {low} to {high}" for name, (low, high) in data.clip.items()]
         lines += [f"clipped: {_listed(bounds)}"] * bool(bounds)
@@ -119,6 +121,8 @@ def what_may_be_learned(spec: RunSpec, policy: Policy) -> list[str]:
     """List what a malicious owner could still learn about single people."""
     least = counted(policy.min_rows, _unit(spec))
     lines = [f"  sums over {least} or more, in every step; from many steps, perhaps single rows"]
+    if isinstance(spec.task, LanguageModel):
+        lines.append("  texts word by word: a language model remembers some, and may repeat them")
     if policy.keyed_folds:
         lines.append(
             "  the effect of one person on a fold or on another run: anyone can compute who is in which fold "

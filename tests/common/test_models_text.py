@@ -51,6 +51,17 @@ def test_the_order_of_tokens_counts(kind: str) -> None:
     assert (one - other).abs().max() > 1e-9
 
 
+@pytest.mark.parametrize("task", ["classification", "language-model"])
+def test_half_precision_computes_nearly_the_same(task: str) -> None:
+    changes = {} if task == "classification" else {"task": {"name": task}}
+    model, x = build_model(text_spec(**changes)).eval(), padded([b"a text", b"another one"], 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(x)
+    torch.testing.assert_close(outputs.float(), model(x), rtol=0.05, atol=0.05)
+    outputs.float().sin().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_outputs_are_as_wide_as_the_task(task: str) -> None:
     spec = run_spec(task=TASKS[task][0], model=text_spec().model.model_dump(), data={"shape": [9], "tokens": 12})

@@ -24,7 +24,7 @@ from rankdad.common.spec.text import SPECIAL, UNKNOWN
 from rankdad.simulations.lockstep import run
 from tests.common.faults import fault
 from tests.conftest import run_spec
-from tests.texts import SITES, notes, text_spec, write_notes
+from tests.texts import CLASSES, SITES, notes, text_spec, write_notes
 
 NAME, COMMON = "Ωμέγα", "today"
 POLICY = Policy(keyed_folds=True)
@@ -62,9 +62,9 @@ def trained(folder: Path, spec: RunSpec, patients: int, tokenizer: bytes = b"") 
     run(spec, data, folder / "run", policies=dict.fromkeys(data, policy))
 
 
-@pytest.mark.parametrize("patients", [2, 44])
-def test_bytes_of_few_patients_do_not_travel(tmp_path: Path, sent: Sent, patients: int) -> None:
-    trained(tmp_path, text_spec(data={"length": 64}, **SIZES), patients)
+@pytest.mark.parametrize(("patients", "task"), [(2, CLASSES), (44, CLASSES), (2, {"name": "language-model"})])
+def test_bytes_of_few_patients_do_not_travel(tmp_path: Path, sent: Sent, patients: int, task: dict[str, Any]) -> None:
+    trained(tmp_path, text_spec(data={"length": 64}, model={"tied": False}, task=task, **SIZES), patients)
     sizes = torch.stack(sent)
     of_name = sizes[:, torch.tensor(list(NAME.encode())).unique() + SPECIAL]
     assert sizes[:, ord("d") + SPECIAL].min() > 0
