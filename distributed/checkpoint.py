@@ -67,7 +67,7 @@ def restored(
         like: a tensor with the dtype and device of states.
 
     Raises:
-        UserError: a part is missing, invalid, or of another model or options.
+        UserError: a part is missing, invalid, or of another model or options; or merged residuals have no place.
     """
     if residuals not in ("own", "merge", "drop"):
         problem = f'load_state_dict: residuals: got {residuals!r}, expected "own", "merge" or "drop"'
@@ -88,6 +88,10 @@ def restored(
         for part in ("site", "node"):
             kept = loaded(each.get(part), routes, like).residuals
             site = MethodState(plus(site.residuals, kept, 1.0), site.bases)
+    where = documents[0]["options"]["feedback"]  # the same as this rank's
+    if site.residuals and where not in ("site", "both"):
+        problem = f'residuals: got "merge", but with feedback {where!r} no rank keeps its own: expected "drop"'
+        raise UserError(problem, code="residuals-without-place", field="residuals")
     return site, MethodState(), steps.pop()
 
 
@@ -125,6 +129,13 @@ def fitted(state: MethodState, routes: tuple[Route, ...]) -> MethodState:
     residuals = {name: _as_wide(value, widths[name]) for name, value in state.residuals.items() if name in widths}
     bases = {name: _wide(rows, widths[name]) for name, rows in state.bases.items() if name in widths}
     return MethodState(residuals, bases)
+
+
+def handed_over(site: MethodState, node: MethodState, owned: tuple[Route, ...]) -> MethodState:
+    """Return a rank's state at a site, with the residuals of parameters that another rank owns now."""
+    names = {route.name for route in owned}
+    moved = {name: value for name, value in node.residuals.items() if name not in names}
+    return MethodState(plus(site.residuals, moved, 1.0), site.bases)
 
 
 def _as_wide(value: Matrix, width: int) -> Matrix:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -16,14 +15,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdad.common.errors import RankdadError, UserError
-from rankdad.common.lowrank.reduction.feedback import plus
 from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
 from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import Sums, as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.batches import Batches, add_gradients
-from rankdad.distributed.checkpoint import fitted, identity, restored, saved
+from rankdad.distributed.checkpoint import fitted, handed_over, identity, restored, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Node, exchange_of, owners_of
 from rankdad.distributed.meshes import Division, agreed, check_division, groups_of
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
@@ -130,9 +128,7 @@ class LowRank:
     def __enter__(self) -> LowRank:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -217,12 +213,7 @@ class LowRank:
             UserError: it is of another rank, number of ranks, model or options; or merged residuals have no place.
         """
         own, layout = identity(self._options, self._group), self._layout
-        site, node, step = restored(state, own, residuals, layout.routes, layout.like)
-        where = self._options["feedback"]
-        if residuals == "merge" and site.residuals and where not in ("site", "both"):
-            problem = f'residuals: got "merge", but with feedback {where!r} no rank keeps its own: expected "drop"'
-            raise UserError(problem, code="residuals-without-place", field="residuals")
-        self._state, self._node_state, self._step = site, node, step
+        self._state, self._node_state, self._step = restored(state, own, residuals, layout.routes, layout.like)
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint that another mesh or number of ranks can read; called at all ranks of the default group.
@@ -275,11 +266,9 @@ class LowRank:
             self._site = RankDadMethod(method, routes)
             if not gathers:
                 self._node = RankDadMethod(method, self._exchange.own.routes)
-        owned = {route.name for route in self._exchange.own.routes}
-        moved = {name: value for name, value in self._node_state.residuals.items() if name not in owned}
-        state = MethodState(plus(self._state.residuals, moved, 1.0), self._state.bases)  # another rank owns them now
-        self._state = fitted(state if reduced else self._state, routes)
-        self._node_state = fitted(self._node_state, self._exchange.own.routes)
+        owned = self._exchange.own.routes
+        self._state = fitted(handed_over(self._state, self._node_state, owned) if reduced else self._state, routes)
+        self._node_state = fitted(self._node_state, owned)
 
     @property
     def _seat(self) -> Seat:
@@ -397,14 +386,13 @@ class LowRank:
             except StopIteration as stop:
                 state: MethodState = stop.value
                 self._state = state.but(self._state, unused)
-            gradients = self._site.gradients([update.payload])
-            return replace(update, payload=gradients), summed(sparse, self._sparse, self._layout.like, self._group)
+            update = replace(update, payload=self._site.gradients([update.payload]))
+            return update, summed(sparse, self._sparse, self._layout.like, self._group)
 
     def _note(self, error: Exception) -> None:
         """Keep the first error until all ranks know it."""
-        if self._problem:
-            return
-        self._problem, self._cause = as_rankdad_error(error), error
+        if not self._problem:
+            self._problem, self._cause = as_rankdad_error(error), error
 
     def _explain(self) -> NoReturn:
         """Raise the errors of all ranks, the same at each."""
