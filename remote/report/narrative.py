@@ -47,8 +47,7 @@ UNSEEN = (
 )
 NEGLIGIBLE = 0.02  # difference of an AUC, R² or r
 APPENDIX = "See the appendix, Training."
-CHANCE_AUC = 0.5
-CHANCE_MARGIN = 0.03  # of a balanced accuracy above chance that counts as chance
+CHANCE_AUC, CHANCE_MARGIN = 0.5, 0.03  # the margin: of a balanced accuracy above chance that counts as chance
 MAX_SITES_NAMED = 30  # in a warning
 
 
@@ -196,10 +195,8 @@ def baseline_name(run: RunResults) -> str:
 def sent(run: RunResults) -> str:
     """Describe the statistics of test samples that sites sent."""
     if isinstance(run.spec.task, LanguageModel):
-        return (
-            "Sites sent the loss of their test texts, and the numbers of their tokens and bytes, as sums over all "
-            "texts. A site sends none for fewer samples than its policy's min_rows."
-        )
+        what = "the summed loss of their test texts, and the texts' numbers of tokens and bytes"
+        return f"Sites sent {what}. A site sends none for fewer samples than its policy's min_rows."
     if isinstance(run.spec.task, Regression):
         what = "sums of labels, predictions and errors, and a histogram of mean and error"
         known = "labels and predictions"
@@ -217,8 +214,7 @@ def explained(run: RunResults) -> list[str]:
     """Describe how much of the pooled metrics the site alone explains, and what remains within sites."""
     if not run.summary.metrics.baseline or isinstance(run.spec.task, LanguageModel):
         return []
-    sentences = _regression(run) if isinstance(run.spec.task, Regression) else _classification(run)
-    return [" ".join(sentences)]
+    return [" ".join(_regression(run) if isinstance(run.spec.task, Regression) else _classification(run))]
 
 
 def _regression(run: RunResults) -> Iterator[str]:

@@ -14,10 +14,12 @@ from rankdad.remote.report.words import Code, Sentence
 from rankdad.remote.results.run_results import METRICS, STEPS, PlanSummary, RunResults
 from rankdad.remote.results.run_summary import RunSummary
 from tests.conftest import run_spec
+from tests.texts import DATA, MODEL
 
 Changes = dict[str, Any]
 BALANCED = {"name": "classification", "classes": 2, "class_weights": "balanced"}
 THREE, NUMBER = {"name": "classification", "classes": 3}, {"name": "regression"}
+TEXTS, BITS = {"name": "language-model"}, {"bits_per_byte": 2.0, "perplexity": 4.0}
 
 
 def run(**changes: Any) -> RunResults:
@@ -25,7 +27,8 @@ def run(**changes: Any) -> RunResults:
     task = changes.pop("task", {"name": "classification", "classes": 2})
     evaluation = {"name": "k-fold", "refit": changes.pop("refit", False), "references": changes.pop("asked", [])}
     evaluation = changes.pop("evaluation", evaluation)
-    spec = run_spec(task=task, evaluation=evaluation, federation={"sites": ["north", "south"]})
+    of_texts = {"data": DATA, "model": MODEL} if task == TEXTS else {}
+    spec = run_spec(task=task, evaluation=evaluation, federation={"sites": ["north", "south"]}, **of_texts)
     sites = pd.DataFrame(changes.pop("sites", [hospital(), hospital("south")]))
     rest: Changes = {name: changes.pop(name) for name in ("table1", "coefficients", "solver") if name in changes}
     metrics: Changes = {"test": {"samples": 180}, **changes}
@@ -172,6 +175,11 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
         "label",
         {"task": NUMBER, "table1": {"pooled": {"label": {"mean": 40.0, "sd": 9.0}}}},
         {"task": NUMBER, "table1": {"pooled": {"label": {"mean": 40.0, "sd": None}}}},
+    ),
+    (
+        "bits-per-byte",
+        {"task": TEXTS, "test": {"samples": 9} | BITS, "baseline": BITS},
+        {"task": TEXTS, "test": {"samples": 9} | BITS},
     ),
     ("mae", {"task": NUMBER, "test": {"samples": 9, "mae": 2.0}}, {"task": NUMBER, "test": {"samples": 9, "r2": 0.1}}),
     ("auc", {"test": {"samples": 180, "auc": 0.8}}, {"test": {"samples": 180, "accuracy": 0.8}}),
