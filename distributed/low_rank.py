@@ -378,14 +378,13 @@ class LowRank:
                 sparse = {name: infinite_row(parameter) for name, parameter in self._sparse.items()}
                 return replace(update, payload=infinite, used=frozenset(self._layout.names)), sparse
             assert step is not None
-            # Parameters that no rank used in this step keep their state, because no gradient of them is applied.
+            # Parameters that no rank used keep their state: no gradient of them is applied.
             unused = {route.name for route in self._layout.routes if update.used.isdisjoint(route.names)}
             self._node_state = node_state.but(self._node_state, unused)
             try:
                 step.send(update.payload)
             except StopIteration as stop:
-                state: MethodState = stop.value
-                self._state = state.but(self._state, unused)
+                self._state = stop.value.but(self._state, unused)
             update = replace(update, payload=self._site.gradients([update.payload]))
             return update, summed(sparse, self._sparse, self._layout.like, self._group)
 
