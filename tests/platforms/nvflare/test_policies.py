@@ -16,10 +16,10 @@ from rankdad.local.privacy.log_file import FILE
 from tests.conftest import SITES, write_site
 from tests.platforms.nvflare.conftest import ID
 from tests.platforms.nvflare.engine import Engine
+from tests.platforms.policies import ALLOWED, REFUSED
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., Engine]
-ALLOWED = {"method": {"name": "rank-dad", "rank": 2}, "training": {"epochs": 1, "batch_size": 32}}
 
 
 @pytest.fixture
@@ -63,15 +63,7 @@ def test_what_leaves_a_site_stands_in_its_disclosure_log(settled: Make, tmp_path
     assert "of a patient's cells" in done.output
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"method": {"name": "dad"}}, "method.name: "),
-        ({"method": {"name": "rank-dad", "rank": 30}}, "method.rank: steps-of-too-few"),
-        ({"training": {"epochs": 1, "batch_size": 2}}, "(min_rows)"),
-        ({"rows": 10}, "beta: data-refused (the site's log says more)"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
 def test_of_a_run_that_a_policy_refuses_nothing_leaves(
     settled: Make, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:

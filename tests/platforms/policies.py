@@ -1,0 +1,16 @@
+"""Runs that the default policy allows or refuses, on whatever engine starts the sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ALLOWED: dict[str, Any] = {
+    "method": {"name": "rank-dad", "rank": 2},
+    "training": {"epochs": 1, "batch_size": 32},
+}
+REFUSED: list[tuple[dict[str, Any], str]] = [  # changes of a run or of the rows at a site, and what is said of it
+    ({"method": {"name": "dad"}}, "method.name: "),
+    ({"method": {"name": "rank-dad", "rank": 30}}, "method.rank: steps-of-too-few"),
+    ({"training": {"epochs": 1, "batch_size": 2}}, "(min_rows)"),
+    ({"rows": 10}, "beta: data-refused"),
+]
