@@ -44,10 +44,9 @@ def apart(name: str, found: Difference) -> str:
     """Describe how far the model's metric is from another's, and whether the interval excludes 0."""
     if found.low == found.high:  # no two rows differ in it
         return "as high" if not found.value else f"{number(abs(found.value))} {_direction(found)}"
-    sign, places = (-1 if found.value < 0 else 1), digits(found)
-    low, high = sorted((sign * found.low, sign * found.high))
+    places = digits(found)
     more = f"{number(abs(found.value), places)} {_direction(found)}"
-    interval = f"{WITHIN} of the difference {between(low, high, places)}"
+    interval = f"{WITHIN} of the difference {between(found.low, found.high, places)}"
     if not excludes_zero(found):
         return f"{more} ({interval}, which includes 0: these rows do not show which of the two is better)"
     return f"{more}, which is {'better' if is_better(name, found) else 'worse'} ({interval})"

@@ -101,13 +101,13 @@ def test_an_own_model_that_is_better_in_the_fourth_digit_is_not_denied(tmp_path:
         (
             "mae",
             apart(-1.06, -1.2, -0.92),
-            "1.06 lower, which is better (95 % interval of the difference 0.92 to 1.20",
+            "1.06 lower, which is better (95 % interval of the difference −1.20 to −0.92",
         ),
         ("mae", apart(1.06, 0.92, 1.2), "1.06 higher, which is worse (95 % interval of the difference 0.92 to 1.20)"),
         (
             "loss",
             apart(-0.01, -0.03, 0.01),
-            "0.010 lower (95 % interval of the difference −0.010 to 0.030, which",
+            "0.010 lower (95 % interval of the difference −0.030 to 0.010, which",
         ),
         ("auc", apart(0.0, 0.0, 0.0), "as high"),
         ("auc", apart(0.0012, 0.0003, 0.0021), "0.00120 higher, which is better"),
