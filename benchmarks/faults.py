@@ -34,7 +34,7 @@ HEADER = 100  # bytes of a database's header; the first of a checkpoint say how 
 Story = dict[str, Any]
 
 WARM = multiprocessing.get_context("forkserver")  # seconds of imports are paid once
-WARM.set_forkserver_preload(["rankdad.__main__", "rankdad.simulations.simulator", "rankdad.remote.process"])
+WARM.set_forkserver_preload(["rankdad.simulations.simulator", "rankdad.remote.process"])
 
 
 def bench_faults(kills: int, flips: int, seed: int, console: Console) -> int:

@@ -106,10 +106,11 @@ class PartAssigner:
 
         def places(anew: bool) -> Places:
             known = log.places(None if anew else run)
-            return tuple(
-                Place(unpack_sketch(sketch), steps, Flows.unpack(flows), drawn=json.loads(drawn))
-                for sketch, steps, flows, drawn in known
-            )
+            with log.reading():
+                return tuple(
+                    Place(unpack_sketch(sketch), steps, Flows.unpack(flows), drawn=json.loads(drawn))
+                    for sketch, steps, flows, drawn in known
+                )
 
         def place(here: Place) -> None:
             flows = b"" if here.flows is None else here.flows.pack()

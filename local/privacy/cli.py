@@ -204,12 +204,10 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
 
 def _row(one: Disclosed) -> dict[str, Any]:
     """Return the values to show of a run."""
-    import json
-
     from rankdad.local.agent.words import READ_AS
 
     known = {"name": "a run", "task": "", "method": "", "columns": [], "outcome": [], "sites": []}
-    purpose = known | json.loads(one.purpose)  # older versions wrote fewer keys
+    purpose = known | one.purpose  # older versions wrote fewer keys
     read = [(READ_AS.get(field, field), names) for field, names in purpose.get("read", {}).items()]
     figures = [FIGURES.get(kind, kind) for kind in purpose.get("figures", ())]
     counts = {"patients": sum(one.parts), "parts": len(one.parts), "fewest": min(one.parts, default=0)}

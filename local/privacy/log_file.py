@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
+import struct
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from rankdad.common.errors import UserError, visible
+from rankdad.common.errors import UserError, one_line, visible
 from rankdad.common.files import cannot_write, make_folder, sync_path
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
@@ -87,6 +88,7 @@ class LogFile:
     def __init__(self, folder: Path, site: str, secret: Secret | None = None, results: Iterable[Path] = ()) -> None:
         self._path, self._site, self._first = folder / FILE, site, secret
         self._results = tuple(dict.fromkeys(results))
+        self._is_whole = False  # its pages, when they were first read
 
     @property
     def secret(self) -> Secret:
@@ -112,6 +114,18 @@ class LogFile:
             return log.serialize()
 
     @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Name the log if a value cannot be read, within a `with`: SQLite does not notice a flipped bit of it.
+
+        Raises:
+            UserError: such a value was met.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, struct.error) as error:
+            raise self._damaged(f"a value cannot be read: {one_line(error)}") from error
+
+    @contextmanager
     def _connected(self) -> Iterator[tuple[sqlite3.Connection, Secret]]:
         """Yield the log and its secret in one transaction, which excludes other runs."""
         try:
@@ -123,8 +137,12 @@ class LogFile:
                 log.execute("PRAGMA trusted_schema = OFF")
                 with _transaction(log):
                     secret = self._opened(log)
+                    if not self._is_whole:
+                        self._check_pages(log)
+                        self._is_whole = True
                     self._check_newest(log, secret)
-                    yield log, secret
+                    with self.reading():
+                        yield log, secret
                 if log.total_changes and self._results:
                     with _transaction(log):  # waits for other runs
                         witness.write(self._results, _witness(log, secret))
@@ -172,6 +190,11 @@ class LogFile:
             )
         return Secret(secret)
 
+    def _check_pages(self, log: sqlite3.Connection) -> None:
+        """Check what SQLite can know: a flipped bit of its header may shift all values of a row."""
+        if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
+            raise self._damaged("its pages are inconsistent")
+
     def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
         """Check that the log knows everything that its witnesses know."""
         runs = dict(log.execute("SELECT number, run FROM runs"))
@@ -194,8 +217,7 @@ class LogFile:
             with closing(sqlite3.connect(":memory:")) as log:
                 log.execute("PRAGMA trusted_schema = OFF")
                 log.deserialize(content)
-                if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
-                    raise self._damaged("its pages are inconsistent")
+                self._check_pages(log)
                 self._check_newest(log, self._opened(log))
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from None

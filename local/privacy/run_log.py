@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import dataclass
+from typing import Any
 
 from rankdad.common.errors import PolicyError
 from rankdad.common.privacy.heads import Heads, chained
@@ -16,7 +18,7 @@ class Disclosed:
 
     Args:
         run: its identity.
-        purpose: description, as JSON.
+        purpose: description.
         began: time, in UTC.
         parts: number of patients in each part that it used.
         fewest: patients per part that the policy required.
@@ -26,7 +28,7 @@ class Disclosed:
     """
 
     run: str
-    purpose: str
+    purpose: dict[str, Any]
     began: str
     parts: tuple[int, ...]
     fewest: int
@@ -140,7 +142,7 @@ class RunLog(LogFile):
             return tuple(
                 Disclosed(
                     run,
-                    purpose,
+                    dict(json.loads(purpose)),
                     began,
                     tuple(size for (size,) in log.execute(sizes, [number])),
                     fewest,

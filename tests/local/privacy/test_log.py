@@ -137,6 +137,10 @@ def damage(log: Path, case: str) -> None:
         log.write_bytes(b"")
     elif case == "no-log":
         log.write_text("this is no log")
+    elif case == "header":  # the space at each page's end that is left empty: values are read from other places
+        content = bytearray(log.read_bytes())
+        content[20] ^= 2
+        log.write_bytes(content)
     elif case == "newer":
         with closing(sqlite3.connect(log)) as connection:
             connection.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -151,6 +155,7 @@ def damage(log: Path, case: str) -> None:
         ("truncated", "log-unusable"),
         ("empty", "log-unusable"),
         ("no-log", "log-unusable"),
+        ("header", "log-unusable"),
         ("folder", "log-unusable"),
         ("newer", "log-version"),
         ("another-site", "log-of-another-site"),
@@ -164,6 +169,15 @@ def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Pa
         parts(tmp_path, "second", FORTY, site="beta" if case == "another-site" else "alpha")
     assert (raised.value.code, raised.value.field) == (code, "privacy")
     assert before is None or (tmp_path / FILE).read_bytes() == before
+
+
+def test_a_value_that_cannot_be_read_names_the_log(tmp_path: Path) -> None:
+    parts(tmp_path, "first", FORTY)
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
+        connection.execute("UPDATE runs SET purpose = '{]'")
+    with pytest.raises(UserError) as raised:
+        DisclosureLog(tmp_path, "alpha").runs()
+    assert (raised.value.code, raised.value.field) == ("log-unusable", "privacy")
 
 
 def test_patients_of_whom_a_column_says_something_else_are_a_set_of_their_own(tmp_path: Path) -> None:
