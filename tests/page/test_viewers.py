@@ -19,7 +19,9 @@ from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
-VIEWERS, PAIRS, WINDOW = 10, 6, 4.0
+VIEWERS, WINDOW = 10, 4.0
+PAIRS, MOST = 6, 0.02
+SAMPLED = 2, 0.06  # pairs in the sample, too few for the promise itself
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -47,8 +49,9 @@ def end(process: Warm) -> None:
     process.communicate()
 
 
-def test_ten_viewers_cost_a_step_two_percent_at_most(tmp_path: Path) -> None:
+def test_ten_viewers_cost_a_step_two_percent_at_most(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Windows with and without viewers take turns: what a step computes is compared, in what a step takes."""
+    pairs, most = SAMPLED if request.config.getoption("--sample") else (PAIRS, MOST)
     file = simulation(tmp_path, 400, training={"epochs": 100_000, "validation": 0.2}, record={"spectra": 50})
     aggregator = start("aggregator", file, "--output", tmp_path / "run", "--port", 0, "-q")
     with ExitStack() as stack:
@@ -72,7 +75,7 @@ def test_ten_viewers_cost_a_step_two_percent_at_most(tmp_path: Path) -> None:
             return (processor(aggregator.pid) - computed) / done, (time.perf_counter() - began) / done
 
         costs, clocks = list[float](), list[float]()
-        for pair in range(PAIRS):
+        for pair in range(pairs):
             found = {}
             for looked in (False, True) if pair % 2 else (True, False):
                 leave, came = threading.Event(), threading.Semaphore(0)
@@ -94,4 +97,4 @@ def test_ten_viewers_cost_a_step_two_percent_at_most(tmp_path: Path) -> None:
         f"\nten viewers: {100 * cost:.2f} % of a step's {1000 * found[False][1]:.1f} ms (pairs "
         f"{', '.join(f'{100 * one:.1f}' for one in costs)}), by the clock a factor of {statistics.median(clocks):.3f}"
     )
-    assert cost <= 0.02
+    assert cost <= most

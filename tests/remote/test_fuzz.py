@@ -36,6 +36,8 @@ from rankdad.simulations import lockstep, tree
 from tests.conftest import SITES, run_spec, write_site
 from tests.hostile import mutant
 from tests.lines import Lines
+from tests.texts import DATA, notes, write_notes
+from tests.texts import MODEL as TRANSFORMER
 
 MODEL = {"name": "factory", "factory": "tests.factories:masked"}
 TABLE = {"reader": "csv", "file": "d.csv", "features": ["a", "b"], "label": "y", "values": [0, 1, 2]}
@@ -72,6 +74,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "evaluation": {"name": "holdout", "references": ["linear"]},
         "federation": TREE,
     },
+    "texts": {
+        "method": {"name": "rank-dad", "rank": 2},
+        "task": {"name": "language-model"},
+        "data": DATA,
+        "model": TRANSFORMER,
+    },
     "table": {
         "method": {"name": "dad"},
         "data": TABLE | {"group": "patient"},
@@ -91,7 +99,7 @@ _begin next_fold _finish_step end_epoch _value tensors snapshot load batches nex
 due contribution pooled combined aggregate combine apply remember record merge_hellos _as_region ended _total _of_all
 compares rivals within_site least pooled_scores scores_shape raw_bytes unpack_scores joined __new__ __repr__
 check_weight next_batch batches_per_step samples _begin_epoch entries_of _solve where
-payload_bytes largest sparse encode_places _cut _missing _late _places late_weight
+payload_bytes largest sparse _filled _blocks encode_places _cut _missing _late _places late_weight
 count shapes with_projections one_exchange both_ways dense_slot _slot largest_batches note set_roster set_samples"""
 
 
@@ -191,6 +199,7 @@ def data_of(folder: Path, changes: dict[str, Any]) -> dict[str, SiteData]:
         own = write_site(folder / site, count, place, **({"y": labels} if spec.task.name == "multi-label" else {}))
         rows = (f"{row % 5},{row % 7},{row},{row % 3},{row // 3}" for row in range(count))
         (own / "d.csv").write_text("a,b,age,y,patient\n" + "\n".join(rows))
+        write_notes(own, notes(count, place))
         found[site] = read_site(spec, own, place)
     return found
 
@@ -218,7 +227,7 @@ def run(kind: type[Aggregator], folder: Path, changes: dict[str, Any], **more: A
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(1800)])]
+    "count", [200, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(1800)])]
 )
 def test_broken_messages_of_every_kind_are_taken_or_refused_and_change_nothing(tmp_path: Path, count: int) -> None:
     recorded = {
