@@ -112,7 +112,7 @@ def test_rare_tokens_become_unknown_by_patient() -> None:
 @pytest.mark.parametrize("listed", [False, True])
 def test_vocabularies_beyond_bytes_have_to_be_listed(listed: bool) -> None:
     digest = "0" * 64
-    own = {"file": "tokenizer.json", "sha256": digest, "tokens": 300}
+    own = {"file": "tokenizer.json", "sha256": digest, "tokens": 30}  # which may be names
     specs: dict[str, tuple[RunSpec, str | int]] = {}
     specs["data.tokenizer.sha256"] = text_spec(data={"tokenizer": own}, **SIZES), digest
     factory = {"name": "factory", "factory": "tests.simulations.test_named_tokens:mean_of_tokens"}
