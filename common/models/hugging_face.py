@@ -69,7 +69,9 @@ def hugging_face(spec: HuggingFace, tokens: int | None, outputs: int | None) -> 
         problem = f"{spec.architecture} has no field {unknown[0]}"
         raise SpecError("model.config", problem, code="architecture-unknown")
     fixed: dict[str, Any] = {"vocab_size": tokens, "pad_token_id": PADDING, "num_labels": outputs or 2}
-    kind = transformers.AutoModelForCausalLM if outputs is None else transformers.AutoModelForSequenceClassification
+    kind: Any = transformers.AutoModelForCausalLM
+    if outputs is not None:
+        kind = transformers.AutoModelForSequenceClassification
     try:
         config = transformers.AutoConfig.for_model(spec.architecture, **spec.config | fixed)
         model: nn.Module = kind.from_config(config, trust_remote_code=False)
