@@ -42,6 +42,7 @@ def settings(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks of the first table, separated by commas.")] = "2,4,8",
     seeds: Annotated[int, typer.Option(help="Of the other two tables.", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="Of the language model, at least 60.", min=60)] = 400,
+    places: Annotated[int, typer.Option("--language-ranks", help="Ranks of the language model.", min=2)] = 2,
 ) -> None:
     """Compare LowRank's options by bytes, loss and time with powerSGD_hook and exact gradients."""
     from rich.console import Console
@@ -49,7 +50,7 @@ def settings(
     from benchmarks.settings import TABLES, bench_settings
 
     names = listed("--tables", tables, TABLES)
-    bench_settings(names, whole_numbers("--ranks", ranks), seeds, steps, Console(width=120))
+    bench_settings(names, whole_numbers("--ranks", ranks), seeds, steps, Console(width=120), places)
 
 
 def staleness(

@@ -156,9 +156,11 @@ def ways_by_ranks(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:
     yield by_rows(make, "LowRank, rank None", rank=None)
 
 
-def ways_of_language(make: Callable[[], nn.Module], _: int) -> Iterator[Way]:
-    """From exact gradients to few rows."""
+def ways_of_language(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:
+    """From exact gradients to few rows; of more than two ranks also what gathering would reach."""
     yield by_hook(make, "powerSGD_hook, rank 4", _power(4), powerSGD_hook)
+    if places > 2:
+        yield by_rows(make, "LowRank, rank 4, gathering", rank=4, gather_up_to=places)
     yield by_hook(make, "powerSGD_hook, rank 8", _power(8), powerSGD_hook)
     yield by_hook(make, "DistributedDataParallel")
     for rank in (4, 8):
@@ -237,7 +239,9 @@ def _run(work: Callable[..., None], places: int, *words: Any) -> list[Any]:
     return [answers.get() for _ in range(places)]
 
 
-def bench_settings(tables: list[str], ranks: list[int], seeds: int, steps: int, console: Console) -> None:
+def bench_settings(
+    tables: list[str], ranks: list[int], seeds: int, steps: int, console: Console, places: int = 2
+) -> None:
     """Print the tables.
 
     Args:
@@ -246,13 +250,14 @@ def bench_settings(tables: list[str], ranks: list[int], seeds: int, steps: int, 
         seeds: of the other two.
         steps: of the language model.
         console: to print to.
+        places: ranks of the language model.
     """
     for name in tables:
         match name:
             case "bytes":
                 console.print(_bytes(ranks))
             case "language":
-                console.print(_language(seeds, steps))
+                console.print(_language(places, seeds, steps))
             case _:
                 console.print(_digits(seeds))
 
@@ -266,9 +271,10 @@ def _bytes(ranks: list[int]) -> Table:
     return table
 
 
-def _language(seeds: int, steps: int) -> Table:
-    table = Table("way", "kB", "loss", "over powerSGD_hook's time", title=f"GPT of bytes, 2 ranks, {steps} steps")
-    runs = [_run(_rank, 2, "language", steps, seed) for seed in range(seeds)]
+def _language(places: int, seeds: int, steps: int) -> Table:
+    title = f"GPT of bytes, {places} ranks, {steps} steps"
+    table = Table("way", "kB", "loss", "over powerSGD_hook's time", title=title)
+    runs = [_run(_rank, places, "language", steps, seed) for seed in range(seeds)]
     for place, (name, *_) in enumerate(runs[0][0]):
         losses = [fmean(fmean(rank[place][1][-LAST:]) for rank in run) for run in runs]
         times = [
