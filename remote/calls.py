@@ -46,6 +46,11 @@ class Calls:
         self._malformed = Counter[str]()
         self._waiting: dict[str, int] = {}  # number of each waiting call, by site
 
+    @property
+    def awaited(self) -> set[str]:
+        """Sites whose next call has not come."""
+        return self.open - self._waiting.keys()
+
     def take(self, site: str, data: object) -> Replies:
         """Take a call of a site, named by the engine, and return the replies that are due.
 

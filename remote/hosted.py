@@ -30,6 +30,7 @@ from rankdad.remote.run_reader import FILE
 
 ID = r"[0-9a-f]{16}"
 TICK = 0.25  # seconds between ticks
+WAITING = 60.0  # seconds without a message after which the engine's log says for whom the run waits
 SILENCE = 60.0  # seconds after a run's end to wait for silent sites
 _log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def host(
         say(f"{name}: begins in round {aggregator.barrier.round}; its directory is {aggregator.recorder.directory}")
         for site in sorted(calls.open):
             post(site, packed(Reply(number=0)))
-        heard = time.monotonic()
+        heard = told = time.monotonic()
         while calls.open and not (aggregator.ended and time.monotonic() - heard > SILENCE):
             if stops():
                 raise StoppedRunError(f"{name}: stopped by the engine", code="stopped")
@@ -97,6 +98,9 @@ def host(
                 replies = calls.lose(site, message.reason) if isinstance(message, Lost) else calls.take(site, message)
             for site, reply in {**replies, **calls.tick()}.items():
                 post(site, reply)
+            if time.monotonic() - max(heard, told) > WAITING:
+                told = time.monotonic()
+                say(f"{name}: waits for {', '.join(sorted(calls.awaited))}, silent for {told - heard:.0f} seconds")
     except BaseException as error:
         aggregator.interrupt(str(error) if isinstance(error, StoppedRunError) else type(error).__name__)
         raise

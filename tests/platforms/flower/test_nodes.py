@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,22 @@ def test_what_is_wrong_at_a_site_ends_the_job_in_a_sentence_and_once_mended_it_g
     for path, content in kept.items():
         path.write_bytes(content)
     assert consortium().run() == ""
+
+
+def test_the_log_says_for_whom_a_run_waits(
+    consortium: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rankdad.remote.hosted.WAITING", 0.3)
+    engine, slow = consortium(), [0.0, 0.0, 1.5]
+
+    def late(name: str, answer: Any) -> Any:
+        time.sleep(slow.pop() if name == "beta" and slow else 0.0)
+        return answer
+
+    engine.spoil = late
+    with caplog.at_level(logging.INFO, "flwr"):
+        assert engine.run() == ""
+    assert any("waits for" in line and "beta" in line for line in caplog.messages)
 
 
 def test_another_version_at_a_site_ends_the_job(consortium: Make, monkeypatch: pytest.MonkeyPatch) -> None:
