@@ -219,7 +219,7 @@ class LowRank:
         """Write a checkpoint that another mesh or number of ranks can read; called at all ranks of the default group.
 
         Args:
-            folder: new, and the same for all ranks; torch.distributed.checkpoint writes its files.
+            folder: new, and the same for all ranks; torch.distributed.checkpoint writes its safetensors there.
 
         Raises:
             RankdadError: added batches have not been exchanged yet.

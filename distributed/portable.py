@@ -1,8 +1,9 @@
 """Checkpoints of a LowRank that another mesh, or another number of ranks, can read (torch.distributed.checkpoint).
 
 Every rank writes its residuals under its number among the data-parallel ranks, in the shapes of parameters: parts of
-tensor parallel are DTensors, which torch divides again. All residuals of a parameter add up to what no step has applied
-yet, so fewer ranks take those of several, and more ranks begin without.
+tensor parallel are DTensors, which torch divides again. Files are safetensors: torch's own format has pickled metadata,
+which a file from elsewhere could abuse. All residuals of a parameter add up to what no step has applied yet, so fewer
+ranks take those of several, and more ranks begin without.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -31,6 +33,7 @@ from rankdad.distributed.meshes import Groups, Part, local, wrapped
 STEP, OPTIONS, PLACES = "step", "options", "ranks"
 SITE, NODE = "site", "node"
 MAY_CHANGE = ("gather_up_to",)
+UNREADABLE = (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError)  # any file may lie there
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def write(
         node: its state where it combines several ranks' rows.
     """
     with reaching("the checkpoint"):
-        save(written(seat, step, options, site, node), checkpoint_id=folder)
+        writer = _storage().HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(written(seat, step, options, site, node), storage_writer=writer)
 
 
 def read(
@@ -99,7 +103,7 @@ def read(
     if told is not None:
         raise UserError(str(told), code=told.code, field=told.field)
     with reaching("the checkpoint"):
-        load(tensors, checkpoint_id=folder)
+        load(tensors, storage_reader=_storage().HuggingFaceStorageReader(str(folder)))
     return restored(seat, tensors, options)
 
 
@@ -128,8 +132,8 @@ def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
         UserError: there is no such checkpoint, or it is of another model.
     """
     try:
-        known = FileSystemReader(folder).read_metadata().state_dict_metadata
-    except (OSError, EOFError) as error:
+        known = _storage().HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except UNREADABLE as error:
         problem = f"{folder}: no checkpoint of LowRank.save that this rank can read ({error}): name its folder"
         raise UserError(problem, code="checkpoint-unreadable") from None
     sizes = {key: tuple(each.size) for key, each in known.items() if isinstance(each, TensorStorageMetadata)}
@@ -141,7 +145,7 @@ def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
     for key, size in sizes.items():
         kind, _, rest = key.partition("/residuals/")
         place, _, name = rest.partition("/")
-        if not rest or int(place) % seat.places != seat.place or name not in seat.parts:
+        if not place.isdecimal() or int(place) % seat.places != seat.place or name not in seat.parts:
             continue
         part = seat.parts[name]
         if size != tuple(part.whole.shape):
@@ -187,6 +191,20 @@ def restored(
         states.append(MethodState(joined, bases))
     site, node = states
     return int(tensors[STEP]), site, node
+
+
+def _storage() -> Any:
+    """Return torch's storage in safetensors.
+
+    Raises:
+        UserError: this PyTorch has none.
+    """
+    try:
+        from torch.distributed.checkpoint import hf_storage
+    except ImportError:
+        problem = f"save and load: PyTorch {torch.__version__} writes no checkpoints in safetensors: expected 2.13"
+        raise UserError(problem, code="not-installed") from None
+    return hf_storage
 
 
 def _split(route: Route, residual: Matrix) -> dict[str, Tensor]:
