@@ -98,9 +98,9 @@ def host(
                 replies = calls.lose(site, message.reason) if isinstance(message, Lost) else calls.take(site, message)
             for site, reply in {**replies, **calls.tick()}.items():
                 post(site, reply)
-            if time.monotonic() - max(heard, told) > WAITING:
+            if calls.awaited and time.monotonic() - max(heard, told) > WAITING:
                 told = time.monotonic()
-                say(f"{name}: waits for {', '.join(sorted(calls.awaited))}, silent for {told - heard:.0f} seconds")
+                say(f"{name}: waits for {', '.join(sorted(calls.awaited))}, without a message for {told - heard:.0f} s")
     except BaseException as error:
         aggregator.interrupt(str(error) if isinstance(error, StoppedRunError) else type(error).__name__)
         raise
