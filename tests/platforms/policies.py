@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from tests.conftest import SITES, write_site
 
 ALLOWED: dict[str, Any] = {
     "method": {"name": "rank-dad", "rank": 2},
@@ -14,3 +17,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # changes of a run or of the rows
     ({"training": {"epochs": 1, "batch_size": 2}}, "(min_rows)"),
     ({"rows": 10}, "beta: data-refused"),
 ]
+
+
+def settle(folder: Path, rows: int) -> None:
+    """Give sites patients enough for the default policy, which holds at all of them; beta has so many rows."""
+    for index, site in enumerate(SITES):
+        write_site(folder / site / "data", rows if site == "beta" else 120, index)
+        (folder / site / "policy.json").write_text("{}")

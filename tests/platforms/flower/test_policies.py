@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from rankdad.__main__ import app
 from rankdad.common.protocol.calls import Call, unpacked
 from rankdad.local.privacy.log_file import FILE
-from tests.conftest import SITES, write_site
 from tests.platforms.flower.conftest import ID
 from tests.platforms.flower.engine import Engine
-from tests.platforms.policies import ALLOWED, REFUSED
+from tests.platforms.policies import ALLOWED, REFUSED, settle
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., Engine]
@@ -27,9 +26,7 @@ def settled(consortium: Make, tmp_path: Path) -> Make:
 
     def make(rows: int = 120, **changes: Any) -> Engine:
         engine = consortium(**(ALLOWED | changes))
-        for index, site in enumerate(SITES):
-            write_site(tmp_path / site / "data", rows if site == "beta" else 120, index)
-            (tmp_path / site / "policy.json").write_text("{}")
+        settle(tmp_path, rows)
         return engine
 
     return make

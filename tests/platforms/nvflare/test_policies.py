@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from rankdad.__main__ import app
 from rankdad.common.protocol.calls import Call, unpacked
 from rankdad.local.privacy.log_file import FILE
-from tests.conftest import SITES, write_site
+from tests.conftest import SITES
 from tests.platforms.nvflare.conftest import ID
 from tests.platforms.nvflare.engine import Engine
-from tests.platforms.policies import ALLOWED, REFUSED
+from tests.platforms.policies import ALLOWED, REFUSED, settle
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., Engine]
@@ -28,10 +28,9 @@ def settled(consortium: Make, tmp_path: Path) -> Make:
 
     def make(rows: int = 120, **changes: Any) -> Engine:
         engine = consortium(**(ALLOWED | changes))
-        for index, site in enumerate(SITES):
+        settle(tmp_path, rows)
+        for site in SITES:
             kit = tmp_path / site
-            write_site(kit / "data", rows if site == "beta" else 120, index)
-            (kit / "policy.json").write_text("{}")
             own = json.loads((kit / "rankdad.json").read_text())
             (kit / "rankdad.json").write_text(json.dumps(own | {"privacy": "privacy"}))
         return engine
