@@ -189,8 +189,8 @@ def _measured(layout: Layout, steps: int) -> dict[str, float]:
     ways: dict[str, dict[str, Any] | None] = {
         "torch": None,
         "rank None": {"rank": None},
-        "rank 4": {"rank": 4},
-        "int8, rank 8": {"rank": 8, "wire": "int8"},
+        "rank 4": {"rank": 4, "wire": "float32"},
+        "int8, rank 8": {},
     }
     found = dict[str, float]()
     for name, options in ways.items():

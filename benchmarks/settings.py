@@ -36,8 +36,8 @@ TUTORIAL: tuple[dict[str, Any], ...] = (
     {"rank": None},
     {"rank": 8, "wire": "int8"},
     {"rank": 4, "wire": "int8"},
-    {"rank": 4},
-    {"rank": 2},
+    {"rank": 4, "wire": "float32"},
+    {"rank": 2, "wire": "float32"},
 )
 
 
@@ -119,9 +119,9 @@ class Way:
 
 
 def by_rows(make: Callable[[], nn.Module], name: str, **options: Any) -> Way:
-    """Return a model that `LowRank` trains."""
+    """Return a model that `LowRank` trains, in float32 if nothing else is named."""
     model = make()
-    sync = LowRank(model, **options)
+    sync = LowRank(model, **{"wire": "float32"} | options)
     return Way(name, model, partial(_send, sync), model)
 
 
@@ -143,17 +143,18 @@ def _power(rank: int) -> Callable[[nn.Module], Any]:
 
 
 def _ours(rank: int) -> Callable[[nn.Module], Any]:
-    return lambda model: LowRankState(model, rank=rank)
+    return lambda model: LowRankState(model, rank=rank, wire="float32")
 
 
 def ways_by_ranks(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:
-    """All send at rank 4."""
+    """All send at rank 4 but the last, LowRank as it comes."""
     yield by_hook(make, "DistributedDataParallel")
     yield by_hook(make, "powerSGD_hook", _power(4), powerSGD_hook)
     yield by_hook(make, "low_rank_hook", _ours(4), low_rank_hook)
     yield by_rows(make, "LowRank", rank=4)
     yield by_rows(make, "LowRank, gathering", rank=4, gather_up_to=places)
     yield by_rows(make, "LowRank, rank None", rank=None)
+    yield by_rows(make, "LowRank, rank 8, int8", wire=None)
 
 
 def ways_of_language(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:

@@ -48,6 +48,7 @@ from rankdad.distributed.options import (
     sparse_parameters,
     travels,
     warn_if_dense,
+    wire_of,
 )
 from rankdad.distributed.watching import Watch
 
@@ -76,13 +77,13 @@ class LowRankState:
 
     Example:
         >>> ddp = DistributedDataParallel(model)
-        >>> ddp.register_comm_hook(LowRankState(model, rank=4), low_rank_hook)
+        >>> ddp.register_comm_hook(LowRankState(model), low_rank_hook)
     """
 
     def __init__(
         self,
         model: nn.Module,
-        rank: int = 4,
+        rank: int = 8,
         feedback: bool | str = True,
         wire: str | None = None,
         group: dist.ProcessGroup | None = None,
@@ -93,12 +94,11 @@ class LowRankState:
     ) -> None:
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self._precision = precision_of(self._model)
-        wire = wire or str(self._precision).removeprefix("torch.")
         where = feedback_of(feedback, FEEDBACK)
         self._options: dict[str, object] = {
             "rank": rank,
             "feedback": where,
-            "wire": wire,
+            "wire": wire_of(wire, rank, self._precision),
             "gather_up_to": gather_up_to,
             "seed": seed,
         }

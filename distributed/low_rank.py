@@ -35,6 +35,7 @@ from rankdad.distributed.options import (
     sparse_parameters,
     travels,
     warn_if_dense,
+    wire_of,
 )
 from rankdad.distributed.portable import Seat, read, write
 from rankdad.distributed.sparse_rows import add_sparse, infinite_row, shared, summed
@@ -68,7 +69,7 @@ class LowRank:
         feedback: where residuals are kept for the next step: "site" for each rank, "aggregator" for the reductions of
             owners, "both" or True, "none" or False.
         wire: number format: float32, float64, bfloat16, float16, int8, and with a rank and feedback int4 or int2; None
-            for the model's precision, float32 or float64.
+            for int8, or with `rank=None` the model's precision, float32 or float64.
         group: the ranks with different batches, as process group or DeviceMesh; None for all ranks.
         gather_up_to: up to this many ranks gather all rows. Of more, each rank reduces all ranks' rows of some
             parameters once more, so that the bytes of a rank stay bounded (`distributed.exchange`).
@@ -79,7 +80,7 @@ class LowRank:
         RankdadError: the ranks disagree on the model or an option, or cannot be reached.
 
     Example:
-        >>> with LowRank(model, rank=4) as sync:
+        >>> with LowRank(model) as sync:
         ...     for inputs, labels in loader:
         ...         optimizer.zero_grad()
         ...         sync.backward(F.cross_entropy(model(inputs), labels), weight=len(labels))
@@ -91,7 +92,7 @@ class LowRank:
     def __init__(
         self,
         model: nn.Module,
-        rank: int | None = 4,
+        rank: int | None = 8,
         feedback: str | bool = "both",
         wire: str | None = None,
         group: dist.ProcessGroup | DeviceMesh | None = None,
@@ -107,7 +108,7 @@ class LowRank:
         self._options: dict[str, object] = {
             "rank": rank,
             "feedback": feedback_of(feedback, FEEDBACK),
-            "wire": wire or str(self._precision).removeprefix("torch."),
+            "wire": wire_of(wire, rank, self._precision),
             "gather_up_to": gather_up_to,
             "seed": seed,
         }

@@ -155,6 +155,11 @@ def feedback_of(given: object, kinds: Mapping[bool, str]) -> object:
     return kinds[given] if isinstance(given, bool) else given
 
 
+def wire_of(wire: str | None, rank: object, precision: torch.dtype) -> str:
+    """Return the number format: without a given one int8, and of full factors, which have no residual, the model's."""
+    return wire or (str(precision).removeprefix("torch.") if rank is None else "int8")
+
+
 def precision_of(model: nn.Module) -> torch.dtype:
     """Return the dtype of reductions: the model's, at least float32."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()  # `agreed_method` refuses others

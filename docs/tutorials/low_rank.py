@@ -17,7 +17,7 @@ x, y = torch.from_numpy(images).float() / 16, torch.from_numpy(labels)
 x, y = x[rank::ranks], y[rank::ranks]  # what this rank has
 
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-sync = rankdad.LowRank(model, rank=4, wire="int8")
+sync = rankdad.LowRank(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
 for _ in range(5):

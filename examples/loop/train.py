@@ -28,7 +28,7 @@ y = (x[:, :4].square().sum(dim=1) > 3.4).long()
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
-sync = rankdad.LowRank(model, rank=4, wire="int8")  # called at all ranks; copies rank 0's weights
+sync = rankdad.LowRank(model)  # called at all ranks; copies rank 0's weights
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 # One file per rank, because residuals differ between ranks.

@@ -120,7 +120,7 @@ def hooked(wire: str, gather_up_to: int) -> tuple[float, float, str]:
     """Return errors of the hook: with all rows in one step, and of what was applied and is kept in twelve; a digest."""
     model, few = perceptron(), perceptron()
     exact, kept = DistributedDataParallel(model), LowRankState(few, rank=2, wire=wire, gather_up_to=gather_up_to)
-    exact.register_comm_hook(LowRankState(exact, rank=20, gather_up_to=gather_up_to), low_rank_hook)
+    exact.register_comm_hook(LowRankState(exact, rank=20, wire="float64", gather_up_to=gather_up_to), low_rank_hook)
     ddp = DistributedDataParallel(few, bucket_cap_mb=0.02)  # several buckets
     ddp.register_comm_hook(kept, low_rank_hook)
     meant, applied = dict[str, Tensor](), dict[str, Tensor]()

@@ -89,7 +89,7 @@ def under_the_hook() -> dict[str, Any]:
     masked = perceptron()
     masked.get_parameter("0.weight").register_hook(lambda gradient: gradient * (torch.arange(60) % 2))
     masked.get_parameter("3.weight").register_post_accumulate_grad_hook(halve)
-    wrapped = hooked(masked, LowRankState(masked, rank=2))
+    wrapped = hooked(masked, LowRankState(masked, rank=2, wire="float32"))
     loss_of(wrapped, batch).backward()
     expected = [perceptron() for _ in range(2)]
     for other, own in zip(expected, batches_of((8, 8), 0), strict=True):

@@ -38,7 +38,8 @@ def piped(kind: type[PipelineScheduleSingle], mesh: DeviceMesh, rank: int | None
     module, single = stages()[number], perceptron()
     if "tensor" in names:
         parallelize_module(module, mesh["tensor"], PLANS[number])
-    sync, worst = LowRank(module, rank=rank, group=mesh["data"]), 0.0
+    sync = LowRank(module, rank=rank, wire="float64", group=mesh["data"])
+    worst = 0.0
     stage = PipelineStage(module, number, 2, torch.device("cpu"), group=group)
     schedule = kind(stage, 2, loss_fn=F.cross_entropy)
     for step in range(3):

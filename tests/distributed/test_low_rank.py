@@ -35,7 +35,8 @@ FULL = (None, 1000, 20)  # full factors, no layer is reduced, as many rows as th
 def step_by_step(rank: int | None, dtype: torch.dtype, gather_up_to: int) -> tuple[float, str]:
     """Return the largest error of three steps, and what their gradients were."""
     model, places = perceptron(dtype), dist.get_world_size()
-    sync, worst, seen = LowRank(model, rank=rank, gather_up_to=gather_up_to), 0.0, dict[str, Tensor]()
+    sync = LowRank(model, rank=rank, wire="float64", gather_up_to=gather_up_to)
+    worst, seen = 0.0, dict[str, Tensor]()
     for step in range(3):
         batches = batches_of((*SIZES[: places - 1], 5), step, dtype)
         expected = pooled(model, batches)
@@ -83,7 +84,7 @@ def transposed() -> tuple[list[float], list[Any]]:
     model = nn.Sequential(Transposed(60, 128), nn.Tanh(), Transposed(128, 512), nn.Linear(512, 3)).double()
     errors = list[float]()
     for rank in (None, 1000, 8):
-        sync = LowRank(model, rank=rank)
+        sync = LowRank(model, rank=rank, wire="float64")
         batches = batches_of((4, 4), 0, torch.float64)
         expected = pooled(model, batches)
         model.zero_grad()

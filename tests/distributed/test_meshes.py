@@ -73,7 +73,7 @@ def step_by_step(layout: str, rank: int | None, *, after: bool = False) -> float
     model, single = perceptron(), perceptron()
     if not after:
         divide(model, mesh)
-    sync = LowRank(model, rank=rank, group=mesh[names] if names else None)
+    sync = LowRank(model, rank=rank, wire="float64", group=mesh[names] if names else None)
     if after:
         divide(model, mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -174,7 +174,8 @@ def followed(rank: int | None, gather_up_to: int) -> tuple[float, list[list[str]
     dtype = torch.float64
     model, nothing, seen = perceptron(dtype), list[list[str]](), dict[str, Tensor]()
     model[0].requires_grad_(False)
-    sync, worst, handles = LowRank(model, rank=rank, gather_up_to=gather_up_to), 0.0, list[Any]()
+    sync = LowRank(model, rank=rank, wire="float64", gather_up_to=gather_up_to)
+    worst, handles = 0.0, list[Any]()
 
     def masks(parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
@@ -299,7 +300,7 @@ def test_nothing_is_kept_alive_and_models_are_copied_at_any_moment() -> None:
         assert found["gone"]
         assert found["hooks"] == found["after"] == [0] * 6
         assert found["closed"] == ("closed", "")
-        assert found["repr"].startswith("LowRank(rank=2, feedback='both', wire='float32'")
+        assert found["repr"].startswith("LowRank(rank=2, feedback='both', wire='int8'")
 
 
 def captured_in_parts() -> list[float]:
@@ -358,7 +359,7 @@ def described_by_the_hook() -> list[tuple[str, str, int | None, int | None]]:
 @pytest.mark.slow
 def test_the_hook_says_how_parameters_travel() -> None:
     assert run_ranks(2, described_by_the_hook)[0] == [
-        ("1.weight", "reduced", 2, 2 * (16 + 64) * 4),
-        ("1.bias", "dense", None, 64 * 4),
+        ("1.weight", "reduced", 2, 2 * (16 + 64) + 2 * 4 * 2),
+        ("1.bias", "dense", None, 64 + 4),
         ("0.weight", "sparse", None, None),
     ]
