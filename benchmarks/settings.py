@@ -258,7 +258,8 @@ def bench_settings(
             case "bytes":
                 console.print(_bytes(ranks))
             case "language":
-                console.print(_language(places, seeds, steps))
+                for table in _language(places, seeds, steps):  # a seed takes a quarter of an hour
+                    console.print(table)
             case _:
                 console.print(_digits(seeds))
 
@@ -272,10 +273,16 @@ def _bytes(ranks: list[int]) -> Table:
     return table
 
 
-def _language(places: int, seeds: int, steps: int) -> Table:
-    title = f"GPT of bytes, {places} ranks, {steps} steps"
+def _language(places: int, seeds: int, steps: int) -> Iterator[Table]:
+    """Yield the table after each seed."""
+    runs = list[Any]()
+    for seed in range(seeds):
+        runs.append(_run(_rank, places, "language", steps, seed))
+        yield _compared(runs, f"GPT of bytes, {places} ranks, {steps} steps")
+
+
+def _compared(runs: list[Any], title: str) -> Table:
     table = Table("way", "kB", "loss", "over powerSGD_hook's time", title=title)
-    runs = [_run(_rank, places, "language", steps, seed) for seed in range(seeds)]
     for place, (name, *_) in enumerate(runs[0][0]):
         losses = [fmean(fmean(rank[place][1][-LAST:]) for rank in run) for run in runs]
         times = [
