@@ -93,7 +93,7 @@ def hugging_face(spec: HuggingFace, tokens: int | None, length: int, outputs: in
 
 
 def used_by_some(model: nn.Module, tokens: int, length: int) -> str | None:
-    """Return a parameter of which texts use other rows if their tokens are in another order; None if there is none.
+    """Return a parameter whose used rows depend on the order of tokens; None if there is none.
 
     Such a row, as of hashed n-grams or of one of many experts, says that a step's texts have certain words. Units of
     linear layers may do so by chance, and are limited by each patient's share. Weights are random ones, because initial
